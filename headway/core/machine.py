@@ -1,0 +1,189 @@
+"""The machine: one event in, the actions it causes out.
+
+Rule 1: everything that changes the state of a call changes it here, in `step`.
+Rule 2: nothing here reads a clock, waits or does I/O. The live gateway and the simulator are two drivers of this class;
+what is simulated is what runs, and a recorded run gives the same actions again.
+
+The machine applies decisions; it makes none. Who boards where is boarding.py's business.
+
+Every call that arrives ends exactly once: finished, failed while streaming, refused, or left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.core.boarding import Boarding
+from headway.core.types import (
+    Action,
+    Arrived,
+    Board,
+    Call,
+    Cut,
+    Draining,
+    Event,
+    Failed,
+    Finished,
+    Hold,
+    Left,
+    ModelPolicy,
+    Refuse,
+    ReplicaDown,
+    ReplicaSuspect,
+    ReplicaUp,
+    Ticked,
+)
+from headway.errors import RefusalReason
+
+# How many engines may be given the same call before it is refused. Two, because a call that takes its engine down
+# must not be walked through the whole fleet.
+MAX_ENGINES_REACHED = 2
+
+
+@dataclass(slots=True)
+class _Journey:
+    """Where a call is: aboard `replica`, or held while that is None."""
+
+    call: Call
+    replica: str | None = None
+    avoid: set[str] = field(default_factory=set)  # replicas that failed it and have not been up since
+    engines_reached: int = 0
+
+
+class Machine:
+    def __init__(self, policies: dict[str, ModelPolicy]) -> None:
+        self.boarding = {model: Boarding(policy) for model, policy in policies.items()}
+        self._journeys: dict[str, _Journey] = {}
+        self._model_of: dict[str, str] = {}  # replica name -> model
+        self._draining = False
+        self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
+            Arrived: self._arrived,
+            Finished: self._finished,
+            Failed: self._failed,
+            Left: self._left,
+            ReplicaUp: self._replica_up,
+            ReplicaSuspect: self._replica_suspect,
+            ReplicaDown: self._replica_down,
+            Ticked: self._ticked,
+            Draining: self._drain,
+        }
+
+    def step(self, event: Event, now: float) -> list[Action]:
+        actions: list[Action] = []
+        self._handlers[type(event)](event, now, actions)
+        return actions
+
+    @property
+    def calls(self) -> int:
+        """Calls that have arrived and not ended."""
+        return len(self._journeys)
+
+    # --- calls ---
+
+    def _arrived(self, event: Arrived, now: float, actions: list[Action]) -> None:
+        call = event.call
+        boarding = self.boarding[call.model]
+        reason: RefusalReason | None = None
+        if self._draining:
+            reason = "draining"
+        elif not boarding.known_replicas:
+            reason = "no_replica"
+        journey = self._journeys[call.id] = _Journey(call)
+        if reason:
+            self._refuse(journey, reason, actions)
+        else:
+            self._board_or_hold(journey, now, actions, returned=False)
+
+    def _finished(self, event: Finished, now: float, actions: list[Action]) -> None:
+        self._end(event.call_id, now, actions)
+
+    def _left(self, event: Left, now: float, actions: list[Action]) -> None:
+        self._end(event.call_id, now, actions)
+
+    def _failed(self, event: Failed, now: float, actions: list[Action]) -> None:
+        journey = self._journeys.get(event.call_id)
+        if journey is None or journey.replica is None:
+            return
+        if event.stage == "streaming":
+            self._end(event.call_id, now, actions)
+            return
+        boarding = self.boarding[journey.call.model]
+        failed = journey.replica
+        boarding.free(journey.call.id, failed, now)
+        journey.replica = None
+        journey.avoid.add(failed)
+        journey.engines_reached += event.stage == "waiting"
+        if journey.engines_reached >= MAX_ENGINES_REACHED:
+            self._refuse(journey, "engine_failed", actions)
+        elif event.stage == "full" and boarding.open_replicas <= len(journey.avoid):
+            self._refuse(journey, "full", actions)
+        else:
+            self._board_or_hold(journey, now, actions, returned=True)
+        self._board_held(boarding, actions)
+
+    # --- replicas ---
+
+    def _replica_up(self, event: ReplicaUp, _now: float, actions: list[Action]) -> None:
+        name, model = event.replica.name, event.replica.model
+        self._model_of[name] = model
+        boarding = self.boarding[model]
+        boarding.replica_up(event.replica)
+        for call_id in boarding.returned:
+            self._journeys[call_id].avoid.discard(name)
+        self._board_held(boarding, actions)
+
+    def _replica_suspect(self, event: ReplicaSuspect, _now: float, _actions: list[Action]) -> None:
+        if model := self._model_of.get(event.name):
+            self.boarding[model].replica_suspect(event.name)
+
+    def _replica_down(self, event: ReplicaDown, _now: float, actions: list[Action]) -> None:
+        if model := self._model_of.pop(event.name, None):
+            actions.extend(Cut(call_id) for call_id in self.boarding[model].replica_down(event.name))
+
+    # --- time and shutdown ---
+
+    def _ticked(self, _event: Ticked, now: float, actions: list[Action]) -> None:
+        for boarding in self.boarding.values():
+            for call in boarding.expired(now):
+                reason: RefusalReason = "hold_timeout" if boarding.open_replicas else "no_replica"
+                self._refuse(self._journeys[call.id], reason, actions)
+
+    def _drain(self, _event: Draining, _now: float, _actions: list[Action]) -> None:
+        self._draining = True
+
+    # --- what the handlers share ---
+
+    def _board_or_hold(self, journey: _Journey, now: float, actions: list[Action], *, returned: bool) -> None:
+        boarding = self.boarding[journey.call.model]
+        # A new call cannot overtake one that is held: as long as anyone is held for want of a seat, there is none.
+        journey.replica = boarding.seat(journey.call, journey.avoid)
+        if journey.replica is not None:
+            actions.append(Board(journey.call.id, journey.replica))
+        elif boarding.is_full and not returned:
+            self._refuse(journey, "full", actions)
+        else:
+            until = boarding.hold(journey.call, now, journey.avoid, returned=returned)
+            actions.append(Hold(journey.call.id, until))
+
+    def _board_held(self, boarding: Boarding, actions: list[Action]) -> None:
+        while boarded := boarding.next_boarding():
+            call, replica = boarded
+            self._journeys[call.id].replica = replica
+            actions.append(Board(call.id, replica))
+
+    def _refuse(self, journey: _Journey, reason: RefusalReason, actions: list[Action]) -> None:
+        del self._journeys[journey.call.id]
+        actions.append(Refuse(journey.call.id, reason, self.boarding[journey.call.model].retry_after_s()))
+
+    def _end(self, call_id: str, now: float, actions: list[Action]) -> None:
+        journey = self._journeys.pop(call_id, None)
+        if journey is None:
+            return  # it ended before: the last word of a call may come twice
+        boarding = self.boarding[journey.call.model]
+        if journey.replica is None:
+            boarding.drop(call_id)
+        else:
+            boarding.free(call_id, journey.replica, now)
+            self._board_held(boarding, actions)

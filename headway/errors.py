@@ -81,12 +81,12 @@ class EngineFailed(HeadwayError):
 
 
 class EngineAnswered(EngineFailed):
-    """The engine answered with an HTTP error of its own."""
+    """The engine answered with an HTTP error of its own; the client's dialect reads the message out of `body`."""
 
-    def __init__(self, status: int, message: str, param: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, status: int, body: bytes) -> None:
+        super().__init__(f"the engine answered with status {status}")
         self.status = status
-        self.param = param
+        self.body = body
 
 
 class EngineLost(EngineFailed):

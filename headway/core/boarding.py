@@ -104,6 +104,10 @@ class Boarding:
         carrier = self._carriers.get(replica)
         return len(carrier.aboard) if carrier else 0
 
+    def is_open(self, replica: str) -> bool:
+        carrier = self._carriers.get(replica)
+        return carrier is not None and carrier.open
+
     # --- held calls ---
 
     @property

@@ -1,0 +1,213 @@
+"""The application: a table of routes, and what every one of them has in common.
+
+Decides nothing about calls: a request is authorised by the route it matched, read by its dialect, and handed to
+`handle`. Whatever is raised on the way is answered in the dialect of the route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from types import ModuleType
+from typing import Any, cast
+
+import msgspec
+
+from headway.api import anthropic, openai
+from headway.api.auth import Headers, Keys
+from headway.api.server import Connection, HTTPClient, Send
+from headway.config import Config
+from headway.errors import HeadwayError, InvalidRequest, Refused, TooLarge, UnknownModel
+from headway.wire import Client, Request
+
+log = logging.getLogger("headway.api")
+
+BODY_TIMEOUT_S = 60.0
+MISSING = "Object missing required field `"
+UNKNOWN = "Object contains unknown field `"
+
+Handle = Callable[[Request, Client], Awaitable[None]]
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class CallRoute:
+    """An endpoint that costs tokens or the engine's time: read by its dialect, then handled by the gateway."""
+
+    dialect: ModuleType
+    read: Callable[[bytes, str], Request]
+
+
+@dataclass(frozen=True, slots=True)
+class PageRoute:
+    """An endpoint we answer ourselves: () -> (status, content type, body)."""
+
+    page: Callable[[], tuple[int, bytes, bytes]]
+    needs_key: bool = True
+
+
+class App:
+    """`handle` is the gateway's; `is_ready` and `metrics_page` tell of its state."""
+
+    def __init__(
+        self, config: Config, *, handle: Handle, is_ready: Callable[[], bool], metrics_page: Callable[[], bytes]
+    ) -> None:
+        self._handle = handle
+        self._is_ready = is_ready
+        self._metrics_page = metrics_page
+        self._keys = Keys(tuple(config.gateway.key_hashes))
+        self._models = {model.name: model for model in config.models}
+        self._max_body_bytes = config.gateway.max_body_bytes
+        self._models_page = _models_page(list(self._models))
+        self.routes: dict[tuple[str, str], CallRoute | PageRoute] = {
+            ("POST", "/v1/chat/completions"): CallRoute(openai, openai.read_chat),
+            ("POST", "/v1/completions"): CallRoute(openai, openai.read_completion),
+            ("POST", "/v1/messages"): CallRoute(anthropic, anthropic.read_messages),
+            ("POST", "/v1/messages/count_tokens"): CallRoute(anthropic, anthropic.read_count_tokens),
+            ("GET", "/v1/models"): PageRoute(lambda: (200, b"application/json", self._models_page)),
+            ("GET", "/metrics"): PageRoute(lambda: (200, b"text/plain; version=0.0.4", self._metrics_page())),
+            ("GET", "/health"): PageRoute(lambda: (200, b"text/plain", b"ok\n"), needs_key=False),
+            ("GET", "/ready"): PageRoute(self._ready_page, needs_key=False),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        route = self.routes.get((scope["method"], scope["path"]))
+        headers: Headers = dict(scope["headers"])
+        dialect = route.dialect if isinstance(route, CallRoute) else _dialect_of(scope["path"], headers)
+        call_id = new_call_id()
+        # Both names: the OpenAI SDK reads the first, the Anthropic SDK the second.
+        headers_of_ours = [(b"x-request-id", call_id.encode()), (b"request-id", call_id.encode())]
+        connection = cast(Connection, scope["state"]["connection"])
+        client = HTTPClient(connection, send, headers_of_ours)
+        connection.task = asyncio.current_task()
+        try:
+            if route is None:
+                raise InvalidPath(scope["method"], scope["path"])
+            if isinstance(route, CallRoute) or route.needs_key:
+                self._keys.check(headers)
+            if isinstance(route, PageRoute):
+                status, content_type, page = route.page()
+                await client.send_whole(content_type, page, status=status)
+            else:
+                body = await read_body(receive, headers, self._max_body_bytes)
+                await self._handle(self._read(route, body, call_id), client)
+        except HeadwayError as error:
+            await _answer_error(client, dialect, error, call_id)
+        except asyncio.CancelledError:
+            if not connection.transport.is_closing():
+                # The drain's time is up. The client is told; uvicorn closes the connection.
+                await _answer_error(client, dialect, Refused("draining", 1), call_id)
+        finally:
+            connection.task = None
+
+    def _read(self, route: CallRoute, body: bytes, call_id: str) -> Request:
+        try:
+            request = route.read(body, call_id)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise _invalid(error) from None
+        model = self._models.get(request.call.model)
+        if model is None:
+            known = ", ".join(self._models)
+            raise UnknownModel(f"The model `{request.call.model}` does not exist here. Models: {known}.", "model")
+        return request
+
+    def _ready_page(self) -> tuple[int, bytes, bytes]:
+        return (200, b"text/plain", b"ready\n") if self._is_ready() else (503, b"text/plain", b"not ready\n")
+
+
+class InvalidPath(InvalidRequest):
+    status = 404
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(f"There is no {method} {path[:200]} here.")
+
+
+def new_call_id() -> str:
+    """Unique, and ordered by time: milliseconds, then 80 random bits."""
+    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
+
+
+async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
+    if int(headers.get(b"content-length", b"0") or b"0") > max_bytes:
+        raise TooLarge(f"The request is larger than {max_bytes} bytes.")
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise asyncio.CancelledError
+                parts.append(message["body"])
+                size += len(message["body"])
+                if size > max_bytes:
+                    raise TooLarge(f"The request is larger than {max_bytes} bytes.")
+                if not message["more_body"]:
+                    return b"".join(parts)
+    except TimeoutError:
+        raise InvalidRequest(f"The request's body did not arrive within {BODY_TIMEOUT_S:g} s.") from None
+
+
+def _invalid(error: Exception) -> InvalidRequest:
+    """msgspec's words, with the field's name where a client looks for it."""
+    text = str(error)
+    if isinstance(error, RecursionError):
+        return InvalidRequest("The request is nested too deeply.")
+    if text.startswith(UNKNOWN):
+        where, _, at = text.removeprefix(UNKNOWN).partition("`")
+        return InvalidRequest(f"Unknown field `{where}`{_place(at)}: it is not accepted here.", where)
+    if text.startswith(MISSING):
+        where, _, at = text.removeprefix(MISSING).partition("`")
+        return InvalidRequest(f"Missing field `{where}`{_place(at)}.", where)
+    what, _, at = text.partition(" - at `$")
+    param = at.strip("`").lstrip(".") or None
+    return InvalidRequest(f"{what}{f' (in `{param}`)' if param else ''}.", param)
+
+
+def _place(at: str) -> str:
+    path = at.partition("`$")[2].strip("`").lstrip(".")
+    return f" in `{path}`" if path else ""
+
+
+def _dialect_of(path: str, headers: Headers) -> ModuleType:
+    is_anthropic = path.startswith("/v1/messages") or b"anthropic-version" in headers
+    return anthropic if is_anthropic else openai
+
+
+async def _answer_error(client: HTTPClient, dialect: ModuleType, error: HeadwayError, call_id: str) -> None:
+    if client.started:
+        client.write(dialect.error_event(error, call_id))
+        await client.end_stream()
+        return
+    headers = []
+    if isinstance(error, Refused):
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    if isinstance(error, TooLarge):
+        headers.append((b"connection", b"close"))  # what is left of the body shall not be read
+    body = dialect.error_body(error, call_id)
+    await client.send_whole(b"application/json", body, status=dialect.error_status(error), headers=headers)
+
+
+def _models_page(names: list[str]) -> bytes:
+    """One page for both dialects: each SDK finds its own keys and passes over the other's."""
+    created = int(time.time())
+    data = [
+        {
+            "id": name,
+            "object": "model",
+            "created": created,
+            "owned_by": "headway",
+            "type": "model",
+            "display_name": name,
+            "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        }
+        for name in names
+    ]
+    ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+    return msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends})

@@ -1,0 +1,94 @@
+"""How large the parts of a request may be. One request must not be able to harm a shared engine.
+
+Fields are allow-listed where they are defined (api/openai.py, api/anthropic.py); here are the bounds they share and the
+checks that a type cannot express: JSON schemas and regular expressions, which an engine compiles into automata whose
+size has little to do with the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from headway.errors import InvalidRequest
+
+MAX_SCHEMA_BYTES = 64 * 1024
+MAX_SCHEMA_DEPTH = 24
+MAX_SCHEMA_NODES = 4_000
+MAX_REPEAT = 1_000
+MAX_REGEX_CHARS = 1_000
+
+ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
+ShortText = Annotated[str, Meta(max_length=1_024)]
+Choices = Annotated[int, Meta(ge=1, le=8)]
+Tokens = Annotated[int, Meta(ge=1, le=2**20)]
+Temperature = Annotated[float, Meta(ge=0, le=2)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+TopLogprobs = Annotated[int, Meta(ge=0, le=20)]
+TopK = Annotated[int, Meta(ge=-1, le=2**20)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+StopTexts = Annotated[list[StopText], Meta(max_length=16)]
+TokenIds = Annotated[list[Annotated[int, Meta(ge=0, le=2**31)]], Meta(max_length=256)]
+LogitBias = Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1_024)]
+Metadata = Annotated[dict[ShortText, ShortText | None], Meta(max_length=16)]
+
+MAX_MESSAGES = 4_096
+MAX_PARTS = 1_024
+MAX_TOOLS = 128
+
+# Bounded repeats such as {1,30000} are unrolled by the engine; a repeated group that itself repeats multiplies.
+REPEAT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
+REPEATED_REPEAT = re.compile(r"[*+}]\)[*+{]")
+
+
+def check_schema(raw: msgspec.Raw, param: str) -> None:
+    """Refuse a JSON schema that is too large, too deep, points elsewhere, or hides an expensive expression."""
+    if len(bytes(raw)) > MAX_SCHEMA_BYTES:
+        raise InvalidRequest(f"`{param}` is larger than {MAX_SCHEMA_BYTES} bytes.", param)
+    try:
+        root = msgspec.json.decode(raw)
+    except RecursionError:
+        raise InvalidRequest(f"`{param}` is nested too deeply.", param) from None
+    nodes = 0
+    todo: list[tuple[Any, int]] = [(root, 1)]
+    while todo:
+        node, depth = todo.pop()
+        nodes += 1
+        if depth > MAX_SCHEMA_DEPTH:
+            raise InvalidRequest(f"`{param}` is nested more than {MAX_SCHEMA_DEPTH} levels deep.", param)
+        if nodes > MAX_SCHEMA_NODES:
+            raise InvalidRequest(f"`{param}` has more than {MAX_SCHEMA_NODES} parts.", param)
+        if isinstance(node, dict):
+            _check_keywords(node, param)
+            todo += [(child, depth + 1) for child in node.values()]
+        elif isinstance(node, list):
+            todo += [(child, depth + 1) for child in node]
+
+
+def _check_keywords(node: dict[str, Any], param: str) -> None:
+    reference = node.get("$ref")
+    if isinstance(reference, str) and not reference.startswith("#"):
+        raise InvalidRequest(f"`{param}` may refer only to itself (`$ref` must start with #).", param)
+    if isinstance(pattern := node.get("pattern"), str):
+        check_regex(pattern, param)
+    if isinstance(patterns := node.get("patternProperties"), dict):
+        for name in patterns:
+            check_regex(name, param)
+    for keyword in ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"):
+        if isinstance(value := node.get(keyword), int | float) and value > MAX_REPEAT:
+            raise InvalidRequest(f"`{keyword}` in `{param}` may be at most {MAX_REPEAT}.", param)
+
+
+def check_regex(pattern: str, param: str) -> None:
+    if len(pattern) > MAX_REGEX_CHARS:
+        raise InvalidRequest(f"A regular expression in `{param}` is longer than {MAX_REGEX_CHARS} characters.", param)
+    if REPEATED_REPEAT.search(pattern):
+        raise InvalidRequest(f"A regular expression in `{param}` repeats a group that itself repeats.", param)
+    for low, high in REPEAT.findall(pattern):
+        if max(int(low or 0), int(high or 0)) > MAX_REPEAT:
+            raise InvalidRequest(f"A repeat in a regular expression in `{param}` is above {MAX_REPEAT}.", param)

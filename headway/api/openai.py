@@ -1,0 +1,310 @@
+"""The OpenAI dialect: /v1/chat/completions and /v1/completions.
+
+What a request may hold (any other field is refused by name), what the engine is sent, how errors look, and the meter
+that reads the answer. Nothing is translated: the engine speaks this dialect itself.
+
+The engine is always asked for continuous usage, so that a stream cut at any point has an exact token count. What the
+client did not ask for is taken out again on the way.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from headway.api import limits
+from headway.api.sse import EventSplitter, data_of
+from headway.core.types import Call, Tier
+from headway.errors import EngineAnswered, EngineLost, HeadwayError, InvalidRequest, Refused
+from headway.wire import Request
+
+# --- what a request may hold -----------------------------------------------------------------------------------------
+
+
+class TextPart(Struct, forbid_unknown_fields=True):
+    """Text only. Parts that name a URL would have the engine fetch it."""
+
+    type: Literal["text", "refusal"]
+    text: str | UnsetType = UNSET
+    refusal: str | UnsetType = UNSET
+
+
+class Message(Struct, forbid_unknown_fields=True):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | Annotated[list[TextPart], Meta(max_length=limits.MAX_PARTS)] | UnsetType | None = UNSET
+    name: limits.ShortText | UnsetType | None = UNSET
+    tool_calls: Annotated[list[Raw], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
+    tool_call_id: limits.ShortText | UnsetType | None = UNSET
+    reasoning: str | UnsetType | None = UNSET
+    # An answer's message may be sent back as it came; these are in it, and empty.
+    refusal: str | UnsetType | None = UNSET
+    annotations: Raw | UnsetType = UNSET
+    audio: UnsetType | None = UNSET
+    function_call: UnsetType | None = UNSET
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+    include_obfuscation: bool | UnsetType | None = UNSET
+
+
+class JsonSchema(Struct, forbid_unknown_fields=True):
+    name: limits.ShortText
+    description: str | UnsetType | None = UNSET
+    schema: Raw | UnsetType = UNSET
+    strict: bool | UnsetType | None = UNSET
+
+
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | UnsetType = UNSET
+
+
+class StructuredOutputs(Struct, forbid_unknown_fields=True):
+    """vLLM's own way to constrain an answer."""
+
+    json: Raw | UnsetType = UNSET
+    regex: str | UnsetType | None = UNSET
+    choice: Annotated[list[limits.ShortText], Meta(max_length=256)] | UnsetType | None = UNSET
+
+
+class Function(Struct, forbid_unknown_fields=True):
+    name: limits.ShortText
+    description: str | UnsetType | None = UNSET
+    parameters: Raw | UnsetType = UNSET
+    strict: bool | UnsetType | None = UNSET
+
+
+class Tool(Struct, forbid_unknown_fields=True):
+    type: Literal["function"]
+    function: Function
+
+
+ServiceTier = Literal["auto", "default", "standard", "standard_only", "scale", "flex", "fast", "priority", "ultrafast"]
+
+
+class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What both endpoints take."""
+
+    model: limits.ModelName
+    max_tokens: limits.Tokens | UnsetType | None = UNSET
+    n: limits.Choices | UnsetType | None = UNSET
+    stream: bool | None = False
+    stream_options: StreamOptions | UnsetType | None = UNSET
+    stop: limits.StopText | limits.StopTexts | UnsetType | None = UNSET
+    temperature: limits.Temperature | UnsetType | None = UNSET
+    top_p: limits.Probability | UnsetType | None = UNSET
+    frequency_penalty: limits.Penalty | UnsetType | None = UNSET
+    presence_penalty: limits.Penalty | UnsetType | None = UNSET
+    logit_bias: limits.LogitBias | UnsetType | None = UNSET
+    seed: limits.Seed | UnsetType | None = UNSET
+    user: limits.ShortText | UnsetType | None = UNSET
+    response_format: ResponseFormat | UnsetType | None = UNSET
+    # vLLM's additions that are safe to share an engine with.
+    top_k: limits.TopK | UnsetType | None = UNSET
+    min_p: limits.Probability | UnsetType | None = UNSET
+    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | UnsetType | None = UNSET
+    min_tokens: Annotated[int, Meta(ge=0, le=2**20)] | UnsetType = UNSET
+    ignore_eos: bool | UnsetType = UNSET
+    stop_token_ids: limits.TokenIds | UnsetType | None = UNSET
+    skip_special_tokens: bool | UnsetType = UNSET
+    structured_outputs: StructuredOutputs | UnsetType | None = UNSET
+    # Read here and never sent on: engines know nothing of tiers.
+    service_tier: ServiceTier | UnsetType | None = UNSET
+
+
+class ChatCompletion(Sampling, kw_only=True):
+    messages: Annotated[list[Message], Meta(min_length=1, max_length=limits.MAX_MESSAGES)]
+    max_completion_tokens: limits.Tokens | UnsetType | None = UNSET
+    logprobs: bool | UnsetType | None = UNSET
+    top_logprobs: limits.TopLogprobs | UnsetType | None = UNSET
+    tools: Annotated[list[Tool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Raw] | UnsetType | None = UNSET
+    parallel_tool_calls: bool | UnsetType | None = UNSET
+    reasoning_effort: limits.ShortText | UnsetType | None = UNSET
+    # Sent by clients for the vendor's own book-keeping; taken, and not sent on.
+    metadata: limits.Metadata | UnsetType | None = UNSET
+    store: bool | UnsetType | None = UNSET
+    safety_identifier: limits.ShortText | UnsetType | None = UNSET
+    prompt_cache_key: limits.ShortText | UnsetType | None = UNSET
+
+
+class Completion(Sampling, kw_only=True):
+    prompt: str | Annotated[list[Annotated[int, Meta(ge=0, le=2**31)]], Meta(min_length=1, max_length=2**20)]
+    echo: bool | UnsetType | None = UNSET
+    logprobs: limits.TopLogprobs | UnsetType | None = UNSET
+    suffix: UnsetType | None = UNSET
+
+
+NOT_SENT_ON = ("service_tier", "metadata", "store", "safety_identifier", "prompt_cache_key")
+STANDARD = (None, UNSET, "auto", "default", "standard", "standard_only", "scale")
+
+_read_chat = msgspec.json.Decoder(ChatCompletion).decode
+_read_completion = msgspec.json.Decoder(Completion).decode
+_encode = msgspec.json.Encoder().encode
+
+
+def read_chat(body: bytes, call_id: str) -> Request:
+    request = _read_chat(body)
+    if isinstance(request.tools, list):
+        for tool in request.tools:
+            if isinstance(tool.function.parameters, Raw):
+                limits.check_schema(tool.function.parameters, "tools")
+    return _for_engine(request, "/v1/chat/completions", call_id)
+
+
+def read_completion(body: bytes, call_id: str) -> Request:
+    return _for_engine(_read_completion(body), "/v1/completions", call_id)
+
+
+def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -> Request:
+    _check_constraints(request)
+    call = Call(call_id, request.model, _tier(request.service_tier))
+    asked = request.stream_options if isinstance(request.stream_options, StreamOptions) else StreamOptions()
+    if not request.stream and isinstance(request.stream_options, StreamOptions):
+        raise InvalidRequest("`stream_options` goes with `stream: true` only.", "stream_options")
+    meter = OpenAIMeter(
+        wants_usage=bool(asked.include_usage),
+        wants_continuous_usage=bool(asked.include_usage and asked.continuous_usage_stats),
+    )
+    for field in NOT_SENT_ON:
+        if hasattr(request, field):
+            setattr(request, field, UNSET)
+    if request.stream:
+        request.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
+    return Request(call, path, _encode(request), bool(request.stream), meter)
+
+
+def _check_constraints(request: Sampling) -> None:
+    if isinstance(request.response_format, ResponseFormat) and isinstance(
+        request.response_format.json_schema, JsonSchema
+    ):
+        schema = request.response_format.json_schema.schema
+        if isinstance(schema, Raw):
+            limits.check_schema(schema, "response_format")
+    if isinstance(request.structured_outputs, StructuredOutputs):
+        if isinstance(request.structured_outputs.json, Raw):
+            limits.check_schema(request.structured_outputs.json, "structured_outputs")
+        if isinstance(request.structured_outputs.regex, str):
+            limits.check_regex(request.structured_outputs.regex, "structured_outputs")
+
+
+def _tier(asked: ServiceTier | UnsetType | None) -> Tier:
+    if asked in STANDARD:
+        return "standard"
+    raise InvalidRequest(f"This model is not offered at `{asked}`.", "service_tier")
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "invalid_request_error"}
+ERROR_TYPES |= {408: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
+ERROR_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
+
+
+def error_status(error: HeadwayError) -> int:
+    return error.status
+
+
+def error_body(error: HeadwayError, _call_id: str) -> bytes:
+    message, param = error.message, getattr(error, "param", None)
+    if isinstance(error, EngineAnswered):
+        said = engine_error(error.body)
+        message, param = said.get("message") or message, said.get("param")
+    code = error.reason if isinstance(error, Refused) else ERROR_CODES.get(error.status)
+    kind = ERROR_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
+    return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+
+
+def error_event(error: HeadwayError, call_id: str) -> bytes:
+    """For a stream that has begun: no [DONE] follows it."""
+    return b"data: " + error_body(error, call_id) + b"\n\n"
+
+
+def engine_error(body: bytes) -> dict[str, Any]:
+    """What the engine said in its error body; vLLM uses the same keys in both dialects."""
+    try:
+        error = msgspec.json.decode(body)["error"]
+    except (msgspec.MsgspecError, KeyError, TypeError):
+        return {}
+    return error if isinstance(error, dict) else {}
+
+
+# --- the meter -------------------------------------------------------------------------------------------------------
+
+
+class OpenAIMeter:
+    """Nearly every event is a token with its usage as last key; that one is cut by position and parsed only if it turns
+    out to be the last. All others (the first, the last, and what the network cut in two) are parsed."""
+
+    __slots__ = (
+        "_last",
+        "_output",
+        "_prompt",
+        "_splitter",
+        "_wants_all",
+        "_wants_usage",
+        "complete",
+        "first_at",
+        "last_at",
+    )
+
+    def __init__(self, *, wants_usage: bool, wants_continuous_usage: bool) -> None:
+        self.first_at: float | None = None
+        self.last_at: float | None = None
+        self.complete = False
+        self._wants_usage = wants_usage
+        self._wants_all = wants_continuous_usage
+        self._splitter = EventSplitter()
+        self._last = b""  # the usage object of the newest token, still as bytes
+        self._prompt = self._output = 0
+
+    def feed(self, data: bytes, now: float) -> bytes:
+        if self.first_at is not None and self._splitter.is_one_event(data):
+            start = data.rfind(b',"usage":{')
+            # True only where the usage object is flat and the last thing in the event: `...}}\n\n`.
+            if start > 0 and data.find(b"}", start) == len(data) - 4:
+                self.last_at = now
+                self._last = data[start + 9 : -3]
+                return data if self._wants_all else data[:start] + b"}\n\n"
+        return b"".join([self._parse(event, now) for event in self._splitter.split(data)])
+
+    def _parse(self, event: bytes, now: float) -> bytes:
+        payload = data_of(event)
+        if payload == b"[DONE]":
+            self.complete = True
+            return event
+        if not payload.startswith(b"{"):
+            return event  # a comment: vLLM can be told to send them to keep a connection alive
+        chunk = msgspec.json.decode(payload)
+        if "error" in chunk:
+            raise EngineLost(f"the engine failed in the middle: {engine_error(payload).get('message')}")
+        usage = chunk.get("usage")
+        if usage:
+            self._last = b""
+            self._prompt = usage.get("prompt_tokens", 0)
+            self._output = usage.get("completion_tokens") or 0
+        if not chunk.get("choices"):
+            return event if self._wants_usage or not usage else b""
+        if self.first_at is None:
+            self.first_at = now
+        self.last_at = now
+        if not usage or self._wants_all:
+            return event
+        del chunk["usage"]
+        return b"data: " + _encode(chunk) + b"\n\n"
+
+    def read_whole(self, body: bytes) -> None:
+        usage = msgspec.json.decode(body).get("usage") or {}
+        self._prompt = usage.get("prompt_tokens", 0)
+        self._output = usage.get("completion_tokens") or 0
+        self.complete = True
+
+    def usage(self) -> tuple[int, int]:
+        if self._last:
+            usage = msgspec.json.decode(self._last)
+            return usage["prompt_tokens"], usage["completion_tokens"]
+        return self._prompt, self._output

@@ -1,0 +1,184 @@
+"""headway.toml: what it may say, read and checked once, at the start.
+
+Every setting is a field below with its meaning and its bounds; docs/reference/configuration.md is written from the same
+fields (`make docs`). An error names the line and the mend.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+
+from headway.errors import SetupError
+from headway.toml_lines import line_of
+
+Location = tuple[int | str, ...]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class GatewayTable(_Table):
+    """Where Headway listens, and what it accepts."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Any but loopback needs `key_hashes`.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    key_hashes: list[Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]] = Field(
+        [],
+        description='SHA-256 of each key that may call, in hexadecimal: `printf %s "$KEY" | sha256sum`. '
+        "Empty: anyone who can reach the address may call.",
+    )
+    max_body_bytes: int = Field(8 * 2**20, ge=1024, le=2**30, description="Largest request body.")
+    max_connections: int = Field(10_000, ge=1, le=1_000_000, description="Clients connected at once.")
+    probe_interval_s: float = Field(1.0, gt=0, le=60, description="How often each replica is looked at.")
+    stall_s: float = Field(
+        10.0,
+        gt=0,
+        le=600,
+        description="A replica that carries calls and shows no progress for this long is taken out. "
+        "Must be longer than one step of the engine takes with its largest chunk of prompt.",
+    )
+    reader_stall_s: float = Field(
+        30.0, gt=0, le=3600, description="A client that leaves its stream unread for this long is disconnected."
+    )
+    drain_timeout_s: float = Field(
+        300.0, ge=0, le=86_400, description="After SIGTERM, running streams have this long to end."
+    )
+
+    @model_validator(mode="after")
+    def _keys_beyond_loopback(self) -> GatewayTable:
+        if not self.key_hashes and not _is_loopback(self.host):
+            raise ValueError(
+                f"host {self.host!r} can be reached from elsewhere and there are no keys: "
+                'set host = "127.0.0.1", or add key_hashes'
+            )
+        return self
+
+
+class TierTable(_Table):
+    """One speed at which a model is offered."""
+
+    name: Literal["standard"] = Field(description="`standard`: the model as it is, no promise.")
+    max_hold_s: float = Field(30.0, ge=0, le=3600, description="How long a call waits for a seat before it is refused.")
+    max_held: int = Field(
+        1000, ge=0, le=1_000_000, description="How many calls may wait at once; beyond, they are refused at once."
+    )
+
+
+class ReplicaTable(_Table):
+    """One vLLM server."""
+
+    url: str = Field(description="Where it listens. Keep it on loopback or a private network.")
+    seats: int = Field(64, ge=1, le=4096, description="Streams it may carry at once: at most its `--max-num-seqs`.")
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError('must be like "http://127.0.0.1:8001"')
+        return url.rstrip("/")
+
+
+class ModelTable(_Table):
+    """A model that clients may ask for by name."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=256)] = Field(
+        description="As clients ask for it, and as the engines serve it (`--served-model-name`)."
+    )
+    tiers: list[TierTable] = Field(
+        default_factory=lambda: [TierTable(name="standard")], min_length=1, description="The speeds it is offered at."
+    )
+    replicas: list[ReplicaTable] = Field(min_length=1, description="The engines that serve it.")
+
+    @model_validator(mode="after")
+    def _once(self) -> ModelTable:
+        _all_different([tier.name for tier in self.tiers], "tier")
+        return self
+
+
+class Config(_Table):
+    """The whole of headway.toml."""
+
+    gateway: GatewayTable = Field(default_factory=GatewayTable, description="The endpoint itself.")
+    models: list[ModelTable] = Field(min_length=1, description="What is served.")
+
+    @model_validator(mode="after")
+    def _names_and_urls_once(self) -> Config:
+        _all_different([model.name for model in self.models], "model")
+        _all_different([replica.url for model in self.models for replica in model.replicas], "replica")
+        return self
+
+
+def load(path: Path) -> Config:
+    """Read and check a configuration; SetupError with one line per problem, each with its place and its mend."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SetupError(f"{path}: {error.strerror or error}. Write one, or name another with --config.") from error
+    try:
+        return Config.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise SetupError(f"{path}: this is not TOML: {error}") from error
+    except ValidationError as error:
+        problems = [f"{path}:{line_of(text, e['loc'])}: {_explain(dict(e))}" for e in error.errors()]
+        raise SetupError("\n".join(problems)) from error
+
+
+def _explain(error: dict[str, Any]) -> str:
+    """One problem and its mend: which setting, what is wrong, what would be right."""
+    location: Location = error["loc"]
+    setting = ".".join(str(part) for part in location if not isinstance(part, int))
+    if error["type"] == "extra_forbidden":
+        known = _settings_at(location[:-1])
+        near = difflib.get_close_matches(str(location[-1]), known, n=1)
+        mend = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
+        return f"unknown setting `{setting}`: {mend}"
+    if error["type"] == "missing":
+        return f"`{setting}` is missing: {_help(location)}"
+    what = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "value_error":
+        return f"{setting + ': ' if setting else ''}{what}"
+    return f"{setting} = {error['input']!r}: {what}. {_help(location)}"
+
+
+def _table_at(location: Location) -> type[BaseModel]:
+    table: type[BaseModel] = Config
+    for part in location:
+        if isinstance(part, str):
+            annotation: Any = table.model_fields[part].annotation
+            inner = getattr(annotation, "__args__", (annotation,))[0]
+            if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+                break
+            table = inner
+    return table
+
+
+def _settings_at(location: Location) -> list[str]:
+    return list(_table_at(location).model_fields)
+
+
+def _help(location: Location) -> str:
+    names = [part for part in location if isinstance(part, str)]
+    field = _table_at(tuple(names[:-1])).model_fields.get(names[-1]) if names else None
+    return field.description or "" if field else ""
+
+
+def _all_different(names: list[str], what: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{what} {name!r} is there {names.count(name)} times: keep one")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

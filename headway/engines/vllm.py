@@ -1,0 +1,71 @@
+"""vLLM, spoken to over its own HTTP server.
+
+Knows its endpoints and the names of its metrics. vLLM's API key leaves several endpoints open, so an engine belongs on
+loopback or a private network; Headway sends it no credentials.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from headway.engines.base import Answer, Pulse
+from headway.engines.http import EnginePool, fetch
+from headway.errors import EngineLost
+
+HEALTH_TIMEOUT_S = 2.0
+TOKEN_TIMEOUT_S = 30.0
+
+# Any of these moves while an engine works, prompts that take many steps included (the KV cache fills chunk by chunk).
+PROGRESS_METRICS = (
+    b"vllm:generation_tokens_total",
+    b"vllm:prompt_tokens_total",
+    b"vllm:kv_cache_usage_perc",
+    b"vllm:num_requests_running",
+    b"vllm:num_requests_waiting",
+)
+
+
+class VLLMEngine:
+    def __init__(self, name: str, url: str, model: str) -> None:
+        self.name = name
+        self.pulse = Pulse()
+        self._pool = EnginePool(url)
+        self._one_token = msgspec.json.encode({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0})
+
+    async def send(self, path: str, body: bytes, request_id: str) -> Answer:
+        return await self._pool.request(b"POST", path, body, ((b"x-request-id", request_id.encode()),))
+
+    async def is_healthy(self) -> bool:
+        status, _ = await fetch(self._pool, "/health", HEALTH_TIMEOUT_S)
+        return status == 200
+
+    async def progress(self) -> tuple[float, ...]:
+        _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
+        return read_metrics(page, PROGRESS_METRICS)
+
+    async def produces_a_token(self) -> bool:
+        try:
+            async with asyncio.timeout(TOKEN_TIMEOUT_S):
+                answer = await self._pool.request(b"POST", "/v1/completions", self._one_token)
+                try:
+                    await answer.read()
+                    return answer.status == 200
+                finally:
+                    answer.close()
+        except (EngineLost, TimeoutError):
+            return False
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+def read_metrics(page: bytes, names: tuple[bytes, ...]) -> tuple[float, ...]:
+    """The sum of each named metric over its labels, from a Prometheus text page; 0.0 where it is absent."""
+    totals = dict.fromkeys(names, 0.0)
+    for line in page.splitlines():
+        name = line[: min((i for i in (line.find(b"{"), line.find(b" ")) if i > 0), default=0)]
+        if name in totals:
+            totals[name] += float(line.rsplit(b" ", 1)[1])
+    return tuple(totals.values())

@@ -1,0 +1,71 @@
+"""What Prometheus sees. Everything here is counted once per call or read when scraped, never per token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from headway.core.machine import Machine
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+TOKENS_PER_SECOND = (1, 2, 5, 10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 500, 1000)
+
+
+class Metrics:
+    def __init__(self, machine: Machine, replicas: dict[str, str]) -> None:
+        """`replicas` maps each replica's name to its model."""
+        self.registry = CollectorRegistry()
+        self.calls = Counter(
+            "headway_calls", "Calls by how they ended.", ("model", "tier", "outcome"), registry=self.registry
+        )
+        self.tokens = Counter("headway_tokens", "Tokens served.", ("model", "tier", "kind"), registry=self.registry)
+        self.held = Histogram(
+            "headway_held_seconds",
+            "Time a call waited for its seat.",
+            ("model", "tier"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.first_token = Histogram(
+            "headway_first_token_seconds",
+            "Time from a call's arrival to the first byte of its answer.",
+            ("model", "tier"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.speed = Histogram(
+            "headway_output_tokens_per_second",
+            "Speed of streams, (tokens - 1) / (last - first), for answers of 16 tokens and more.",
+            ("model", "tier"),
+            buckets=TOKENS_PER_SECOND,
+            registry=self.registry,
+        )
+        self.registry.register(_Seats(machine, replicas))
+
+    def page(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Seats(Collector):
+    """Reads the machine when it is scraped."""
+
+    def __init__(self, machine: Machine, replicas: dict[str, str]) -> None:
+        self._machine = machine
+        self._replicas = replicas
+
+    def collect(self) -> Iterator[Metric]:
+        aboard = GaugeMetricFamily("headway_aboard", "Streams aboard a replica.", labels=("model", "replica"))
+        is_open = GaugeMetricFamily(
+            "headway_replica_open", "1 while a replica takes calls.", labels=("model", "replica")
+        )
+        held = GaugeMetricFamily("headway_held", "Calls waiting for a seat.", labels=("model",))
+        for name, model in self._replicas.items():
+            boarding = self._machine.boarding[model]
+            aboard.add_metric((model, name), boarding.aboard(name))
+            is_open.add_metric((model, name), float(boarding.is_open(name)))
+        for model, boarding in self._machine.boarding.items():
+            held.add_metric((model,), boarding.held)
+        return iter((aboard, is_open, held))

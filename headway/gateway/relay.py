@@ -1,0 +1,59 @@
+"""The relay: bytes from the engine to the client, counted and stamped on the way.
+
+One method per piece, called straight from the engine's socket; it ends in the client's socket. Nothing is queued here:
+when the client does not read, its own buffer fills to the bound set in api/server.py, then the engine is not read
+either, and after `stall_s` of that the call is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from headway.engines.base import Answer, Pulse
+from headway.wire import Client, Meter
+
+
+class Relay:
+    def __init__(
+        self, answer: Answer, client: Client, meter: Meter, pulse: Pulse, clock: Callable[[], float], stall_s: float
+    ) -> None:
+        self.reader_was_slow = False
+        self._answer = answer
+        self._client = client
+        self._meter_feed = meter.feed
+        self._client_write = client.write
+        self._pulse = pulse
+        self._clock = clock
+        self._stall_s = stall_s
+        self._stall: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        self._client.on_backpressure(self._pause, self._resume)
+        try:
+            await self._answer.pipe(self._feed)
+        finally:
+            self._stop_waiting()
+
+    def _feed(self, data: bytes) -> None:
+        now = self._clock()
+        self._pulse.at = now
+        passed = self._meter_feed(data, now)
+        if passed:
+            self._client_write(passed)
+
+    def _pause(self) -> None:
+        # From here on the stamps say how fast the client reads, not how fast the engine writes.
+        self.reader_was_slow = True
+        self._answer.pause()
+        self._stop_waiting()
+        self._stall = asyncio.get_running_loop().call_later(self._stall_s, self._client.abandon)
+
+    def _resume(self) -> None:
+        self._stop_waiting()
+        self._answer.resume()
+
+    def _stop_waiting(self) -> None:
+        if self._stall is not None:
+            self._stall.cancel()
+            self._stall = None

@@ -1,0 +1,263 @@
+"""The gateway: drives core with live events and does what core says. `handle()` is the path of a call, top to bottom.
+
+The only place that awaits between stages. It decides nothing: `tell` gives an event to the machine, `_do` carries out
+an action. sim/ will have the same two methods with a heap of times where this has a clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from headway.core.machine import Machine
+from headway.core.types import (
+    Action,
+    Arrived,
+    Board,
+    Call,
+    Cut,
+    Draining,
+    Event,
+    Failed,
+    Finished,
+    Hold,
+    Left,
+    Refuse,
+    Replica,
+    ReplicaSuspect,
+    Stage,
+    Ticked,
+)
+from headway.engines.base import Answer, Engine
+from headway.engines.probe import Prober
+from headway.errors import EngineAnswered, EngineFailed, EngineLost, Refused
+from headway.gateway.events import EventLog
+from headway.gateway.metrics import Metrics
+from headway.gateway.relay import Relay
+from headway.wire import Client, Request
+
+log = logging.getLogger("headway.gateway")
+
+MIN_TOKENS_FOR_SPEED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """The gateway's patience with replicas and readers; see docs/reference/configuration.md."""
+
+    probe_interval_s: float = 1.0
+    stall_s: float = 10.0
+    reader_stall_s: float = 30.0
+
+
+@dataclass(slots=True)
+class _Trip:
+    """What the gateway keeps for a call between events."""
+
+    call: Call
+    arrived_at: float
+    seat: asyncio.Future[Engine]
+    seated_at: float | None = None
+    deadline: asyncio.TimerHandle | None = None
+    # A scope that has no time limit of its own: it is open while an engine has the call, and core's Cut ends it.
+    aboard: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    is_aboard: bool = False
+    outcome: str = "left"
+
+    def cut(self) -> None:
+        if self.is_aboard:
+            self.aboard.reschedule(0)
+        else:  # it was given a seat in this very turn of the loop and has not set off
+            self.aboard = asyncio.timeout(0)
+
+
+class Gateway:
+    def __init__(
+        self, machine: Machine, fleet: list[tuple[Replica, Engine]], timing: Timing, record: EventLog | None = None
+    ) -> None:
+        self.machine = machine
+        self.draining = False
+        self.metrics = Metrics(machine, {replica.name: replica.model for replica, _ in fleet})
+        self._engines = {replica.name: engine for replica, engine in fleet}
+        self._timing = timing
+        self._record = record
+        self._clock = time.monotonic
+        self._trips: dict[str, _Trip] = {}
+        self._probers = {
+            replica.name: Prober(
+                replica,
+                engine,
+                tell=self.tell,
+                aboard=machine.boarding[replica.model].aboard,
+                clock=self._clock,
+                interval_s=timing.probe_interval_s,
+                stall_s=timing.stall_s,
+            )
+            for replica, engine in fleet
+        }
+        self._tasks: list[asyncio.Task[None]] = []
+
+    # --- the path of a call ---
+
+    async def handle(self, request: Request, client: Client) -> None:
+        """Boarding gives the call a seat, an engine answers, the relay carries the answer to the client."""
+        trip = self._set_out(request.call)
+        self.tell(Arrived(request.call))
+        try:
+            while trip.outcome != "finished":
+                engine = await trip.seat  # core/boarding.py decides; raises Refused
+                try:
+                    await self._carry(trip, request, engine, client)  # engines/http.py -> relay.py -> api/server.py
+                    self.tell(Finished(request.call.id, *request.meter.usage()))
+                    trip.outcome = "finished"
+                except EngineFailed as failure:
+                    self._report(trip, engine, client, failure)  # raises what no other engine can mend
+        finally:
+            self.tell(Left(request.call.id))
+            self._arrive(trip, request)
+
+    async def _carry(self, trip: _Trip, request: Request, engine: Engine, client: Client) -> None:
+        try:
+            async with trip.aboard:
+                trip.is_aboard = True
+                answer = await engine.send(request.path, request.body, request.call.id)
+                try:
+                    await self._pass_on(answer, request, engine, client)
+                finally:
+                    answer.close()
+        except TimeoutError:
+            raise EngineLost("the replica was taken out while it had the call") from None
+        finally:
+            trip.is_aboard = False
+
+    async def _pass_on(self, answer: Answer, request: Request, engine: Engine, client: Client) -> None:
+        if answer.status != 200:
+            raise EngineAnswered(answer.status, await answer.read())
+        if not request.streaming:
+            body = await answer.read()
+            request.meter.read_whole(body)
+            await client.send_whole(answer.content_type, body)
+            return
+        await client.start_stream(answer.content_type)
+        relay = Relay(answer, client, request.meter, engine.pulse, self._clock, self._timing.reader_stall_s)
+        await relay.run()
+        if not request.meter.complete:
+            raise EngineLost("the engine ended its answer in the middle")
+        await client.end_stream()
+
+    def _report(self, trip: _Trip, engine: Engine, client: Client, failure: EngineFailed) -> None:
+        """Tell core what an engine did; raises the failure where the call cannot be given to another."""
+        if client.started:
+            trip.outcome = "failed"
+            stage: Stage = "streaming"
+        elif isinstance(failure, EngineLost):
+            stage = "waiting" if failure.reached else "connect"
+        elif failure.status == 503:
+            stage = "full"
+        else:
+            trip.outcome = "error"
+            raise failure
+        if isinstance(failure, EngineLost):
+            log.warning("call %s lost replica %s (%s): %s", trip.call.id, engine.name, stage, failure)
+            self.tell(ReplicaSuspect(engine.name))
+            self._probers[engine.name].doubt()
+        self._want_seat(trip)
+        self.tell(Failed(trip.call.id, stage))
+        if stage == "streaming":
+            raise failure
+
+    # --- core ---
+
+    def tell(self, event: Event) -> None:
+        now = self._clock()
+        actions = self.machine.step(event, now)
+        if self._record is not None:
+            self._record.append(now, event, actions)
+        for action in actions:
+            self._do(action, now)
+
+    def _do(self, action: Action, now: float) -> None:
+        trip = self._trips.get(action.call_id)
+        if trip is None:
+            return
+        match action:
+            case Board(replica=name) if not trip.seat.done():
+                self._stop_deadline(trip)
+                trip.seated_at = now
+                trip.seat.set_result(self._engines[name])
+            case Refuse(reason=reason, retry_after_s=retry_after_s) if not trip.seat.done():
+                self._stop_deadline(trip)
+                trip.outcome = "refused"
+                trip.seat.set_exception(Refused(reason, retry_after_s))
+            case Hold(until=until):
+                self._tick_at(until, trip)
+            case Cut():
+                trip.cut()
+
+    def _tick_at(self, until: float, trip: _Trip) -> None:
+        def tick() -> None:
+            if self._clock() < until:  # the event loop's timers may be a millisecond early
+                self._tick_at(until, trip)
+            else:
+                self.tell(Ticked())
+
+        trip.deadline = asyncio.get_running_loop().call_later(until - self._clock() + 0.001, tick)
+
+    # --- trips ---
+
+    def _set_out(self, call: Call) -> _Trip:
+        trip = _Trip(call, self._clock(), asyncio.get_running_loop().create_future())
+        self._trips[call.id] = trip
+        return trip
+
+    def _want_seat(self, trip: _Trip) -> None:
+        trip.seat = asyncio.get_running_loop().create_future()
+        trip.aboard = asyncio.timeout(None)
+
+    def _arrive(self, trip: _Trip, request: Request) -> None:
+        """The call is over, however it ended: count it."""
+        self._stop_deadline(trip)
+        del self._trips[trip.call.id]
+        model, tier, meter = trip.call.model, trip.call.tier, request.meter
+        self.metrics.calls.labels(model, tier, trip.outcome).inc()
+        if trip.seated_at is not None:
+            self.metrics.held.labels(model, tier).observe(trip.seated_at - trip.arrived_at)
+        prompt_tokens, output_tokens = meter.usage()
+        self.metrics.tokens.labels(model, tier, "prompt").inc(prompt_tokens)
+        self.metrics.tokens.labels(model, tier, "output").inc(output_tokens)
+        if meter.first_at is not None and meter.last_at is not None:
+            self.metrics.first_token.labels(model, tier).observe(meter.first_at - trip.arrived_at)
+            if output_tokens >= MIN_TOKENS_FOR_SPEED and meter.last_at > meter.first_at:
+                speed_tps = (output_tokens - 1) / (meter.last_at - meter.first_at)
+                self.metrics.speed.labels(model, tier).observe(speed_tps)
+
+    @staticmethod
+    def _stop_deadline(trip: _Trip) -> None:
+        if trip.deadline is not None:
+            trip.deadline.cancel()
+            trip.deadline = None
+
+    # --- life ---
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(prober.run()) for prober in self._probers.values()]
+
+    def is_ready(self) -> bool:
+        return not self.draining and any(boarding.open_replicas for boarding in self.machine.boarding.values())
+
+    def drain(self) -> None:
+        """Take no new calls; those here are served to their end."""
+        self.draining = True
+        self.tell(Draining())
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for engine in self._engines.values():
+            engine.close()
+        if self._record is not None:
+            self._record.close()

@@ -1,0 +1,65 @@
+"""Wires a configuration into a running gateway: config -> core, engines -> gateway -> app -> server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import uvloop
+
+from headway.api.app import App
+from headway.api.server import drain_on_signals, make_server
+from headway.config import Config
+from headway.core.machine import Machine
+from headway.core.types import ModelPolicy, Replica
+from headway.engines.base import Engine
+from headway.engines.vllm import VLLMEngine
+from headway.errors import SetupError
+from headway.gateway.events import EventLog
+from headway.gateway.serve import Gateway, Timing
+
+
+def make_gateway(config: Config, record_to: Path | None = None) -> Gateway:
+    policies = {
+        model.name: ModelPolicy(max_held=model.tiers[0].max_held, max_hold_s=model.tiers[0].max_hold_s)
+        for model in config.models
+    }
+    fleet: list[tuple[Replica, Engine]] = [
+        (Replica(replica.url, model.name, replica.seats), VLLMEngine(replica.url, replica.url, model.name))
+        for model in config.models
+        for replica in model.replicas
+    ]
+    timing = Timing(config.gateway.probe_interval_s, config.gateway.stall_s, config.gateway.reader_stall_s)
+    record = EventLog(record_to, policies) if record_to else None
+    return Gateway(Machine(policies), fleet, timing, record)
+
+
+async def run_gateway(
+    config: Config, record_to: Path | None = None, on_listening: Callable[[int], None] | None = None
+) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code: 0 if every call was served to its end."""
+    gateway = make_gateway(config, record_to)
+    app = App(config, handle=gateway.handle, is_ready=gateway.is_ready, metrics_page=gateway.metrics.page)
+    server = make_server(
+        app,
+        host=config.gateway.host,
+        port=config.gateway.port,
+        drain_timeout_s=config.gateway.drain_timeout_s,
+        max_connections=config.gateway.max_connections,
+    )
+    server.on_listening = on_listening
+    drain_on_signals(server, gateway.drain)
+    gateway.start()
+    try:
+        await server.serve()
+    except SystemExit:
+        where = f"{config.gateway.host}:{config.gateway.port}"
+        raise SetupError(f"cannot listen on {where}: is something else using it? Choose another port.") from None
+    finally:
+        cut = gateway.machine.calls
+        await gateway.stop()
+    return 1 if cut else 0
+
+
+def serve(config: Config, record_to: Path | None = None, on_listening: Callable[[int], None] | None = None) -> int:
+    return uvloop.run(run_gateway(config, record_to, on_listening))

@@ -1,0 +1,37 @@
+# What CI runs, and what you run: `make` shows the list.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+.PHONY: help setup engine check test e2e docs format
+help:  ## this list
+	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /: /'
+
+$(BIN)/headway: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+setup: $(BIN)/headway  ## the gateway's environment, with what tests need
+
+engine: setup  ## the CPU engine's environment and the demo's model (once, outside the checkout: 4 GB, minutes)
+	$(BIN)/python -m headway.fleet.engine_env
+
+check: setup  ## lint, types, and the rules of the house
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/test_architecture.py tests/test_docs.py
+
+test: setup  ## everything that needs no model
+	$(BIN)/pytest -q -m 'not engine'
+
+e2e: engine  ## the tests on real vLLM
+	$(BIN)/pytest -q -m engine --timeout 600
+
+docs: setup  ## write the reference pages from the code
+	$(BIN)/python -m headway.reference docs/reference
+
+format: setup  ## put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .

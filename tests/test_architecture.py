@@ -1,0 +1,141 @@
+"""The house rules that a reader relies on, each with its reason in the failure message."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "headway"
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+# Who may import whom. A room may always import from itself. `cli` and `run` wire everything and are not listed.
+ALLOWED = {
+    "headway.errors": set(),
+    "headway.core": {"headway.errors"},
+    "headway.wire": {"headway.core.types"},
+    "headway.toml_lines": set(),
+    "headway.config": {"headway.errors", "headway.toml_lines"},
+    "headway.api": {"headway.core.types", "headway.errors", "headway.config", "headway.wire"},
+    "headway.engines": {"headway.core.types", "headway.errors"},
+    "headway.gateway": {"headway.core", "headway.engines", "headway.errors", "headway.wire"},
+    "headway.fleet": {"headway.errors"},
+    "headway.demo": {"headway.errors", "headway.fleet"},
+}
+WIRES = {"headway", "headway.__main__", "headway.cli", "headway.run"}
+WHY_ROOMS = (
+    "A request goes through the house in one straight line (docs/explanation/architecture.md). "
+    "If this import seems needed, a value is missing from core/types.py or wire.py, or the code is in the wrong room."
+)
+
+# core/ is driven by the live gateway and by the simulator.
+BANNED_IN_CORE = {"asyncio", "datetime", "random", "secrets", "select", "socket", "threading", "time", "uuid", "os"}
+WHY_PURE = (
+    "core/ decides and does nothing else: time is an argument, events come in, actions go out. With a clock, chance or "
+    "I/O in it, what is simulated is no longer what runs, and a recorded run no longer gives the same actions."
+)
+VAGUE = {"utils", "util", "common", "helpers", "helper", "manager", "misc", "base_classes"}
+
+
+def imports_of(path: Path) -> list[tuple[str, ast.stmt]]:
+    found: list[tuple[str, ast.stmt]] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            # `from headway.api import limits` imports the module headway.api.limits.
+            names = [f"{module}.{alias.name}" for alias in node.names]
+            found += [(name if name in MODULES else module, node) for name in names]
+    return found
+
+
+def room_of(module: str) -> str:
+    return max((room for room in ALLOWED if module == room or module.startswith(room + ".")), key=len, default="")
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - WIRES))
+def test_imports_follow_the_line(module: str) -> None:
+    room = room_of(module)
+    assert room, f"{module} belongs to no room: add it to ALLOWED with what it may import. {WHY_ROOMS}"
+    for name, node in imports_of(MODULES[module]):
+        if name.split(".")[0] != "headway" or name == room or name.startswith(room + "."):
+            continue
+        allowed = any(name == one or name.startswith(one + ".") for one in ALLOWED[room])
+        assert allowed, f"{module}:{node.lineno} imports {name}. {WHY_ROOMS}"
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith("headway.core")])
+def test_core_is_pure(module: str) -> None:
+    for name, node in imports_of(MODULES[module]):
+        assert name.split(".")[0] not in BANNED_IN_CORE, f"{module}:{node.lineno} imports {name}. {WHY_PURE}"
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        assert not isinstance(node, ast.Await | ast.AsyncFunctionDef), f"{module}:{node.lineno} awaits. {WHY_PURE}"
+        is_open = isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"open", "print"}
+        assert not is_open, f"{module} does I/O. {WHY_PURE}"
+
+
+def test_no_import_cycles() -> None:
+    edges = {module: {name for name, _ in imports_of(path) if name in MODULES} for module, path in MODULES.items()}
+    state: dict[str, str] = {}
+
+    def visit(module: str, trail: tuple[str, ...]) -> None:
+        assert state.get(module) != "open", f"import cycle: {' -> '.join((*trail, module))}. Something is in two rooms."
+        if module not in state:
+            state[module] = "open"
+            for other in sorted(edges[module] - {module}):
+                visit(other, (*trail, module))
+            state[module] = "done"
+
+    for module in edges:
+        visit(module, ())
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_own_imports_stand_at_the_top(module: str) -> None:
+    tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))
+    top = {id(node) for node in tree.body}
+    for name, node in imports_of(MODULES[module]):
+        if name.split(".")[0] == "headway":
+            assert any(node.lineno == statement.lineno for statement in tree.body if id(statement) in top), (
+                f"{module}:{node.lineno}: an import inside a function hides a cycle. Move the code instead."
+            )
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_names_say_what_is_inside(module: str) -> None:
+    vague = set(module.split(".")) & VAGUE
+    assert not vague, f"{module}: a file named {vague} collects what has no home. Name it after what it touches."
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_files_and_functions_stay_small(module: str) -> None:
+    text = MODULES[module].read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 400, f"{module} is longer than 400 lines: two things are in it."
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            assert length <= 60, f"{module}:{node.lineno} {node.name} has {length} lines: name its parts."
+
+
+def test_the_path_of_a_call_fits_a_screen() -> None:
+    tree = ast.parse((PACKAGE / "gateway" / "serve.py").read_text(encoding="utf-8"))
+    [handle] = [node for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef) and node.name == "handle"]
+    assert (handle.end_lineno or 0) - handle.lineno < 25, "handle() is the first thing a newcomer reads: keep it short."
+
+
+def test_broad_excepts_are_counted() -> None:
+    """A broad except hides the next bug. The few there are stand at the edge of the program, with a reason."""
+    broad = [
+        f"{module}:{node.lineno}"
+        for module, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or getattr(node.type, "id", "") in {"Exception", "BaseException"})
+    ]
+    assert len(broad) <= 2, broad

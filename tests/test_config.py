@@ -1,0 +1,86 @@
+"""headway.toml: what is accepted, and that a mistake is answered with its line and its mend."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from headway.config import load
+from headway.errors import SetupError
+
+GOOD = """\
+[gateway]
+port = 8080
+
+[[models]]
+name = "small"
+
+[[models.replicas]]
+url = "http://127.0.0.1:8001"
+seats = 8
+
+[[models.replicas]]
+url = "http://127.0.0.1:8002/"
+
+[[models]]
+name = "large"
+tiers = [{ name = "standard", max_hold_s = 5.0 }]
+
+[[models.replicas]]
+url = "https://engine.internal"
+"""
+
+
+def complaint(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "headway.toml"
+    path.write_text(text)
+    with pytest.raises(SetupError) as refused:
+        load(path)
+    return refused.value.message.replace(str(path), "headway.toml")
+
+
+def test_a_good_configuration(tmp_path: Path) -> None:
+    path = tmp_path / "headway.toml"
+    path.write_text(GOOD)
+    config = load(path)
+    assert [model.name for model in config.models] == ["small", "large"]
+    assert [replica.url for replica in config.models[0].replicas] == ["http://127.0.0.1:8001", "http://127.0.0.1:8002"]
+    assert config.models[0].replicas[0].seats == 8
+    assert config.models[0].tiers[0].name == "standard"
+    assert config.models[1].tiers[0].max_hold_s == 5.0
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("port = 8080", "port = 99999", "headway.toml:2: gateway.port = 99999: Input should be less than or equal to 65535"),
+        ("port = 8080", "prot = 8080", "headway.toml:2: unknown setting `gateway.prot`: did you mean `port`?"),
+        ("seats = 8", "seats = 0", "headway.toml:9: models.replicas.seats = 0:"),
+        ("seats = 8", 'seats = "8"', "headway.toml:9: models.replicas.seats = '8': Input should be a valid integer"),
+        ('url = "http://127.0.0.1:8002/"', 'url = "127.0.0.1:8002"', 'headway.toml:12: models.replicas.url: must be like'),
+        ('url = "http://127.0.0.1:8002/"', "seats = 3", "headway.toml:11: `models.replicas.url` is missing: Where it listens"),
+        ('name = "large"', 'name = "small"', "headway.toml:1: model 'small' is there 2 times: keep one"),
+        ("port = 8080", 'host = "0.0.0.0"', "there are no keys: set host = \"127.0.0.1\", or add key_hashes"),
+        ("port = 8080", 'key_hashes = ["secret"]', "headway.toml:2: gateway.key_hashes = 'secret'"),
+        ('name = "standard"', 'name = "warp"', "headway.toml:16: models.tiers.name = 'warp': Input should be 'standard'"),
+        ("[gateway]", "[gateway", "headway.toml: this is not TOML:"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_answered_with_its_line_and_its_mend(tmp_path: Path, before: str, after: str, said: str) -> None:
+    assert said in complaint(tmp_path, GOOD.replace(before, after, 1))
+
+
+def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
+    assert len(complaint(tmp_path, GOOD.replace("8080", "-1").replace("seats = 8", "seats = -8")).splitlines()) == 2
+
+
+def test_a_missing_file_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(SetupError, match="--config"):
+        load(tmp_path / "none.toml")
+
+
+def test_beyond_loopback_keys_are_needed(tmp_path: Path) -> None:
+    path = tmp_path / "headway.toml"
+    path.write_text(GOOD.replace("port = 8080", f'host = "0.0.0.0"\nkey_hashes = ["{"a" * 64}"]'))
+    assert load(path).gateway.host == "0.0.0.0"

@@ -28,8 +28,8 @@ def sent(kind: str, **fields: Any) -> dict[str, Any]:
     return forwarded
 
 
-# Each of these has killed, blocked or opened a shared engine somewhere (research on public advisories), or would let one
-# client reach into another's calls.
+# Each of these has killed, blocked or opened a shared engine somewhere, or would let one client reach
+# into another's calls.
 HARMFUL = {
     "chat_template": "{{ 1 }}",
     "chat_template_kwargs": {"x": 1},

@@ -1,0 +1,70 @@
+"""Documentation that cannot drift: what is written is compared with what is there."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+from typer.main import get_command
+
+from headway import __version__
+from headway.cli import app
+from headway.config import Config
+from headway.reference import EXAMPLE, PAGES
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+COMMAND = get_command(app)
+assert isinstance(COMMAND, typer.core.TyperGroup)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_reference_pages_are_what_the_code_says(name: str) -> None:
+    written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+    assert written == PAGES[name](), f"docs/reference/{name} is behind the code: run `make docs`"
+
+
+@pytest.mark.parametrize("name", COMMAND.commands)
+def test_every_command_has_help_and_an_example(name: str) -> None:
+    command = COMMAND.commands[name]
+    assert command.help
+    assert command.epilog and command.epilog.startswith("Example: `headway")
+
+
+def test_the_example_configuration_is_valid() -> None:
+    Config.model_validate(tomllib.loads(EXAMPLE))
+
+
+def test_the_readmes_tree_is_the_tree() -> None:
+    """Every folder of the package is in the README's tree, and everything in the tree is there."""
+    tree = re.search(r"```text\n(headway/.*?)```", README, re.DOTALL)
+    assert tree, "README.md has no tree"
+    named = set(re.findall(r"^\s*(?:headway/)?([a-z_]+(?:/|\.py))", tree[1], re.MULTILINE))
+    there = {f"{path.name}/" for path in (ROOT / "headway").iterdir() if (path / "__init__.py").exists()}
+    there |= {path.name for path in (ROOT / "headway").glob("*.py") if not path.name.startswith("__")}
+    assert named - {"headway/"} == there
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=str)
+def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
+        assert (page.parent / target).exists(), f"{page} links to {target}, which is not there"
+
+
+def test_every_run_is_in_the_log() -> None:
+    log = (ROOT / "docs" / "LOG.md").read_text(encoding="utf-8")
+    for script in (ROOT / "runs").glob("*.sh"):
+        assert f"runs/{script.name}" in log, f"docs/LOG.md has no figure of {script.name}"
+
+
+def test_scripts_parse() -> None:
+    for script in [*(ROOT / "runs").glob("*.sh"), ROOT / ".ci" / "run"]:
+        subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+def test_the_changelog_knows_this_version() -> None:
+    assert __version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")

@@ -37,6 +37,7 @@ max_hold_s = 30.0
 url = "http://127.0.0.1:8001"
 seats = 64
 """
+HEAD = "| {} | {} | {} |\n|---|---|---|\n"
 WRITTEN_BY = "<!-- Written by `make docs` from the code; tests/test_docs.py compares. -->\n\n"
 
 
@@ -98,8 +99,8 @@ def metrics_page() -> str:
         f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} | {family.documentation} |\n"
         for family in Metrics(Machine({}), {}).registry.collect()
     ]
-    head = f"# Metrics\n\n{WRITTEN_BY}`GET /metrics`, in Prometheus' text form.\n\n| metric | kind | meaning |\n|---|---|---|\n"
-    return head + "".join(sorted(rows))
+    head = f"# Metrics\n\n{WRITTEN_BY}`GET /metrics`, in Prometheus' text form.\n\n"
+    return head + HEAD.format("metric", "kind", "meaning") + "".join(sorted(rows))
 
 
 PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "metrics.md": metrics_page}

@@ -1,0 +1,351 @@
+"""A test double that speaks vLLM's HTTP, with a programmed speed, programmed faults and its own record.
+
+Knows: which path answers what, and how to serve it, in this process (`running`) or as one of its own
+(`python -m headway.engines.scripted --port 9100 --step-ms 1:10,64:40`).
+Does not know: when a token is due (`scripted_steps`) nor how it is written (`scripted_http`).
+Invariant: what `/scripted/record` says a stream was sent was written to its connection, while that was open.
+
+Tokens are written to uvicorn's transport by the step loop itself: a task woken per token would cost more than the
+engine it stands for. ASGI opens and closes each answer. A client that reads slowly is not waited for.
+"""
+
+import argparse
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from headway.engines import scripted_http as wire
+from headway.engines.scripted_steps import Faults, QueueFull, RequestRecord, Script, StepLoop, Stream
+
+__all__ = ["Faults", "RequestRecord", "Script", "ScriptedEngine", "running", "serve_scripted"]
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[Any]]
+Send = Callable[[Any], Awaitable[None]]
+
+JSON = b"application/json"
+DIALECTS: dict[str, tuple[str, type[wire.ChatFormat | wire.CompletionFormat | wire.MessagesFormat]]] = {
+    "/v1/chat/completions": ("chatcmpl", wire.ChatFormat),
+    "/v1/completions": ("cmpl", wire.CompletionFormat),
+    "/v1/messages": ("chatcmpl", wire.MessagesFormat),
+}
+
+
+class ScriptedEngine:
+    """The engine and its ASGI app, which needs `ScriptedProtocol` under it."""
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.steps = StepLoop(script)
+        self.server_state = ServerState()
+        self.url = ""  # set when served
+        self._requests_seen = 0
+        self._gets: dict[str, Callable[[], tuple[int, bytes, bytes]]] = {
+            "/v1/models": self._models,
+            "/health": self._health,
+            "/metrics": self._metrics,
+            "/scripted/record": lambda: (200, JSON, msgspec.json.encode(self.record())),
+        }
+        self._posts: dict[str, Callable[[bytes], tuple[int, bytes, bytes]]] = {
+            "/v1/messages/count_tokens": self._count_tokens,
+            "/scripted/faults": self._post_faults,
+        }
+
+    @property
+    def faults(self) -> Faults:
+        return self.steps.faults
+
+    @faults.setter
+    def faults(self, faults: Faults) -> None:
+        self.steps.set_faults(faults)
+
+    def record(self) -> dict[str, Any]:
+        steps = self.steps
+        return {
+            "running": steps.running,
+            "waiting": len(steps.waiting),
+            "highest_running": steps.highest_running,
+            **steps.ended_as,
+            "refused": steps.refused,
+            "tokens_sent": steps.tokens_sent,
+            "connections": len(self.server_state.connections),
+            "requests": dict(steps.requests),
+        }
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path, method = scope["path"], scope["method"]
+        if method == "POST" and path in DIALECTS:
+            await self._generate(scope, receive, send)
+        elif method == "POST" and path in self._posts:
+            body = await _read_body(receive)
+            if body is not None:
+                await _respond(send, *self._posts[path](body))
+        elif method == "GET" and path in self._gets:
+            await _respond(send, *self._gets[path]())
+        elif path in DIALECTS or path in self._posts or path in self._gets:
+            await _respond(send, 405, JSON, b'{"detail":"Method Not Allowed"}')
+        else:
+            await _respond(send, 404, JSON, b'{"detail":"Not Found"}')
+
+    async def _generate(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await _read_body(receive)
+        if body is None:
+            return
+        transport: asyncio.Transport = scope["state"]["transport"]
+        try:
+            ask, answer = self._read(scope, body)
+            answer_format = DIALECTS[scope["path"]][1](answer)
+            give = (lambda number: _write(transport, answer_format.token(number))) if ask.stream else _ignore
+            stream = self._board(answer, give)
+        except wire.WireError as error:
+            await _respond(send, error.status, JSON, _error_body(scope["path"], error))
+            return
+        leaving = asyncio.create_task(self._abort_when_client_leaves(receive, stream))
+        if ask.stream and not stream.ended.done():
+            headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await stream.ended
+        if stream.record.state == "died":
+            # Closed, not aborted, where tokens may be on their way out: they are in the record as sent.
+            transport.close() if ask.stream else transport.abort()
+        elif stream.record.state == "finished" and ask.stream:
+            _write(transport, answer_format.closing(_metrics_of(stream)))
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        elif stream.record.state == "finished":
+            await _respond(send, 200, JSON, answer_format.whole(_metrics_of(stream)))
+        await leaving
+
+    def _read(self, scope: Scope, body: bytes) -> tuple[wire.Ask, wire.Answer]:
+        path = scope["path"]
+        self._requests_seen += 1
+        request_id = f"{self._requests_seen:016x}"
+        for name, value in scope["headers"]:
+            if name == b"x-request-id":
+                request_id = value.decode("latin-1")
+        ask = wire.read_ask(body, self.script.model)
+        if path == "/v1/chat/completions":
+            wire.check_service_tier(ask)
+        prompt_tokens = wire.count_prompt_tokens(ask)
+        max_tokens = wire.check_limits(ask, prompt_tokens, self.script.max_model_len)
+        total_tokens, stop = wire.find_stop(ask, max_tokens)
+        options = ask.stream_options or wire.StreamOptions()
+        return ask, wire.Answer(
+            id=f"{DIALECTS[path][0]}-{request_id}",
+            request_id=request_id,
+            created=int(time.time()),
+            model=self.script.model,
+            prompt_tokens=prompt_tokens,
+            total_tokens=total_tokens,
+            stop=stop,
+            include_usage=bool(options.include_usage),
+            continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+        )
+
+    def _board(self, answer: wire.Answer, give: Callable[[int], None]) -> Stream:
+        try:
+            return self.steps.board(answer.request_id, answer.prompt_tokens, answer.total_tokens, give)
+        except QueueFull:
+            raise wire.WireError(503, "Service Unavailable", wire.BUSY) from None
+
+    async def _abort_when_client_leaves(self, receive: Receive, stream: Stream) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.steps.abort(stream)
+
+    def _count_tokens(self, body: bytes) -> tuple[int, bytes, bytes]:
+        try:
+            tokens = wire.count_prompt_tokens(wire.read_ask(body, self.script.model))
+        except wire.WireError as error:
+            return error.status, JSON, _error_body("/v1/messages", error)
+        counts = {"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}}
+        return 200, JSON, msgspec.json.encode(counts)
+
+    def _post_faults(self, body: bytes) -> tuple[int, bytes, bytes]:
+        try:
+            asked = msgspec.json.decode(body, type=dict[str, Any])
+            unknown = asked.keys() - {field.name for field in fields(Faults)}
+            if unknown:
+                raise msgspec.ValidationError(f"no such fault: {', '.join(sorted(unknown))}")
+            self.faults = msgspec.convert(asked, Faults)
+        except msgspec.DecodeError as error:
+            return 400, JSON, msgspec.json.encode({"detail": str(error)})
+        return 200, JSON, msgspec.json.encode(self.faults)
+
+    def _health(self) -> tuple[int, bytes, bytes]:
+        return 503 if self.faults.unhealthy else 200, b"", b""
+
+    def _models(self) -> tuple[int, bytes, bytes]:
+        model = {"id": self.script.model, "object": "model", "created": int(time.time()), "owned_by": "vllm"}
+        model |= {"root": self.script.model, "parent": None, "max_model_len": self.script.max_model_len}
+        return 200, JSON, msgspec.json.encode({"object": "list", "data": [model]})
+
+    def _metrics(self) -> tuple[int, bytes, bytes]:
+        steps, script = self.steps, self.script
+        cached = sum(s.record.prompt_tokens + s.record.tokens_sent for s in [*steps.batch, *steps.joining])
+        values = (
+            ("num_requests_running", "gauge", steps.running),
+            ("num_requests_waiting", "gauge", len(steps.waiting)),
+            ("kv_cache_usage_perc", "gauge", cached / (script.max_num_seqs * script.max_model_len)),
+            ("prompt_tokens_total", "counter", steps.prompt_tokens),
+            ("generation_tokens_total", "counter", steps.tokens_sent),
+        )
+        text = "".join(
+            f'# TYPE vllm:{name} {kind}\nvllm:{name}{{engine="0",model_name="{script.model}"}} {float(value)}\n'
+            for name, kind, value in values
+        )
+        return 200, b"text/plain; version=0.0.4; charset=utf-8", text.encode()
+
+
+def _ignore(number: int) -> None:
+    """A token of an answer that is sent whole."""
+
+
+def _write(transport: asyncio.Transport, chunks: bytes) -> None:
+    if not transport.is_closing():  # the client may be gone since this turn of the loop
+        transport.write(chunks)
+
+
+def _error_body(path: str, error: wire.WireError) -> bytes:
+    # A body that vLLM cannot read is answered before any dialect sees it.
+    return error.anthropic() if path == "/v1/messages" and error.kind != "Bad Request" else error.openai()
+
+
+def _metrics_of(stream: Stream) -> dict[str, float | None]:
+    tokens, generation_s = stream.record.tokens_sent, stream.ended_s - stream.first_token_s
+    return {
+        "time_to_first_token_ms": 1e3 * (stream.first_token_s - stream.arrived_s),
+        "generation_time_ms": 1e3 * generation_s,
+        "queue_time_ms": 1e3 * (stream.seated_s - stream.arrived_s),
+        "mean_itl_ms": 1e3 * generation_s / (tokens - 1) if tokens > 1 else None,
+        "tokens_per_second": tokens / max(stream.ended_s - stream.arrived_s, 1e-9),
+    }
+
+
+async def _read_body(receive: Receive) -> bytes | None:
+    """The request's body, or None if the client left before its end."""
+    parts: list[bytes] = []
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        parts.append(message["body"])
+        if not message["more_body"]:
+            return b"".join(parts)
+
+
+async def _respond(send: Send, status: int, content_type: bytes, body: bytes) -> None:
+    headers = [(b"content-length", b"%d" % len(body))]
+    if content_type:
+        headers.append((b"content-type", content_type))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": False})
+
+
+class ScriptedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which shows the app its transport: ASGI has no words for cutting a connection."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["state"]["transport"] = self.transport
+
+
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        _cut_connections(self.server_state)  # as vLLM: streams do not outlive a SIGTERM
+        await super().shutdown(sockets)
+
+
+def _cut_connections(server_state: ServerState) -> None:
+    for connection in tuple(server_state.connections):
+        assert isinstance(connection, ScriptedProtocol)
+        connection.transport.abort()
+
+
+def _config(engine: ScriptedEngine) -> uvicorn.Config:
+    return uvicorn.Config(
+        engine.app,
+        interface="asgi3",
+        loop="uvloop",
+        http=ScriptedProtocol,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        proxy_headers=False,
+        log_config=None,
+    )
+
+
+@asynccontextmanager
+async def running(script: Script, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[ScriptedEngine]:
+    """Serve a scripted engine on this event loop; `engine.url` says where."""
+    engine = ScriptedEngine(script)
+    config = _config(engine)
+    config.load()
+    engine.server_state.default_headers = config.encoded_headers
+    listener = await asyncio.get_running_loop().create_server(
+        lambda: ScriptedProtocol(config, engine.server_state, {}), host, port, backlog=config.backlog
+    )
+    engine.url = f"http://{host}:{listener.sockets[0].getsockname()[1]}"
+    try:
+        yield engine
+    finally:
+        listener.close()
+        _cut_connections(engine.server_state)
+        await asyncio.gather(*engine.server_state.tasks, return_exceptions=True)
+        await listener.wait_closed()
+
+
+def serve_scripted(script: Script, host: str, port: int) -> None:
+    """Serve a scripted engine until interrupted. Port 0 takes a free one; the printed line says which."""
+    engine = ScriptedEngine(script)
+    with socket.create_server((host, port), backlog=2048) as listener:
+        engine.url = f"http://{host}:{listener.getsockname()[1]}"
+        print(f"scripted engine on {engine.url} (pid {os.getpid()})", flush=True)
+        server = _Server(_config(engine))
+        server.server_state = engine.server_state
+        server.run(sockets=[listener])
+
+
+def parse_curve(text: str) -> tuple[tuple[int, float], ...]:
+    """`1:10,64:40` (batch:milliseconds per token) as a script's `step_s`."""
+    points = (point.split(":") for point in text.split(","))
+    return tuple((int(batch), float(step_ms) / 1e3) for batch, step_ms in points)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m headway.engines.scripted",
+        description="Serve an engine that speaks vLLM's HTTP at a programmed speed.",
+    )
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=9100, help="0 takes a free one")
+    parser.add_argument("--model", default="scripted")
+    parser.add_argument("--first-token-ms", type=float, default=20.0)
+    parser.add_argument("--step-ms", type=parse_curve, default=parse_curve("1:10"), help="batch:ms,... as 1:10,64:40")
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--max-queued", type=int, default=None)
+    parser.add_argument("--max-model-len", type=int, default=8192)
+    options = parser.parse_args()
+    script = Script(
+        options.model,
+        options.first_token_ms / 1e3,
+        options.step_ms,
+        options.max_num_seqs,
+        options.max_queued,
+        options.max_model_len,
+    )
+    serve_scripted(script, options.host, options.port)
+
+
+if __name__ == "__main__":
+    main()

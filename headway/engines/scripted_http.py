@@ -1,0 +1,356 @@
+"""vLLM's wire formats, as the scripted engine speaks them: requests read, answers and errors written.
+
+Knows: the fields of the four request bodies, the bytes of every event, the words of every answer.
+Does not know: sockets, clocks, seats. Everything here is a function of its arguments.
+Invariant: token n of every answer is `WORDS[(n - 1) % len(WORDS)]`, and each event is one HTTP chunk.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+FINGERPRINT = "vllm-0.32.0-scripted"
+DEFAULT_MAX_TOKENS = 16
+TEMPLATE_TOKENS = 4  # what a chat template would add to the prompt's words
+SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
+BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
+
+# Its words are told apart, so that clients which give up on repetition do not; plain ASCII, so that JSON needs no
+# escapes.
+_STORY = """
+the morning train left town before anyone could find a second ticket and went slowly over seven bridges toward
+northern hills where rain had washed every road clean while farmers watched from their doors as children counted
+yellow wagons behind an old engine that carried wood salt paper glass copper tools some letters two clocks one small
+piano several boxes of oranges for winter market day in harbour city whose streets are narrow but bright with lamps
+people there speak quietly about weather prices ships news music bread family work they like good stories long
+evenings warm kitchens open windows fresh coffee short walks by water under tall trees near stone walls at dusk
+when birds return home across fields full or barley clover thyme then night comes down softly like dark blue cloth
+stars appear first few many countless above silent roofs only river keeps moving past mills gardens schools
+churches farms toward wide sea which never sleeps nor tires it takes all rivers gives back clouds wind tide foam
+sand shells driftwood amber sometimes bottles holding messages written far away years ago nobody answers yet
+someone always reads them aloud smiling because hope travels well even slow boats reach land eventually so sit rest
+look listen wait until dawn
+"""
+WORDS = tuple(" " + word for word in dict.fromkeys(_STORY.split()))
+_WORD_BYTES = tuple(word.encode() for word in WORDS)
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+
+
+class Message(msgspec.Struct):
+    content: str | list[dict[str, Any]] | None = None
+
+
+class Ask(msgspec.Struct):
+    """The fields this engine reads, of all its dialects; like vLLM it ignores the others."""
+
+    model: str | None = None
+    messages: list[Message] = []
+    system: str | list[dict[str, Any]] | None = None
+    prompt: str | list[Any] = ""
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    stop: str | list[str] | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    service_tier: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """All there is to know of an answer before its first token."""
+
+    id: str
+    request_id: str
+    created: int
+    model: str
+    prompt_tokens: int
+    total_tokens: int
+    stop: str | None  # the stop string that ends it, instead of its length
+    include_usage: bool = False
+    continuous_usage: bool = False
+
+    def text(self) -> str:
+        words = self.total_tokens if self.stop is None else self.total_tokens - 1
+        return "".join(WORDS[number % len(WORDS)] for number in range(words))
+
+
+class WireError(Exception):
+    """An answer that is an error, in vLLM's words."""
+
+    def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.kind, self.message, self.param = status, kind, message, param
+
+    def openai(self) -> bytes:
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+        return msgspec.json.encode({"error": error})
+
+    def anthropic(self) -> bytes:
+        return msgspec.json.encode({"type": "error", "error": {"type": self.kind, "message": self.message}})
+
+
+_ASK = msgspec.json.Decoder(Ask)
+
+
+def read_ask(body: bytes, model: str) -> Ask:
+    try:
+        ask = _ASK.decode(body)
+    except msgspec.DecodeError as error:  # of which a wrong type is one
+        raise WireError(400, "Bad Request", f"1 validation error:\n  {error}", "body") from None
+    if ask.model is not None and ask.model != model:
+        message = f"The model `{ask.model}` does not exist. Valid aliases: {model}."
+        raise WireError(404, "NotFoundError", message, "model")
+    return ask
+
+
+def count_prompt_tokens(ask: Ask) -> int:
+    if ask.prompt and not isinstance(ask.prompt, str) and isinstance(ask.prompt[0], int):
+        return len(ask.prompt)
+    parts: list[Any] = [ask.prompt] if isinstance(ask.prompt, str) else [*ask.prompt]
+    for content in (ask.system, *(message.content for message in ask.messages)):
+        parts += [part.get("text") for part in content] if isinstance(content, list) else [content]
+    return TEMPLATE_TOKENS + sum(len(part.split()) for part in parts if isinstance(part, str))
+
+
+def check_limits(ask: Ask, prompt_tokens: int, max_model_len: int) -> int:
+    """The number of tokens asked for, or vLLM's complaint about it."""
+    name = "max_tokens" if ask.max_completion_tokens is None else "max_completion_tokens"
+    asked = ask.max_tokens if ask.max_completion_tokens is None else ask.max_completion_tokens
+    asked = DEFAULT_MAX_TOKENS if asked is None else asked
+    if asked < 1:
+        message = f"{name} must be at least 1, got {asked}. (parameter={name}, value={asked})"
+        raise WireError(400, "BadRequestError", message, name)
+    if prompt_tokens + asked > max_model_len:
+        message = (
+            f"{name}={asked} with {prompt_tokens} prompt tokens cannot be greater than max_model_len={max_model_len}. "
+            f"Please request fewer output tokens. (parameter={name}, value={asked})"
+        )
+        raise WireError(400, "BadRequestError", message, name)
+    return asked
+
+
+def check_service_tier(ask: Ask) -> None:
+    # Stricter than vLLM, which refuses it on /v1/responses only and ignores it elsewhere: the tier is the gateway's
+    # business, and one that forgets to take it out of the body should be seen.
+    if ask.service_tier is not None and ask.service_tier not in SERVICE_TIERS:
+        message = f"service_tier: input should be one of {', '.join(SERVICE_TIERS)}, got {ask.service_tier!r}"
+        raise WireError(400, "BadRequestError", message, "service_tier")
+
+
+def find_stop(ask: Ask, max_tokens: int) -> tuple[int, str | None]:
+    """How many tokens the answer has, and the stop string that ends it. As in vLLM, the unsent stop word counts."""
+    stops = [ask.stop] if isinstance(ask.stop, str) else [*(ask.stop or ()), *(ask.stop_sequences or ())]
+    if stops:
+        by_word = {stop.strip(): stop for stop in stops}
+        for number, word in enumerate(WORDS[:max_tokens], start=1):
+            if word.strip() in by_word:
+                return number, by_word[word.strip()]
+    return max_tokens, None
+
+
+def _chunk(event: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+class Format(Protocol):
+    """One dialect's bytes for one answer."""
+
+    def token(self, number: int) -> bytes:
+        """The HTTP chunks of one token; of what precedes the first, too."""
+
+    def closing(self, metrics: dict[str, float | None]) -> bytes:
+        """The HTTP chunks between the last token and the terminator."""
+
+    def whole(self, metrics: dict[str, float | None]) -> bytes:
+        """The answer's body when it is not streamed."""
+
+
+class _OpenAIFormat:
+    """What chat and completions share. The constant bytes are made once, as a stream has thousands of tokens."""
+
+    object_name: str
+    before_word: bytes
+    after_word: bytes
+    after_last_word: bytes  # takes the finish reason and the stop reason
+    usage_end: bytes
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._head = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":[' % (
+            msgspec.json.encode(answer.id),
+            self.object_name.encode(),
+            answer.created,
+            msgspec.json.encode(answer.model),
+        )
+        self._usage_head = b',"usage":{"prompt_tokens":%d,"total_tokens":' % answer.prompt_tokens
+        self._before = self._head + self.before_word
+        self._after = self.after_word + (self._usage_head if answer.continuous_usage else b"")
+        self._end = self.usage_end + b"}\n\n" if answer.continuous_usage else b"}\n\n"
+        self._constant_length = len(self._before) + len(self._after) + len(self._end)
+
+    def opening(self) -> bytes:
+        return b""
+
+    def usage(self, number: int) -> bytes:
+        return self._usage_head + self._counts(number) + self.usage_end if self._answer.continuous_usage else b""
+
+    def _counts(self, number: int) -> bytes:
+        if not self._answer.continuous_usage:
+            return b""
+        return b'%d,"completion_tokens":%d' % (self._answer.prompt_tokens + number, number)
+
+    def token(self, number: int) -> bytes:
+        word = _WORD_BYTES[(number - 1) % len(_WORD_BYTES)]
+        if number == self._answer.total_tokens:
+            return self._last_token(word)
+        counts = self._counts(number)
+        length = self._constant_length + len(word) + len(counts)
+        chunk = b"%x\r\n%b%b%b%b%b\r\n" % (length, self._before, word, self._after, counts, self._end)
+        return chunk if number > 1 else self.opening() + chunk
+
+    def _last_token(self, word: bytes) -> bytes:
+        stop, number = self._answer.stop, self._answer.total_tokens
+        after_word = self.after_last_word % (b"length" if stop is None else b"stop", msgspec.json.encode(stop))
+        text = word if stop is None else b""
+        chunk = _chunk(b"%b%b%b%b}\n\n" % (self._before, text, after_word, self.usage(number)))
+        return chunk if number > 1 else self.opening() + chunk
+
+    def closing(self, metrics: dict[str, float | None]) -> bytes:
+        answer, done = self._answer, _chunk(b"data: [DONE]\n\n")
+        if not answer.include_usage:
+            return done
+        event = b'%b]%b%d,"completion_tokens":%d},"system_fingerprint":"%b","metrics":%b}\n\n' % (
+            self._head,
+            self._usage_head,
+            answer.prompt_tokens + answer.total_tokens,
+            answer.total_tokens,
+            FINGERPRINT.encode(),
+            msgspec.json.encode(metrics),
+        )
+        return _chunk(event) + done
+
+    def envelope(self, choice: dict[str, Any], prompt: dict[str, Any], metrics: dict[str, float | None]) -> bytes:
+        answer = self._answer
+        prompt_tokens, tokens = answer.prompt_tokens, answer.total_tokens
+        usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + tokens, "completion_tokens": tokens}
+        details = {"prompt_tokens_details": None, "completion_tokens_details": None}
+        body = {
+            "id": answer.id,
+            "object": self.object_name.removesuffix(".chunk"),
+            "created": answer.created,
+            "model": answer.model,
+            "choices": [choice],
+            "service_tier": None,
+            "system_fingerprint": FINGERPRINT,
+            "usage": {**usage, **details},
+            **prompt,
+            "kv_transfer_params": None,
+            "ec_transfer_params": None,
+            "metrics": {**metrics, "speculative_decoding": None},
+        }
+        return msgspec.json.encode(body)
+
+    def ending(self) -> dict[str, Any]:
+        stop = self._answer.stop
+        return {"finish_reason": "length" if stop is None else "stop", "stop_reason": stop, "token_ids": None}
+
+
+class ChatFormat(_OpenAIFormat):
+    object_name = "chat.completion.chunk"
+    before_word = b'{"index":0,"delta":{"content":"'
+    after_word = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]'
+    after_last_word = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":null}]'
+    usage_end = b',"completion_tokens_details":null}'
+
+    def opening(self) -> bytes:
+        role = b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        return _chunk(b'%b%b%b,"prompt_token_ids":null,"prompt_text":null}\n\n' % (self._head, role, self.usage(0)))
+
+    def whole(self, metrics: dict[str, float | None]) -> bytes:
+        message = {"role": "assistant", "content": self._answer.text(), "refusal": None, "annotations": None}
+        message |= {"audio": None, "function_call": None, "reasoning": None}
+        choice = {"index": 0, "message": message, "logprobs": None, **self.ending(), "routed_experts": None}
+        return self.envelope(choice, {"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None}, metrics)
+
+
+class CompletionFormat(_OpenAIFormat):
+    object_name = "text_completion"
+    before_word = b'{"index":0,"text":"'
+    after_word = b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
+    after_last_word = (
+        b'","logprobs":null,"finish_reason":"%b","stop_reason":%b,"prompt_token_ids":null,"token_ids":null}]'
+    )
+    usage_end = b"}"
+
+    def whole(self, metrics: dict[str, float | None]) -> bytes:
+        choice = {"index": 0, "text": self._answer.text(), "logprobs": None, **self.ending()}
+        choice |= {"prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
+        return self.envelope(choice, {}, metrics)
+
+
+class MessagesFormat:
+    _before_word = (
+        b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"'
+    )
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    @staticmethod
+    def _event(body: dict[str, Any]) -> bytes:
+        return _chunk(b"event: %b\ndata: %b\n\n" % (body["type"].encode(), msgspec.json.encode(body)))
+
+    def _usage(self, output_tokens: int) -> dict[str, int]:
+        return {"input_tokens": self._answer.prompt_tokens, "output_tokens": output_tokens}
+
+    def _stop_reason(self) -> str:
+        return "max_tokens" if self._answer.stop is None else "stop_sequence"
+
+    def _opening(self) -> bytes:
+        message: dict[str, Any] = {
+            "id": self._answer.id,
+            "type": "message",
+            "role": "assistant",
+            "content": [],
+            "model": self._answer.model,
+            "stop_reason": None,
+            "stop_sequence": None,
+            "usage": self._usage(0),
+        }
+        block = {"type": "content_block_start", "content_block": {"type": "text", "text": ""}, "index": 0}
+        return self._event({"type": "message_start", "message": message}) + self._event(block)
+
+    def token(self, number: int) -> bytes:
+        event = b'%b%b"},"index":0}\n\n' % (self._before_word, _WORD_BYTES[(number - 1) % len(_WORD_BYTES)])
+        is_stop_word = self._answer.stop is not None and number == self._answer.total_tokens
+        opening = self._opening() if number == 1 else b""
+        return opening if is_stop_word else opening + _chunk(event)
+
+    def closing(self, metrics: dict[str, float | None]) -> bytes:  # noqa: ARG002 (this dialect has no place for them)
+        delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.stop}
+        usage = self._usage(self._answer.total_tokens)
+        return (
+            self._event({"type": "content_block_stop", "index": 0})
+            + self._event({"type": "message_delta", "delta": delta, "usage": usage})
+            + self._event({"type": "message_stop"})
+        )
+
+    def whole(self, metrics: dict[str, float | None]) -> bytes:  # noqa: ARG002
+        answer = self._answer
+        body = {
+            "id": answer.id,
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "text", "text": answer.text()}],
+            "model": answer.model,
+            "stop_reason": self._stop_reason(),
+            **({} if answer.stop is None else {"stop_sequence": answer.stop}),
+            "usage": self._usage(answer.total_tokens),
+        }
+        return msgspec.json.encode(body)

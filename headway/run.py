@@ -8,7 +8,7 @@ from pathlib import Path
 import uvloop
 
 from headway.api.app import App
-from headway.api.server import drain_on_signals, make_server
+from headway.api.server import Server, drain_on_signals, make_server
 from headway.config import Config
 from headway.core.machine import Machine
 from headway.core.types import ModelPolicy, Replica
@@ -34,31 +34,34 @@ def make_gateway(config: Config, record_to: Path | None = None) -> Gateway:
     return Gateway(Machine(policies), fleet, timing, record)
 
 
-async def run_gateway(
-    config: Config, record_to: Path | None = None, on_listening: Callable[[int], None] | None = None
-) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code: 0 if every call was served to its end."""
-    gateway = make_gateway(config, record_to)
+def make_gateway_server(config: Config, gateway: Gateway) -> Server:
     app = App(config, handle=gateway.handle, is_ready=gateway.is_ready, metrics_page=gateway.metrics.page)
-    server = make_server(
+    return make_server(
         app,
         host=config.gateway.host,
         port=config.gateway.port,
         drain_timeout_s=config.gateway.drain_timeout_s,
         max_connections=config.gateway.max_connections,
     )
+
+
+async def run_gateway(
+    config: Config, record_to: Path | None = None, on_listening: Callable[[int], None] | None = None
+) -> int:
+    """Serve until SIGTERM or SIGINT; returns the exit code: 0 if every call was served to its end."""
+    gateway = make_gateway(config, record_to)
+    server = make_gateway_server(config, gateway)
     server.on_listening = on_listening
     drain_on_signals(server, gateway.drain)
     gateway.start()
     try:
         await server.serve()
-    except SystemExit:
+    except SystemExit:  # uvicorn's way to say that it cannot bind
         where = f"{config.gateway.host}:{config.gateway.port}"
         raise SetupError(f"cannot listen on {where}: is something else using it? Choose another port.") from None
     finally:
-        cut = gateway.machine.calls
         await gateway.stop()
-    return 1 if cut else 0
+    return 1 if server.cut_calls else 0
 
 
 def serve(config: Config, record_to: Path | None = None, on_listening: Callable[[int], None] | None = None) -> int:

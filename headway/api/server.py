@@ -143,6 +143,7 @@ class Server(uvicorn.Server):
     """uvicorn's server, which leaves signals to us: on SIGTERM it is told to drain and then ends with exit code 0."""
 
     on_listening: Callable[[int], None] | None = None  # called with the port
+    cut_calls = 0  # calls that were not served to their end when the drain's time was up
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -152,6 +153,13 @@ class Server(uvicorn.Server):
         await super().startup(sockets)
         if self.started and self.on_listening is not None:
             self.on_listening(self.servers[0].sockets[0].getsockname()[1])
+
+    async def _wait_tasks_to_complete(self) -> None:
+        try:
+            await super()._wait_tasks_to_complete()
+        except asyncio.CancelledError:
+            self.cut_calls = len(self.server_state.tasks)
+            raise
 
 
 def make_server(app: Any, *, host: str, port: int, drain_timeout_s: float, max_connections: int) -> Server:

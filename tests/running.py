@@ -1,0 +1,94 @@
+"""A gateway that runs inside a test, on a real port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anthropic import AsyncAnthropic
+from openai import AsyncOpenAI
+
+from headway.config import Config
+from headway.engines.scripted import ScriptedEngine
+from headway.gateway.serve import Gateway
+from headway.run import make_gateway, make_gateway_server
+
+MODEL = "scripted"
+
+
+@dataclass
+class Running:
+    gateway: Gateway
+    port: int
+    openai: AsyncOpenAI
+    anthropic: AsyncAnthropic
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def until_up(self, replicas: int) -> None:
+        """Wait until that many replicas take calls."""
+        boarding = self.gateway.machine.boarding[MODEL]
+        async with asyncio.timeout(20):
+            while boarding.open_replicas != replicas:
+                await asyncio.sleep(0.01)
+
+    async def until_empty(self) -> None:
+        """Wait until no call is left anywhere in the gateway."""
+        async with asyncio.timeout(20):
+            while self.gateway.machine.calls or self.gateway._trips:
+                await asyncio.sleep(0.01)
+
+    async def raw(self, request: bytes) -> bytes:
+        """Send bytes, read until the other side closes."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        try:
+            writer.write(request)
+            return await asyncio.wait_for(reader.read(), 20)
+        finally:
+            writer.close()
+
+
+def post(path: str, body: bytes, *headers: bytes) -> bytes:
+    head = [b"POST " + path.encode() + b" HTTP/1.1", b"host: x", b"connection: close", *headers]
+    return b"\r\n".join([*head, b"content-length: %d" % len(body), b"", body])
+
+
+def config_for(
+    engines: list[ScriptedEngine], *, seats: int = 8, tier: dict[str, Any] | None = None, **gateway: Any
+) -> Config:
+    settings = {"port": 0, "probe_interval_s": 0.05, "stall_s": 0.5, **gateway}
+    replicas = [{"url": engine.url, "seats": seats} for engine in engines]
+    tiers = [{"name": "standard", **(tier or {})}]
+    return Config.model_validate(
+        {"gateway": settings, "models": [{"name": MODEL, "tiers": tiers, "replicas": replicas}]}
+    )
+
+
+@asynccontextmanager
+async def running_gateway(config: Config, record: Path | None = None, key: str = "none") -> AsyncIterator[Running]:
+    gateway = make_gateway(config, record)
+    server = make_gateway_server(config, gateway)
+    listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    server.on_listening = listening.set_result
+    gateway.start()
+    task = asyncio.create_task(server.serve())
+    port = await listening
+    url = f"http://127.0.0.1:{port}"
+    openai = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
+    anthropic = AsyncAnthropic(base_url=url, api_key=key, max_retries=0)
+    try:
+        running = Running(gateway, port, openai, anthropic)
+        await running.until_up(len(config.models[0].replicas))
+        yield running
+    finally:
+        await openai.close()
+        await anthropic.close()
+        server.should_exit = True
+        await task
+        await gateway.stop()

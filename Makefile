@@ -15,7 +15,7 @@ $(BIN)/headway: pyproject.toml
 setup: $(BIN)/headway  ## the gateway's environment, with what tests need
 
 engine: setup  ## the CPU engine's environment and the demo's model (once, outside the checkout: 4 GB, minutes)
-	$(BIN)/python -m headway.fleet.engine_env
+	$(BIN)/headway demo --prepare-only
 
 check: setup  ## lint, types, and the rules of the house
 	$(BIN)/ruff check .

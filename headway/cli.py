@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,6 +12,8 @@ from rich.console import Console
 
 from headway import __version__
 from headway.config import load
+from headway.demo import prepare_demo, run_demo
+from headway.engines.scripted import Script, parse_curve, serve_scripted
 from headway.errors import HeadwayError
 from headway.gateway.events import replay as replay_record
 from headway.run import serve as run_serve
@@ -29,6 +32,28 @@ ConfigPath = Annotated[Path, typer.Option("--config", "-c", help="The configurat
 DEFAULT_CONFIG = Path("headway.toml")
 
 
+@app.command(epilog="Example: `headway demo`, or with a GPU and vLLM: `headway demo --model Qwen/Qwen3-8B`")
+def demo(
+    model: Annotated[str | None, typer.Option(help="A model for the vLLM installed here; else a small one.")] = None,
+    port: Annotated[int, typer.Option(help="Where the gateway listens.")] = 8000,
+    engine_port: Annotated[int | None, typer.Option(help="Where the engine listens; else a free port.")] = None,
+    seats: Annotated[int, typer.Option(help="Streams the engine may carry at once.")] = 16,
+    prepare_only: Annotated[bool, typer.Option(help="Make the engine's environment and the model, and stop.")] = False,
+) -> None:
+    """From nothing to a gateway in front of a real vLLM, with three calls to paste."""
+    if prepare_only:
+        prepare_demo(console)
+        return
+
+    def serve_config(path: Path, on_ready: Callable[[], None]) -> int:
+        return run_serve(load(path), on_listening=lambda _port: on_ready())
+
+    _log_to_stderr(logging.WARNING)
+    raise typer.Exit(
+        run_demo(model=model, port=port, engine_port=engine_port, seats=seats, console=console, serve=serve_config)
+    )
+
+
 @app.command(epilog="Example: `headway serve --config headway.toml`")
 def serve(
     config: ConfigPath = DEFAULT_CONFIG,
@@ -37,8 +62,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve the models of a configuration until SIGTERM or Ctrl-C."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    _log_to_stderr(logging.INFO)
     settings = load(config)
     raise typer.Exit(run_serve(settings, record, lambda port: console.print(f"Headway listens on port {port}.")))
 
@@ -63,6 +87,19 @@ def replay(record: Annotated[Path, typer.Argument(help="A file written by `headw
     console.print(f"{result.events} events, {result.actions} actions: identical.")
 
 
+@app.command(epilog="Example: `headway mock-engine --port 9100 --step-ms 1:10,64:40`")
+def mock_engine(
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 9100,
+    model: Annotated[str, typer.Option(help="The model's name.")] = "scripted",
+    first_token_ms: Annotated[float, typer.Option(help="Time from a seat to the first token.")] = 20.0,
+    step_ms: Annotated[str, typer.Option(help="Time per token by batch, as BATCH:MS,BATCH:MS,...")] = "1:10",
+    max_num_seqs: Annotated[int, typer.Option(help="How many requests run at once; others wait.")] = 256,
+) -> None:
+    """Run a scripted engine: vLLM's HTTP with a programmed speed, for tests and trials without a model."""
+    script = Script(model, first_token_ms / 1000, parse_curve(step_ms), max_num_seqs)
+    serve_scripted(script, "127.0.0.1", port)
+
+
 @app.callback(invoke_without_command=True)
 def version(
     show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
@@ -70,6 +107,11 @@ def version(
     if show:
         console.print(__version__)
         raise typer.Exit
+
+
+def _log_to_stderr(level: int) -> None:
+    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)
 
 
 def main() -> None:

@@ -102,6 +102,7 @@ class Messages(Prompt, kw_only=True):
     temperature: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
     top_k: limits.TopK | UnsetType | None = UNSET
     top_p: limits.Probability | UnsetType | None = UNSET
+    cache_control: Raw | UnsetType = UNSET  # vLLM caches prefixes by itself
     # Read here and never sent on: engines know nothing of tiers.
     speed: Literal["standard", "fast"] | UnsetType | None = UNSET
     service_tier: Literal["auto", "standard_only"] | UnsetType | None = UNSET
@@ -116,7 +117,7 @@ def read_messages(body: bytes, call_id: str) -> Request:
     request = _read_messages(body)
     _check_schemas(request)
     call = Call(call_id, request.model, _tier(request.speed))
-    request.speed = request.service_tier = request.metadata = UNSET
+    request.speed = request.service_tier = request.metadata = request.cache_control = UNSET
     return Request(call, "/v1/messages", _encode(request), bool(request.stream), AnthropicMeter())
 
 

@@ -1,7 +1,7 @@
 """A test double that speaks vLLM's HTTP, with a programmed speed, programmed faults and its own record.
 
 Knows: which path answers what, and how to serve it, in this process (`running`) or as one of its own
-(`python -m headway.engines.scripted --port 9100 --step-ms 1:10,64:40`).
+(`headway mock-engine --port 9100 --step-ms 1:10,64:40`).
 Does not know: when a token is due (`scripted_steps`) nor how it is written (`scripted_http`).
 Invariant: what `/scripted/record` says a stream was sent was written to its connection, while that was open.
 
@@ -9,7 +9,6 @@ Tokens are written to uvicorn's transport by the step loop itself: a task woken 
 engine it stands for. ASGI opens and closes each answer. A client that reads slowly is not waited for.
 """
 
-import argparse
 import asyncio
 import os
 import socket
@@ -320,32 +319,3 @@ def parse_curve(text: str) -> tuple[tuple[int, float], ...]:
     """`1:10,64:40` (batch:milliseconds per token) as a script's `step_s`."""
     points = (point.split(":") for point in text.split(","))
     return tuple((int(batch), float(step_ms) / 1e3) for batch, step_ms in points)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python -m headway.engines.scripted",
-        description="Serve an engine that speaks vLLM's HTTP at a programmed speed.",
-    )
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=9100, help="0 takes a free one")
-    parser.add_argument("--model", default="scripted")
-    parser.add_argument("--first-token-ms", type=float, default=20.0)
-    parser.add_argument("--step-ms", type=parse_curve, default=parse_curve("1:10"), help="batch:ms,... as 1:10,64:40")
-    parser.add_argument("--max-num-seqs", type=int, default=256)
-    parser.add_argument("--max-queued", type=int, default=None)
-    parser.add_argument("--max-model-len", type=int, default=8192)
-    options = parser.parse_args()
-    script = Script(
-        options.model,
-        options.first_token_ms / 1e3,
-        options.step_ms,
-        options.max_num_seqs,
-        options.max_queued,
-        options.max_model_len,
-    )
-    serve_scripted(script, options.host, options.port)
-
-
-if __name__ == "__main__":
-    main()

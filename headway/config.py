@@ -39,11 +39,12 @@ class GatewayTable(_Table):
     max_connections: int = Field(10_000, ge=1, le=1_000_000, description="Clients connected at once.")
     probe_interval_s: float = Field(1.0, gt=0, le=60, description="How often each replica is looked at.")
     stall_s: float = Field(
-        10.0,
+        30.0,
         gt=0,
         le=600,
         description="A replica that carries calls and shows no progress for this long is taken out. "
-        "Must be longer than one step of the engine takes with its largest chunk of prompt.",
+        "Must be longer than the engine's longest step: a large chunk of prompt, or the first use of a feature, "
+        "which vLLM may compile then (log-probabilities on a CPU: 17 s).",
     )
     reader_stall_s: float = Field(
         30.0, gt=0, le=3600, description="A client that leaves its stream unread for this long is disconnected."

@@ -48,7 +48,7 @@ class Timing:
     """The gateway's patience with replicas and readers; see docs/reference/configuration.md."""
 
     probe_interval_s: float = 1.0
-    stall_s: float = 10.0
+    stall_s: float = 30.0
     reader_stall_s: float = 30.0
 
 

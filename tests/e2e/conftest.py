@@ -53,19 +53,28 @@ class GatewayProcess:
     log: Path
     record: Path
 
-    @property
-    def openai(self) -> OpenAI:
-        return OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0)
+    def __post_init__(self) -> None:
+        self.openai = OpenAI(base_url=self.url + "/v1", api_key="none", max_retries=0)
+        self.anthropic = Anthropic(base_url=self.url, api_key="none", max_retries=0)
 
-    @property
-    def anthropic(self) -> Anthropic:
-        return Anthropic(base_url=self.url, api_key="none", max_retries=0)
+    def stop(self) -> int:
+        self.openai.close()
+        self.anthropic.close()
+        self.process.terminate()
+        return self.process.wait(30)
 
     def open_replicas(self) -> float:
         return read_metrics(get(self.url + "/metrics"), (b"headway_replica_open",))[0]
 
     def aboard(self) -> float:
         return read_metrics(get(self.url + "/metrics"), (b"headway_aboard",))[0]
+
+
+def warm(engine: EngineProcess) -> None:
+    """vLLM compiles what log-probabilities need when it is first asked for them: 17 s without a sign of life. That is
+    longer than the gateway under test, with its short `stall_s`, would wait."""
+    with OpenAI(base_url=engine.url + "/v1", api_key="none") as sdk:
+        sdk.completions.create(model=MODEL_NAME, prompt="1", max_tokens=1, logprobs=1)
 
 
 @pytest.fixture(scope="session")
@@ -82,6 +91,7 @@ def engines() -> Iterator[list[EngineProcess]]:
             engine.start()
         for engine in made:
             engine.wait_ready(300)
+            warm(engine)
         yield made
     finally:
         for engine in made:
@@ -115,5 +125,4 @@ def start_gateway(engines: list[EngineProcess], folder: Path) -> GatewayProcess:
 def gateway(engines: list[EngineProcess], tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     started = start_gateway(engines, tmp_path_factory.mktemp("gateway"))
     yield started
-    started.process.terminate()
-    started.process.wait(30)
+    started.stop()

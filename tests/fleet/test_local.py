@@ -93,7 +93,7 @@ def test_cpu_engine_computes_on_its_core_and_stays_offline(tmp_path: Path, monke
     engine = LocalEngine(command, str(tmp_path), "small", 9, 16, on_cpu=True, core=1, extra_args=("--seed", "7"))
     assert engine.arguments() == (
         f"/engine/bin/python -m vllm.entrypoints.openai.api_server --model {tmp_path} --host 127.0.0.1 --port 9 "
-        "--served-model-name small --max-num-seqs 16 --max-num-queued-reqs 16 --enable-per-request-metrics "
+        "--served-model-name small --max-num-seqs 16 --max-num-queued-reqs 24 --enable-per-request-metrics "
         "--enable-force-include-usage --enforce-eager --seed 7"
     ).split(" ")
     assert {

@@ -13,11 +13,14 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 from urllib.parse import urlsplit
 
 import msgspec
+
+CALL_TIMEOUT_S = 120.0
 
 
 @dataclass
@@ -30,7 +33,6 @@ class Stream:
     tokens: int = 0
     complete: bool = False
     status: bytes = b""
-    gaps_s: list[float] = field(default_factory=list)
 
 
 class _Caller(asyncio.Protocol):
@@ -41,10 +43,9 @@ class _Caller(asyncio.Protocol):
         self._tail = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        self._transport = cast(asyncio.WriteTransport, transport)
         self.stream.sent_at = time.perf_counter()
-        transport.write(self._request)
+        self._transport.write(self._request)
 
     def data_received(self, data: bytes) -> None:
         now = time.perf_counter()
@@ -88,8 +89,9 @@ def chat_request(model: str, max_tokens: int) -> bytes:
 async def call(url: str, request: bytes) -> Stream:
     parts = urlsplit(url)
     loop = asyncio.get_running_loop()
-    _, caller = await loop.create_connection(lambda: _Caller(request), parts.hostname, parts.port)
-    return await caller.done
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        _, caller = await loop.create_connection(lambda: _Caller(request), parts.hostname, parts.port)
+        return await caller.done
 
 
 async def at_once(url: str, request: bytes, streams: int) -> tuple[list[Stream], float]:

@@ -69,6 +69,7 @@ class HTTPAnswer:
         self.content_type = b""
         self.ended = False
         self.parser: httptools.HttpResponseParser
+        self._keep_alive = False
         self._pool = pool
         self._connection = connection
         self._sink: Callable[[bytes], None] | None = None
@@ -86,6 +87,7 @@ class HTTPAnswer:
 
     def on_headers_complete(self) -> None:
         self.status = self.parser.get_status_code()
+        self._keep_alive = self.parser.should_keep_alive()  # asked later, the parser has forgotten
 
     def on_body(self, data: bytes) -> None:
         if self._sink is not None:
@@ -136,7 +138,7 @@ class HTTPAnswer:
             # Whoever still cares has been told; this keeps asyncio from reporting the others as never retrieved.
             if future.done() and not future.cancelled():
                 future.exception()
-        self._pool.put_back(self._connection, reusable=self.ended and self.parser.should_keep_alive())
+        self._pool.put_back(self._connection, reusable=self.ended and self._keep_alive)
 
     def fail(self, error: EngineLost) -> None:
         for future in (self._first, self._end):

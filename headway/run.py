@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,6 +55,9 @@ async def run_gateway(
     server.on_listening = on_listening
     drain_on_signals(server, gateway.drain)
     gateway.start()
+    # What is here now stays. Without this each full garbage collection walks all of it, and no stream moves meanwhile.
+    gc.collect()
+    gc.freeze()
     try:
         await server.serve()
     except SystemExit:  # uvicorn's way to say that it cannot bind

@@ -259,16 +259,17 @@ class OpenAIMeter:
         self._wants_usage = wants_usage
         self._wants_all = wants_continuous_usage
         self._splitter = EventSplitter()
-        self._last = b""  # the usage object of the newest token, still as bytes
+        self._last = b""  # the newest token's event, whose usage has not been read
         self._prompt = self._output = 0
 
     def feed(self, data: bytes, now: float) -> bytes:
-        if self.first_at is not None and self._splitter.is_one_event(data):
+        # One line and one event: JSON has no newline of its own. (Looking for one byte is a third of looking for two.)
+        if self.first_at is not None and not self._splitter.rest and data.find(b"\n") == len(data) - 2:
             start = data.rfind(b',"usage":{')
             # True only where the usage object is flat and the last thing in the event: `...}}\n\n`.
             if start > 0 and data.find(b"}", start) == len(data) - 4:
                 self.last_at = now
-                self._last = data[start + 9 : -3]
+                self._last = data
                 return data if self._wants_all else data[:start] + b"}\n\n"
         return b"".join([self._parse(event, now) for event in self._splitter.split(data)])
 
@@ -305,6 +306,6 @@ class OpenAIMeter:
 
     def usage(self) -> tuple[int, int]:
         if self._last:
-            usage = msgspec.json.decode(self._last)
+            usage = msgspec.json.decode(data_of(self._last))["usage"]
             return usage["prompt_tokens"], usage["completion_tokens"]
         return self._prompt, self._output

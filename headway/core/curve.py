@@ -1,0 +1,89 @@
+"""The curve: how fast a replica gives tokens to each stream when it carries b of them.
+
+    seconds per token (b) = a + c*b + d*sqrt(b)
+
+a is the step that reads the weights whatever the batch, c what each stream adds, d the slow start of the rest; three
+measured points fit it (docs/design/0002). Pure arithmetic: who measures, and when, is not known here.
+
+Invariant: the fitted curve never falls with the batch, so "the largest batch that keeps a floor" is well defined.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import combinations
+from math import inf, sqrt
+
+Point = tuple[int, float]  # batch, seconds per token
+
+# A promise is kept by every stream, not by the average one; the margin is what the slowest lie below the curve.
+DEFAULT_MARGIN = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    a: float
+    c: float
+    d: float
+
+    def seconds_per_token(self, batch: int) -> float:
+        return self.a + self.c * batch + self.d * sqrt(batch)
+
+    def speed_tps(self, batch: int) -> float:
+        """Tokens per second of one stream among `batch`."""
+        return 1.0 / self.seconds_per_token(batch)
+
+    def largest_batch(self, floor_tps: float, seats: int, margin: float = DEFAULT_MARGIN) -> int:
+        """The largest batch, at most `seats`, at which a stream still gets the floor with the margin; 0 if none does."""
+        allowed_s = 1.0 / (floor_tps * (1.0 + margin))
+        low, high = 0, seats
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.seconds_per_token(middle) <= allowed_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def slower(self, factor: float) -> Curve:
+        """The same curve with every step `factor` times as long."""
+        return Curve(self.a * factor, self.c * factor, self.d * factor)
+
+
+def fit(points: list[Point]) -> Curve:
+    """The curve nearest to the points in relative error, with no negative part. One point gives a flat curve, two a line."""
+    batches = {batch for batch, _ in points}
+    if not points or any(batch < 1 or seconds <= 0 for batch, seconds in points):
+        raise ValueError("a curve needs points (batch, seconds per token) with batch >= 1 and seconds > 0")
+    best, best_error = Curve(max(seconds for _, seconds in points), 0.0, 0.0), inf
+    # With a part that comes out negative the fit is done again without it; the best of those that remain is taken.
+    for count in range(1, min(3, len(batches)) + 1):
+        for parts in combinations(range(3), count):
+            solution = _least_squares(points, parts)
+            if solution is None or min(solution) < 0:
+                continue
+            curve = Curve(*(solution[parts.index(part)] if part in parts else 0.0 for part in range(3)))
+            error = sum((curve.seconds_per_token(batch) / seconds - 1.0) ** 2 for batch, seconds in points)
+            if error < best_error - 1e-12:
+                best, best_error = curve, error
+    return best
+
+
+def _least_squares(points: list[Point], parts: tuple[int, ...]) -> list[float] | None:
+    """Solve for the chosen parts of (1, b, sqrt b) by the normal equations, each row divided by its measured value."""
+    rows = [[(1.0, float(batch), sqrt(batch))[part] / seconds for part in parts] for batch, seconds in points]
+    size = len(parts)
+    matrix = [[sum(row[i] * row[j] for row in rows) for j in range(size)] for i in range(size)]
+    right = [sum(row[i] for row in rows) for i in range(size)]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda i: abs(matrix[i][column]))
+        if abs(matrix[pivot][column]) < 1e-12:
+            return None
+        matrix[column], matrix[pivot] = matrix[pivot], matrix[column]
+        right[column], right[pivot] = right[pivot], right[column]
+        for other in range(size):
+            if other != column:
+                share = matrix[other][column] / matrix[column][column]
+                matrix[other] = [x - share * y for x, y in zip(matrix[other], matrix[column], strict=True)]
+                right[other] -= share * right[column]
+    return [right[i] / matrix[i][i] for i in range(size)]

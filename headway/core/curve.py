@@ -34,7 +34,7 @@ class Curve:
         return 1.0 / self.seconds_per_token(batch)
 
     def largest_batch(self, floor_tps: float, seats: int, margin: float = DEFAULT_MARGIN) -> int:
-        """The largest batch, at most `seats`, at which a stream still gets the floor with the margin; 0 if none does."""
+        """The largest batch, at most `seats`, at which a stream gets the floor and the margin; 0 if none does."""
         allowed_s = 1.0 / (floor_tps * (1.0 + margin))
         low, high = 0, seats
         while low < high:
@@ -51,7 +51,7 @@ class Curve:
 
 
 def fit(points: list[Point]) -> Curve:
-    """The curve nearest to the points in relative error, with no negative part. One point gives a flat curve, two a line."""
+    """The curve nearest to the points in relative error, with no negative part. One point gives a flat curve."""
     batches = {batch for batch, _ in points}
     if not points or any(batch < 1 or seconds <= 0 for batch, seconds in points):
         raise ValueError("a curve needs points (batch, seconds per token) with batch >= 1 and seconds > 0")

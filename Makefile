@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup engine check test e2e docs format
+.PHONY: help setup engine check test e2e nightly docs format
 help:  ## this list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /: /'
 
@@ -28,6 +28,9 @@ test: setup  ## everything that needs no model
 
 e2e: engine  ## the tests on real vLLM
 	$(BIN)/pytest -q -m engine --timeout 600
+
+nightly: setup  ## a million steps of random walks over core (about 15 minutes)
+	HEADWAY_WALKS=17000 $(BIN)/pytest -q tests/core/test_walk.py --timeout 7200
 
 docs: setup  ## write the reference pages from the code
 	$(BIN)/python -m headway.reference docs/reference

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import uvloop
 from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
 
 from headway import __version__
+from headway.bench.calibrate import batches_for, calibrate
 from headway.config import load
+from headway.core.curve import fit
 from headway.demo import prepare_demo, run_demo
 from headway.engines.scripted import Script, parse_curve, serve_scripted
 from headway.errors import HeadwayError
@@ -75,6 +80,32 @@ def check(config: ConfigPath = DEFAULT_CONFIG) -> None:
         seats = sum(replica.seats for replica in model.replicas)
         console.print(f"{model.name}: {len(model.replicas)} replica(s), {seats} seats")
     console.print(f"[green]{config} is fine.[/green]")
+
+
+@app.command(name="calibrate", epilog="Example: `headway calibrate http://127.0.0.1:8001 --model my-model --seats 64`")
+def calibrate_engine(
+    url: Annotated[str, typer.Argument(help="An engine that is idle: vLLM itself, not a gateway.")],
+    model: Annotated[str, typer.Option(help="The model's name, as the engine serves it.")],
+    seats: Annotated[int, typer.Option(help="How many streams it may carry at once.")] = 64,
+) -> None:
+    """Measure three points of an engine's curve and print the line for headway.toml."""
+    batches = batches_for(seats)
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("measuring", total=len(batches))
+
+        def show(batch: int) -> None:
+            progress.update(bar, completed=batches.index(batch), description=f"{batch} streams")
+
+        points = uvloop.run(calibrate(url, model, seats, show))
+    curve = fit([(batch, 1 / tps) for batch, tps in points])
+    table = Table("floor, tok/s", "times the full batch", "streams that keep it")
+    for share in (0.9, 0.75, 0.5, 0.25):
+        floor_tps = curve.speed_tps(seats) + share * (curve.speed_tps(1) - curve.speed_tps(seats))
+        ratio = floor_tps / curve.speed_tps(seats)
+        table.add_row(f"{floor_tps:.1f}", f"{ratio:.2f}", str(curve.largest_batch(floor_tps, seats)))
+    console.print(table)
+    line = ", ".join(f"[{batch}, {tps:.2f}]" for batch, tps in points)
+    console.print(f"curve = [{line}]", markup=False, highlight=False)
 
 
 @app.command(epilog="Example: `headway serve --record run.jsonl`, then `headway replay run.jsonl`")

@@ -9,12 +9,14 @@ from __future__ import annotations
 import difflib
 import ipaddress
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
+from headway.core.types import EXPRESS, Tier
 from headway.errors import SetupError
 from headway.toml_lines import line_of
 
@@ -66,11 +68,28 @@ class GatewayTable(_Table):
 class TierTable(_Table):
     """One speed at which a model is offered."""
 
-    name: Literal["standard"] = Field(description="`standard`: the model as it is, no promise.")
+    name: Tier = Field(
+        description="`fast` and `ultrafast`: the same weights at a promised floor. `standard`: the model as it is, no "
+        "promise. `flex`: stand-by seats, after all others."
+    )
+    floor_tps: float | None = Field(
+        None,
+        gt=0,
+        le=100_000,
+        description="Output tokens per second promised to every stream of `fast` or `ultrafast` after its first token.",
+    )
     max_hold_s: float = Field(30.0, ge=0, le=3600, description="How long a call waits for a seat before it is refused.")
     max_held: int = Field(
         1000, ge=0, le=1_000_000, description="How many calls may wait at once; beyond, they are refused at once."
     )
+
+    @model_validator(mode="after")
+    def _floor_where_promised(self) -> TierTable:
+        if self.name in EXPRESS and self.floor_tps is None:
+            raise ValueError(f"tier {self.name!r} is a promise: say which, as floor_tps = 40.0")
+        if self.name not in EXPRESS and self.floor_tps is not None:
+            raise ValueError(f"tier {self.name!r} promises nothing: take floor_tps out")
+        return self
 
 
 class ReplicaTable(_Table):
@@ -78,6 +97,25 @@ class ReplicaTable(_Table):
 
     url: str = Field(description="Where it listens. Keep it on loopback or a private network.")
     seats: int = Field(64, ge=1, le=4096, description="Streams it may carry at once: at most its `--max-num-seqs`.")
+
+    curve: list[tuple[int, float]] | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="What it was measured to give, as `[[streams, tokens per second of each], ...]`: three points are "
+        "enough (`headway calibrate URL` measures them). Without it the replica carries no stream with a floor.",
+    )
+
+    @field_validator("curve", mode="before")
+    @classmethod
+    def _points(cls, curve: object) -> object:
+        """TOML has arrays where the type has pairs, and may write a whole number for a speed."""
+        if not isinstance(curve, list):
+            return curve
+        pairs = [(one[0], float(one[1])) for one in curve if isinstance(one, list) and len(one) == 2]
+        if len(pairs) != len(curve) or any(batch < 1 or tps <= 0 for batch, tps in pairs):
+            raise ValueError("must be like [[1, 120.0], [16, 80.0], [64, 37.0]]: streams, tokens per second of each")
+        return pairs
 
     @field_validator("url")
     @classmethod
@@ -97,11 +135,23 @@ class ModelTable(_Table):
     tiers: list[TierTable] = Field(
         default_factory=lambda: [TierTable(name="standard")], min_length=1, description="The speeds it is offered at."
     )
+    standard_share: float = Field(
+        0.5, ge=0, le=1, description="The part of its replicas whose doors stay open to standard calls."
+    )
     replicas: list[ReplicaTable] = Field(min_length=1, description="The engines that serve it.")
 
     @model_validator(mode="after")
-    def _once(self) -> ModelTable:
-        _all_different([tier.name for tier in self.tiers], "tier")
+    def _tiers_can_be_served(self) -> ModelTable:
+        names = [tier.name for tier in self.tiers]
+        _all_different(names, "tier")
+        if "standard" not in names:
+            raise ValueError(f"model {self.name!r} needs the tier standard: it is what all others are measured against")
+        promised = [name for name in names if name in EXPRESS]
+        if promised and not any(replica.curve for replica in self.replicas):
+            raise ValueError(
+                f"model {self.name!r} promises {promised[0]!r} and none of its replicas has a curve: "
+                "measure one with `headway calibrate URL` and add what it prints"
+            )
         return self
 
 
@@ -172,7 +222,7 @@ def _help(location: Location) -> str:
     return field.description or "" if field else ""
 
 
-def _all_different(names: list[str], what: str) -> None:
+def _all_different(names: Sequence[str], what: str) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{what} {name!r} is there {names.count(name)} times: keep one")

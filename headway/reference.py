@@ -31,11 +31,16 @@ name = "smollm2-135m"
 
 [[models.tiers]]
 name = "standard"
-max_hold_s = 30.0
+
+[[models.tiers]]
+name = "fast"
+floor_tps = 15.0
+max_hold_s = 3.0
 
 [[models.replicas]]
 url = "http://127.0.0.1:8001"
 seats = 64
+curve = [[1, 21.8], [8, 17.2], [64, 9.6]]
 """
 HEAD = "| {} | {} | {} |\n|---|---|---|\n"
 WRITTEN_BY = "<!-- Written by `make docs` from the code; tests/test_docs.py compares. -->\n\n"

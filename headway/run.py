@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import uvloop
 
 from headway.api.app import App
 from headway.api.server import Server, drain_on_signals, make_server
-from headway.config import Config
+from headway.config import Config, ModelTable, ReplicaTable
+from headway.core.curve import Curve, fit
 from headway.core.machine import Machine
-from headway.core.types import ModelPolicy, Replica
+from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
 from headway.engines.base import Engine
 from headway.engines.vllm import VLLMEngine
 from headway.errors import SetupError
@@ -21,18 +23,29 @@ from headway.gateway.serve import Gateway, Timing
 
 
 def make_gateway(config: Config, record_to: Path | None = None) -> Gateway:
-    policies = {
-        model.name: ModelPolicy(max_held=model.tiers[0].max_held, max_hold_s=model.tiers[0].max_hold_s)
-        for model in config.models
-    }
+    policies = {model.name: _policy(model) for model in config.models}
     fleet: list[tuple[Replica, Engine]] = [
-        (Replica(replica.url, model.name, replica.seats), VLLMEngine(replica.url, replica.url, model.name))
+        (
+            Replica(replica.url, model.name, replica.seats, _curve(replica)),
+            VLLMEngine(replica.url, replica.url, model.name),
+        )
         for model in config.models
         for replica in model.replicas
     ]
     timing = Timing(config.gateway.probe_interval_s, config.gateway.stall_s, config.gateway.reader_stall_s)
     record = EventLog(record_to, policies) if record_to else None
     return Gateway(Machine(policies), fleet, timing, record)
+
+
+def _policy(model: ModelTable) -> ModelPolicy:
+    """The tiers in the order in which held calls board: the fastest first, flex last."""
+    tiers = {tier.name: TierPolicy(tier.max_held, tier.max_hold_s, tier.floor_tps or 0.0) for tier in model.tiers}
+    in_order = {name: tiers[name] for name in get_args(Tier) if name in tiers}
+    return ModelPolicy(in_order, standard_share=model.standard_share)
+
+
+def _curve(replica: ReplicaTable) -> Curve | None:
+    return fit([(batch, 1.0 / tps) for batch, tps in replica.curve]) if replica.curve else None
 
 
 def make_gateway_server(config: Config, gateway: Gateway) -> Server:

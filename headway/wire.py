@@ -10,7 +10,33 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from headway.core.types import Call
+from headway.core.types import Call, Tier
+from headway.errors import RefusalReason
+
+MIN_TOKENS_FOR_PROMISE = 16
+
+
+@dataclass(slots=True)
+class Served:
+    """How a call is served: what was asked, what was given and why, and what that promises."""
+
+    asked: Tier
+    tier: Tier
+    reason: RefusalReason | None = None  # why it is not what was asked
+    floor_tps: float = 0.0
+
+    def proof(self, output_tokens: int, speed_tps: float | None) -> dict[str, object]:
+        """What every answer says at its end. `kept` is null where nothing was promised: no floor, too short an answer
+        for a speed to mean anything, or a speed that could not be measured."""
+        promised = bool(self.floor_tps) and output_tokens >= MIN_TOKENS_FOR_PROMISE and speed_tps is not None
+        return {
+            "tier_asked": self.asked,
+            "tier_served": self.tier,
+            "reason": self.reason,
+            "tokens_per_second": round(speed_tps, 2) if speed_tps is not None else None,
+            "floor_tokens_per_second": self.floor_tps or None,
+            "kept": bool(speed_tps and speed_tps >= self.floor_tps) if promised else None,
+        }
 
 
 class Meter(Protocol):
@@ -24,11 +50,15 @@ class Meter(Protocol):
     first_at: float | None
     last_at: float | None
     complete: bool  # the dialect's success terminator has been seen
+    served: Served  # set when the call boards
 
     def feed(self, data: bytes, now: float) -> bytes: ...
 
-    def read_whole(self, body: bytes) -> None:
-        """The answer came in one piece: take the usage out of it."""
+    def read_whole(self, body: bytes) -> bytes:
+        """The answer came in one piece: take the usage out of it; returns it with the proof put in."""
+
+    def speed_tps(self) -> float | None:
+        """(output tokens - 1) / (last - first), as far as it can be told."""
 
     def usage(self) -> tuple[int, int]:
         """(prompt tokens, output tokens) as far as the answer was read: exact at its end, a lower bound before."""
@@ -39,9 +69,9 @@ class Client(Protocol):
 
     started: bool  # something has been sent: the call can no longer be given to another engine
 
-    async def send_whole(self, content_type: bytes, body: bytes) -> None: ...
+    async def send_whole(self, content_type: bytes, body: bytes, served: Served) -> None: ...
 
-    async def start_stream(self, content_type: bytes) -> None: ...
+    async def start_stream(self, content_type: bytes, served: Served) -> None: ...
 
     def write(self, data: bytes) -> None: ...
 

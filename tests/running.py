@@ -60,14 +60,19 @@ def post(path: str, body: bytes, *headers: bytes) -> bytes:
 
 
 def config_for(
-    engines: list[ScriptedEngine], *, seats: int = 8, tier: dict[str, Any] | None = None, **gateway: Any
+    engines: list[ScriptedEngine],
+    *,
+    seats: int = 8,
+    tier: dict[str, Any] | None = None,
+    express: list[dict[str, Any]] | None = None,
+    curve: list[list[float]] | None = None,
+    **gateway: Any,
 ) -> Config:
+    """`tier` sets the standard tier, `express` adds others, `curve` is what each replica was measured to give."""
     settings = {"port": 0, "probe_interval_s": 0.05, "stall_s": 0.5, **gateway}
-    replicas = [{"url": engine.url, "seats": seats} for engine in engines]
-    tiers = [{"name": "standard", **(tier or {})}]
-    return Config.model_validate(
-        {"gateway": settings, "models": [{"name": MODEL, "tiers": tiers, "replicas": replicas}]}
-    )
+    replicas = [{"url": engine.url, "seats": seats, "curve": curve} for engine in engines]
+    model = {"name": MODEL, "tiers": [{"name": "standard", **(tier or {})}, *(express or [])], "replicas": replicas}
+    return Config.model_validate({"gateway": settings, "models": [model]})
 
 
 @asynccontextmanager

@@ -63,7 +63,11 @@ def test_a_good_configuration(tmp_path: Path) -> None:
         ('name = "large"', 'name = "small"', "headway.toml:1: model 'small' is there 2 times: keep one"),
         ("port = 8080", 'host = "0.0.0.0"', "there are no keys: set host = \"127.0.0.1\", or add key_hashes"),
         ("port = 8080", 'key_hashes = ["secret"]', "headway.toml:2: gateway.key_hashes = 'secret'"),
-        ('name = "standard"', 'name = "warp"', "headway.toml:16: models.tiers.name = 'warp': Input should be 'standard'"),
+        ('name = "standard"', 'name = "warp"', "headway.toml:16: models.tiers.name = 'warp': Input should be 'ultrafast', 'fast', 'standard' or 'flex'"),
+        ('name = "standard"', 'name = "fast"', "tier 'fast' is a promise: say which, as floor_tps = 40.0"),
+        ("max_hold_s = 5.0", "floor_tps = 9.0", "tier 'standard' promises nothing: take floor_tps out"),
+        ("seats = 8", "curve = [[1, 0]]", "headway.toml:9: models.replicas.curve: must be like [[1, 120.0]"),
+        ("{ name =", '{ name = "fast", floor_tps = 9.0 }, { name =', "measure one with `headway calibrate URL`"),
         ("[gateway]", "[gateway", "headway.toml: this is not TOML:"),
     ],
 )  # fmt: skip

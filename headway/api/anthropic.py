@@ -6,7 +6,7 @@ that reads the answer. Nothing is translated: vLLM speaks this dialect itself.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -14,9 +14,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from headway.api import limits
 from headway.api.openai import engine_error
 from headway.api.sse import EventSplitter, data_of
-from headway.core.types import Call, Tier
+from headway.core.types import EXPRESS, Call, Tier
 from headway.errors import EngineAnswered, EngineLost, HeadwayError, InvalidRequest
-from headway.wire import Request
+from headway.wire import Request, Served
 
 # --- what a request may hold -----------------------------------------------------------------------------------------
 
@@ -108,6 +108,8 @@ class Messages(Prompt, kw_only=True):
     service_tier: Literal["auto", "standard_only"] | UnsetType | None = UNSET
 
 
+TIER_FIELD = "speed"
+
 _read_messages = msgspec.json.Decoder(Messages).decode
 _read_prompt = msgspec.json.Decoder(Prompt).decode
 _encode = msgspec.json.Encoder().encode
@@ -116,7 +118,9 @@ _encode = msgspec.json.Encoder().encode
 def read_messages(body: bytes, call_id: str) -> Request:
     request = _read_messages(body)
     _check_schemas(request)
-    call = Call(call_id, request.model, _tier(request.speed))
+    # In this dialect a call without an express seat is refused, with a retry-after: never served as something else.
+    tier: Tier = "fast" if request.speed == "fast" else "standard"
+    call = Call(call_id, request.model, tier, falls_back=False)
     request.speed = request.service_tier = request.metadata = request.cache_control = UNSET
     return Request(call, "/v1/messages", _encode(request), bool(request.stream), AnthropicMeter())
 
@@ -133,12 +137,6 @@ def _check_schemas(request: Prompt) -> None:
         limits.check_schema(tool.input_schema, "tools")
     if isinstance(request.output_config, OutputConfig) and isinstance(request.output_config.format, OutputFormat):
         limits.check_schema(request.output_config.format.schema, "output_config")
-
-
-def _tier(asked: str | UnsetType | None) -> Tier:
-    if asked in (None, UNSET, "standard"):
-        return "standard"
-    raise InvalidRequest(f"This model is not offered at speed `{asked}`.", "speed")
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -187,9 +185,10 @@ class AnthropicMeter:
     """This dialect carries usage at the start and the end only; in between each delta counts as one token, which is
     exact until an engine puts several tokens into one delta, and a lower bound then."""
 
-    __slots__ = ("_deltas", "_output", "_prompt", "_splitter", "complete", "first_at", "last_at")
+    __slots__ = ("_deltas", "_output", "_prompt", "_splitter", "complete", "first_at", "last_at", "served")
 
     def __init__(self) -> None:
+        self.served = Served("standard", "standard")
         self.first_at: float | None = None
         self.last_at: float | None = None
         self.complete = False
@@ -199,35 +198,56 @@ class AnthropicMeter:
 
     def feed(self, data: bytes, now: float) -> bytes:
         if self._splitter.is_one_event(data):
-            self._read(data, now)
-            return data
-        events = self._splitter.split(data)
-        for event in events:
-            self._read(event, now)
-        return b"".join(events)
+            return self._read(data, now)
+        return b"".join([self._read(event, now) for event in self._splitter.split(data)])
 
-    def _read(self, event: bytes, now: float) -> None:
+    def _read(self, event: bytes, now: float) -> bytes:
         if event.startswith(TOKEN):
             if self.first_at is None:
                 self.first_at = now
             self.last_at = now
             self._deltas += 1
         elif event.startswith(START):
-            self._take(msgspec.json.decode(data_of(event))["message"].get("usage") or {})
+            start = msgspec.json.decode(data_of(event))
+            self._take(start["message"].setdefault("usage", {}))
+            start["message"]["usage"]["speed"] = self._speed()
+            return START + b"data: " + _encode(start) + b"\n\n"
         elif event.startswith(DELTA):
-            self._take(msgspec.json.decode(data_of(event)).get("usage") or {})
+            delta = msgspec.json.decode(data_of(event))
+            self._take(delta.setdefault("usage", {}))
+            delta["usage"] |= self._proof(self.speed_tps())
+            return DELTA + b"data: " + _encode(delta) + b"\n\n"
         elif event.startswith(STOP):
             self.complete = True
         elif event.startswith(ERROR):
             raise EngineLost(f"the engine failed in the middle: {engine_error(data_of(event)).get('message')}")
+        return event
 
-    def _take(self, usage: dict[str, int]) -> None:
+    def _take(self, usage: dict[str, Any]) -> None:
         self._prompt = usage.get("input_tokens", self._prompt)
         self._output = usage.get("output_tokens", self._output)
 
-    def read_whole(self, body: bytes) -> None:
-        self._take(msgspec.json.decode(body).get("usage") or {})
+    def _speed(self) -> str:
+        """The tier served in this dialect's words: it knows two."""
+        return "fast" if self.served.tier in EXPRESS else "standard"
+
+    def _proof(self, speed_tps: float | None) -> dict[str, Any]:
+        return {"speed": self._speed(), "headway": self.served.proof(self._output, speed_tps)}
+
+    def read_whole(self, body: bytes) -> bytes:
         self.complete = True
+        answer = msgspec.json.decode(body)
+        if "usage" not in answer:
+            return body  # count_tokens: nothing was generated
+        self._take(answer["usage"])
+        answer["usage"] |= self._proof(None)  # vLLM says nothing of its timing in this dialect
+        return _encode(answer)
+
+    def speed_tps(self) -> float | None:
+        output = self.usage()[1]
+        if self.first_at is None or self.last_at is None or self.last_at <= self.first_at or output < 2:
+            return None
+        return (output - 1) / (self.last_at - self.first_at)
 
     def usage(self) -> tuple[int, int]:
         return self._prompt, max(self._output, self._deltas)

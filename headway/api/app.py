@@ -21,13 +21,14 @@ import msgspec
 from headway.api import anthropic, openai
 from headway.api.auth import Headers, Keys
 from headway.api.server import Connection, HTTPClient, Send
-from headway.config import Config
+from headway.config import Config, ModelTable
 from headway.errors import HeadwayError, InvalidRequest, Refused, TooLarge, UnknownModel
 from headway.wire import Client, Request
 
 log = logging.getLogger("headway.api")
 
 BODY_TIMEOUT_S = 60.0
+FALLBACK_HEADER = b"headway-fallback"
 MISSING = "Object missing required field `"
 UNKNOWN = "Object contains unknown field `"
 
@@ -64,7 +65,7 @@ class App:
         self._keys = Keys(tuple(config.gateway.key_hashes))
         self._models = {model.name: model for model in config.models}
         self._max_body_bytes = config.gateway.max_body_bytes
-        self._models_page = _models_page(list(self._models))
+        self._models_page = _models_page(config.models)
         self.routes: dict[tuple[str, str], CallRoute | PageRoute] = {
             ("POST", "/v1/chat/completions"): CallRoute(openai, openai.read_chat),
             ("POST", "/v1/completions"): CallRoute(openai, openai.read_completion),
@@ -92,11 +93,10 @@ class App:
             if isinstance(route, CallRoute) or route.needs_key:
                 self._keys.check(headers)
             if isinstance(route, PageRoute):
-                status, content_type, page = route.page()
-                await client.send_whole(content_type, page, status=status)
+                await client.send_page(*route.page(), headers=[])
             else:
                 body = await read_body(receive, headers, self._max_body_bytes)
-                await self._handle(self._read(route, body, call_id), client)
+                await self._handle(self._read(route, body, call_id, headers), client)
         except HeadwayError as error:
             await _answer_error(client, dialect, error, call_id)
         except asyncio.CancelledError:
@@ -106,7 +106,7 @@ class App:
         finally:
             connection.task = None
 
-    def _read(self, route: CallRoute, body: bytes, call_id: str) -> Request:
+    def _read(self, route: CallRoute, body: bytes, call_id: str, headers: Headers) -> Request:
         try:
             request = route.read(body, call_id)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -115,6 +115,12 @@ class App:
         if model is None:
             known = ", ".join(self._models)
             raise UnknownModel(f"The model `{request.call.model}` does not exist here. Models: {known}.", "model")
+        if request.call.tier not in (offered := [tier.name for tier in model.tiers]):
+            field = route.dialect.TIER_FIELD
+            raise InvalidRequest(
+                f"This model is not offered at `{request.call.tier}`. Offered: {', '.join(offered)}.", field
+            )
+        _choose_fallback(request, headers)
         return request
 
     def _ready_page(self) -> tuple[int, bytes, bytes]:
@@ -175,6 +181,16 @@ def _place(at: str) -> str:
     return f" in `{path}`" if path else ""
 
 
+def _choose_fallback(request: Request, headers: Headers) -> None:
+    """Without an express seat: refuse, or serve as standard? The dialect decides, unless the client does."""
+    wish = headers.get(FALLBACK_HEADER)
+    if wish is None:
+        return
+    if wish not in (b"none", b"standard"):
+        raise InvalidRequest("`Headway-Fallback` is `none` or `standard`.", "Headway-Fallback")
+    request.call.falls_back = wish == b"standard"
+
+
 def _dialect_of(path: str, headers: Headers) -> ModuleType:
     is_anthropic = path.startswith("/v1/messages") or b"anthropic-version" in headers
     return anthropic if is_anthropic else openai
@@ -191,23 +207,28 @@ async def _answer_error(client: HTTPClient, dialect: ModuleType, error: HeadwayE
     if isinstance(error, TooLarge):
         headers.append((b"connection", b"close"))  # what is left of the body shall not be read
     body = dialect.error_body(error, call_id)
-    await client.send_whole(b"application/json", body, status=dialect.error_status(error), headers=headers)
+    await client.send_page(dialect.error_status(error), b"application/json", body, headers)
 
 
-def _models_page(names: list[str]) -> bytes:
-    """One page for both dialects: each SDK finds its own keys and passes over the other's."""
+def _models_page(models: list[ModelTable]) -> bytes:
+    """One page for both dialects: each SDK finds its own keys and passes over the other's. `service_tiers` says at
+    which speeds a model is offered and what each promises."""
+    names = [model.name for model in models]
     created = int(time.time())
     data = [
         {
-            "id": name,
+            "id": model.name,
             "object": "model",
             "created": created,
             "owned_by": "headway",
             "type": "model",
-            "display_name": name,
+            "display_name": model.name,
+            "service_tiers": [
+                {"name": tier.name, "floor_tokens_per_second": tier.floor_tps or None} for tier in model.tiers
+            ],
             "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }
-        for name in names
+        for model in models
     ]
     ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
     return msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends})

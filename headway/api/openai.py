@@ -18,7 +18,7 @@ from headway.api import limits
 from headway.api.sse import EventSplitter, data_of
 from headway.core.types import Call, Tier
 from headway.errors import EngineAnswered, EngineLost, HeadwayError, InvalidRequest, Refused
-from headway.wire import Request
+from headway.wire import Request, Served
 
 # --- what a request may hold -----------------------------------------------------------------------------------------
 
@@ -140,7 +140,7 @@ class Completion(Sampling, kw_only=True):
 
 
 NOT_SENT_ON = ("service_tier", "metadata", "store", "safety_identifier", "prompt_cache_key")
-STANDARD = (None, UNSET, "auto", "default", "standard", "standard_only", "scale")
+TIER_FIELD = "service_tier"
 
 _read_chat = msgspec.json.Decoder(ChatCompletion).decode
 _read_completion = msgspec.json.Decoder(Completion).decode
@@ -162,13 +162,15 @@ def read_completion(body: bytes, call_id: str) -> Request:
 
 def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -> Request:
     _check_constraints(request)
-    call = Call(call_id, request.model, _tier(request.service_tier))
+    # In this dialect a call without an express seat is served as standard, says so, and costs as much.
+    call = Call(call_id, request.model, _tier(request.service_tier), falls_back=True)
     asked = request.stream_options if isinstance(request.stream_options, StreamOptions) else StreamOptions()
     if not request.stream and isinstance(request.stream_options, StreamOptions):
         raise InvalidRequest("`stream_options` goes with `stream: true` only.", "stream_options")
     meter = OpenAIMeter(
         wants_usage=bool(asked.include_usage),
         wants_continuous_usage=bool(asked.include_usage and asked.continuous_usage_stats),
+        says_priority=request.service_tier == "priority",
     )
     for field in NOT_SENT_ON:
         if hasattr(request, field):
@@ -193,9 +195,9 @@ def _check_constraints(request: Sampling) -> None:
 
 
 def _tier(asked: ServiceTier | UnsetType | None) -> Tier:
-    if asked in STANDARD:
-        return "standard"
-    raise InvalidRequest(f"This model is not offered at `{asked}`.", "service_tier")
+    if asked in ("fast", "priority"):  # one and the same: the vendor renamed it
+        return "fast"
+    return asked if asked in ("ultrafast", "flex") else "standard"
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -241,18 +243,22 @@ class OpenAIMeter:
     out to be the last. All others (the first, the last, and what the network cut in two) are parsed."""
 
     __slots__ = (
+        "_engine_speed_tps",
         "_last",
         "_output",
         "_prompt",
+        "_says_priority",
         "_splitter",
         "_wants_all",
         "_wants_usage",
         "complete",
         "first_at",
         "last_at",
+        "served",
     )
 
-    def __init__(self, *, wants_usage: bool, wants_continuous_usage: bool) -> None:
+    def __init__(self, *, wants_usage: bool, wants_continuous_usage: bool, says_priority: bool = False) -> None:
+        self.served = Served("standard", "standard")
         self.first_at: float | None = None
         self.last_at: float | None = None
         self.complete = False
@@ -261,6 +267,8 @@ class OpenAIMeter:
         self._splitter = EventSplitter()
         self._last = b""  # the newest token's event, whose usage has not been read
         self._prompt = self._output = 0
+        self._engine_speed_tps: float | None = None
+        self._says_priority = says_priority
 
     def feed(self, data: bytes, now: float) -> bytes:
         # One line and one event: JSON has no newline of its own. (Looking for one byte is a third of looking for two.)
@@ -289,20 +297,47 @@ class OpenAIMeter:
             self._prompt = usage.get("prompt_tokens", 0)
             self._output = usage.get("completion_tokens") or 0
         if not chunk.get("choices"):
-            return event if self._wants_usage or not usage else b""
+            if not usage:
+                return event
+            return self._with_proof(chunk) if self._wants_usage else b""
         if self.first_at is None:
             self.first_at = now
+            chunk["service_tier"] = self._service_tier()
         self.last_at = now
-        if not usage or self._wants_all:
-            return event
-        del chunk["usage"]
+        if usage and not self._wants_all:
+            del chunk["usage"]
         return b"data: " + _encode(chunk) + b"\n\n"
 
-    def read_whole(self, body: bytes) -> None:
-        usage = msgspec.json.decode(body).get("usage") or {}
+    def _with_proof(self, chunk: dict[str, Any]) -> bytes:
+        chunk["service_tier"] = self._service_tier()
+        chunk["usage"]["headway"] = self.served.proof(self._output, self.speed_tps())
+        return b"data: " + _encode(chunk) + b"\n\n"
+
+    def _service_tier(self) -> str:
+        """The tier served in this dialect's words; a client that said `priority` hears the word again."""
+        if self.served.tier == "standard":
+            return "default"
+        return "priority" if self.served.tier == "fast" and self._says_priority else self.served.tier
+
+    def read_whole(self, body: bytes) -> bytes:
+        answer = msgspec.json.decode(body)
+        usage = answer.get("usage") or {}
         self._prompt = usage.get("prompt_tokens", 0)
         self._output = usage.get("completion_tokens") or 0
         self.complete = True
+        # Nothing was streamed, so the engine's own clock is the witness.
+        generation_ms = (answer.get("metrics") or {}).get("generation_time_ms")
+        if generation_ms and self._output > 1:
+            self._engine_speed_tps = (self._output - 1) / (generation_ms / 1000)
+        answer["service_tier"] = self._service_tier()
+        answer["usage"] = {**usage, "headway": self.served.proof(self._output, self._engine_speed_tps)}
+        return _encode(answer)
+
+    def speed_tps(self) -> float | None:
+        output = self.usage()[1]
+        if self.first_at is None or self.last_at is None or self.last_at <= self.first_at or output < 2:
+            return self._engine_speed_tps
+        return (output - 1) / (self.last_at - self.first_at)
 
     def usage(self) -> tuple[int, int]:
         if self._last:

@@ -18,6 +18,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from headway.wire import Served
+
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 15.0
 # How much unread answer may pile up for one client before its engine is no longer read.
@@ -109,15 +111,17 @@ class HTTPClient:
         self._send = send
         self._headers = headers
 
-    async def send_whole(
-        self, content_type: bytes, body: bytes, *, status: int = 200, headers: HeaderList | None = None
-    ) -> None:
-        head = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *(headers or [])]
+    async def send_whole(self, content_type: bytes, body: bytes, served: Served) -> None:
+        await self.send_page(200, content_type, body, _proof_headers(served))
+
+    async def send_page(self, status: int, content_type: bytes, body: bytes, headers: HeaderList) -> None:
+        head = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
         await self._start(status, head)
         await self._send({"type": "http.response.body", "body": body})
 
-    async def start_stream(self, content_type: bytes) -> None:
-        await self._start(200, [(b"content-type", content_type), (b"cache-control", b"no-cache")])
+    async def start_stream(self, content_type: bytes, served: Served) -> None:
+        head = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *_proof_headers(served)]
+        await self._start(200, head)
 
     def write(self, data: bytes) -> None:
         # uvicorn has announced a chunked body; this is one chunk of it.
@@ -137,6 +141,16 @@ class HTTPClient:
     async def _start(self, status: int, headers: HeaderList) -> None:
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": self._headers + headers})
+
+
+def _proof_headers(served: Served) -> HeaderList:
+    """What is known when an answer begins; the measured speed follows at its end, in its usage."""
+    said: list[tuple[str, str]] = [("headway-tier-asked", served.asked), ("headway-tier-served", served.tier)]
+    if served.reason is not None:
+        said.append(("headway-reason", served.reason))
+    if served.floor_tps:
+        said.append(("headway-floor-tps", f"{served.floor_tps:g}"))
+    return [(name.encode(), value.encode()) for name, value in said]
 
 
 class Server(uvicorn.Server):

@@ -12,16 +12,18 @@ Every call that arrives ends exactly once: finished, failed while streaming, ref
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headway.core.boarding import Boarding
 from headway.core.types import (
+    EXPRESS,
     Action,
     Arrived,
     Board,
     Call,
     Cut,
+    Downgrade,
     Draining,
     Event,
     Failed,
@@ -50,6 +52,7 @@ class _Journey:
     replica: str | None = None
     avoid: set[str] = field(default_factory=set)  # replicas that failed it and have not been up since
     engines_reached: int = 0
+    counted: bool = False  # as an express call that is present
 
 
 class Machine:
@@ -92,11 +95,16 @@ class Machine:
             reason = "no_replica"
         journey = self._journeys[call.id] = _Journey(call)
         if reason:
-            self._refuse(journey, reason, actions)
-        else:
-            self._board_or_hold(journey, now, actions, returned=False)
+            self._refuse(journey, reason, now, actions)
+            return
+        self._board_or_hold(journey, now, actions, returned=False)
+        if call.tier in EXPRESS:
+            self._settle(boarding, now, actions)
 
     def _finished(self, event: Finished, now: float, actions: list[Action]) -> None:
+        if journey := self._journeys.get(event.call_id):
+            tokens = event.prompt_tokens + event.output_tokens
+            self.boarding[journey.call.model].charge(journey.call, tokens)
         self._end(event.call_id, now, actions)
 
     def _left(self, event: Left, now: float, actions: list[Action]) -> None:
@@ -116,23 +124,23 @@ class Machine:
         journey.avoid.add(failed)
         journey.engines_reached += event.stage == "waiting"
         if journey.engines_reached >= MAX_ENGINES_REACHED:
-            self._refuse(journey, "engine_failed", actions)
+            self._refuse(journey, "engine_failed", now, actions)
         elif event.stage == "full" and boarding.open_replicas <= len(journey.avoid):
-            self._refuse(journey, "full", actions)
+            self._refuse(journey, "full", now, actions)
         else:
             self._board_or_hold(journey, now, actions, returned=True)
-        self._board_held(boarding, actions)
+        self._settle(boarding, now, actions)
 
     # --- replicas ---
 
-    def _replica_up(self, event: ReplicaUp, _now: float, actions: list[Action]) -> None:
+    def _replica_up(self, event: ReplicaUp, now: float, actions: list[Action]) -> None:
         name, model = event.replica.name, event.replica.model
         self._model_of[name] = model
         boarding = self.boarding[model]
         boarding.replica_up(event.replica)
         for call_id in boarding.returned:
             self._journeys[call_id].avoid.discard(name)
-        self._board_held(boarding, actions)
+        self._settle(boarding, now, actions)
 
     def _replica_suspect(self, event: ReplicaSuspect, _now: float, _actions: list[Action]) -> None:
         if model := self._model_of.get(event.name):
@@ -148,7 +156,8 @@ class Machine:
         for boarding in self.boarding.values():
             for call in boarding.expired(now):
                 reason: RefusalReason = "hold_timeout" if boarding.open_replicas else "no_replica"
-                self._refuse(self._journeys[call.id], reason, actions)
+                self._refuse_or_downgrade(self._journeys[call.id], reason, now, actions)
+            self._settle(boarding, now, actions)
 
     def _drain(self, _event: Draining, _now: float, _actions: list[Action]) -> None:
         self._draining = True
@@ -156,26 +165,42 @@ class Machine:
     # --- what the handlers share ---
 
     def _board_or_hold(self, journey: _Journey, now: float, actions: list[Action], *, returned: bool) -> None:
-        boarding = self.boarding[journey.call.model]
+        boarding, call = self.boarding[journey.call.model], journey.call
+        if call.tier in EXPRESS and not journey.counted:
+            journey.counted = True
+            boarding.express_present(+1, now)
         # A new call cannot overtake one that is held: as long as anyone is held for want of a seat, there is none.
-        journey.replica = boarding.seat(journey.call, journey.avoid)
+        journey.replica = boarding.seat(call, journey.avoid, now)
         if journey.replica is not None:
-            actions.append(Board(journey.call.id, journey.replica))
-        elif boarding.is_full and not returned:
-            self._refuse(journey, "full", actions)
+            actions.append(Board(call.id, journey.replica, call.tier))
+        elif boarding.is_full(call.tier) and not returned:
+            self._refuse_or_downgrade(journey, "full", now, actions)
         else:
-            until = boarding.hold(journey.call, now, journey.avoid, returned=returned)
-            actions.append(Hold(journey.call.id, until))
+            actions.append(Hold(call.id, boarding.hold(call, now, journey.avoid, returned=returned)))
 
-    def _board_held(self, boarding: Boarding, actions: list[Action]) -> None:
-        while boarded := boarding.next_boarding():
+    def _settle(self, boarding: Boarding, now: float, actions: list[Action]) -> None:
+        """After anything that can free a seat or change what is wanted: set the doors, then board who can."""
+        boarding.set_doors(now)
+        while boarded := boarding.next_boarding(now):
             call, replica = boarded
             self._journeys[call.id].replica = replica
-            actions.append(Board(call.id, replica))
+            actions.append(Board(call.id, replica, call.tier))
 
-    def _refuse(self, journey: _Journey, reason: RefusalReason, actions: list[Action]) -> None:
+    def _refuse_or_downgrade(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
+        if journey.call.tier not in EXPRESS or not journey.call.falls_back:
+            self._refuse(journey, reason, now, actions)
+            return
+        self._no_longer_express(journey, now)
+        journey.call = replace(journey.call, tier="standard", falls_back=False)
+        actions.append(Downgrade(journey.call.id, reason))
+        # One that must avoid a replica does not stand in line, where those behind it would wait for its sake.
+        self._board_or_hold(journey, now, actions, returned=bool(journey.avoid))
+
+    def _refuse(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
+        self._no_longer_express(journey, now)
         del self._journeys[journey.call.id]
-        actions.append(Refuse(journey.call.id, reason, self.boarding[journey.call.model].retry_after_s()))
+        retry_after_s = self.boarding[journey.call.model].retry_after_s(journey.call.tier)
+        actions.append(Refuse(journey.call.id, reason, retry_after_s))
 
     def _end(self, call_id: str, now: float, actions: list[Action]) -> None:
         journey = self._journeys.pop(call_id, None)
@@ -183,7 +208,13 @@ class Machine:
             return  # it ended before: the last word of a call may come twice
         boarding = self.boarding[journey.call.model]
         if journey.replica is None:
-            boarding.drop(call_id)
+            boarding.drop(journey.call)
         else:
             boarding.free(call_id, journey.replica, now)
-            self._board_held(boarding, actions)
+        self._no_longer_express(journey, now)
+        self._settle(boarding, now, actions)
+
+    def _no_longer_express(self, journey: _Journey, now: float) -> None:
+        if journey.counted:
+            journey.counted = False
+            self.boarding[journey.call.model].express_present(-1, now)

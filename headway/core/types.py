@@ -11,9 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from headway.core.curve import Curve
 from headway.errors import RefusalReason
 
-Tier = Literal["standard"]
+Tier = Literal["ultrafast", "fast", "standard", "flex"]
+EXPRESS: tuple[Tier, ...] = ("ultrafast", "fast")  # the tiers with a promised floor
 Stage = Literal["connect", "full", "waiting", "streaming"]
 
 
@@ -24,23 +26,39 @@ class Call:
     id: str
     model: str
     tier: Tier
+    tenant: str = ""
+    falls_back: bool = False  # without an express seat in time it is served as standard instead of refused
 
 
 @dataclass(slots=True)
 class Replica:
-    """One engine that serves a model. `seats` is how many streams it may carry at once."""
+    """One engine that serves a model. `seats` is how many streams it may carry at once; without a curve it can promise
+    nothing."""
 
     name: str
     model: str
     seats: int
+    curve: Curve | None = None
+
+
+@dataclass(slots=True)
+class TierPolicy:
+    """What a tier promises, and how patient its calls are: how many may be held, and for how long."""
+
+    max_held: int
+    max_hold_s: float
+    floor_tps: float = 0.0
 
 
 @dataclass(slots=True)
 class ModelPolicy:
-    """How patient a model's calls are: how many may be held, and for how long."""
+    """The tiers in the order in which their held calls board, and how the fleet is shared between them."""
 
-    max_held: int
-    max_hold_s: float
+    tiers: dict[Tier, TierPolicy]
+    standard_share: float = 0.5  # the part of the replicas whose doors stay open to standard calls
+    margin: float = 0.1  # how far above a floor the curve must lie
+    reserve_window_s: float = 10.0  # light seats follow the peak of express demand over this long,
+    reserve_headroom: float = 3.5  # and as many times its square root more (docs/design/0002)
 
 
 # --- events ----------------------------------------------------------------------------------------------------------
@@ -119,10 +137,11 @@ Event = Arrived | Finished | Failed | Left | ReplicaUp | ReplicaSuspect | Replic
 
 @dataclass(slots=True)
 class Board:
-    """Send the call to this replica now."""
+    """Send the call to this replica now; `tier` is what it is served as."""
 
     call_id: str
     replica: str
+    tier: Tier
 
 
 @dataclass(slots=True)
@@ -147,4 +166,12 @@ class Cut:
     call_id: str
 
 
-Action = Board | Hold | Refuse | Cut
+@dataclass(slots=True)
+class Downgrade:
+    """The call goes on as a standard one; a Board or Hold for that follows."""
+
+    call_id: str
+    reason: RefusalReason
+
+
+Action = Board | Hold | Refuse | Cut | Downgrade

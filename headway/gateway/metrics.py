@@ -43,6 +43,12 @@ class Metrics:
             buckets=TOKENS_PER_SECOND,
             registry=self.registry,
         )
+        self.promises = Counter(
+            "headway_promises",
+            "Streams with a promised floor by whether it was kept.",
+            ("model", "tier", "outcome"),
+            registry=self.registry,
+        )
         self.registry.register(_Seats(machine, replicas))
 
     def page(self) -> bytes:

@@ -18,6 +18,7 @@ from headway.core.types import (
     Board,
     Call,
     Cut,
+    Downgrade,
     Draining,
     Event,
     Failed,
@@ -29,6 +30,7 @@ from headway.core.types import (
     ReplicaSuspect,
     Stage,
     Ticked,
+    Tier,
 )
 from headway.engines.base import Answer, Engine
 from headway.engines.probe import Prober
@@ -36,11 +38,11 @@ from headway.errors import EngineAnswered, EngineFailed, EngineLost, Refused
 from headway.gateway.events import EventLog
 from headway.gateway.metrics import Metrics
 from headway.gateway.relay import Relay
-from headway.wire import Client, Request
+from headway.wire import MIN_TOKENS_FOR_PROMISE, Client, Request, Served
 
 log = logging.getLogger("headway.gateway")
 
-MIN_TOKENS_FOR_SPEED = 16
+TICK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class _Trip:
     """What the gateway keeps for a call between events."""
 
     call: Call
+    served: Served
     arrived_at: float
     seat: asyncio.Future[Engine]
     seated_at: float | None = None
@@ -108,6 +111,7 @@ class Gateway:
         try:
             while trip.outcome != "finished":
                 engine = await trip.seat  # core/boarding.py decides; raises Refused
+                request.meter.served = trip.served
                 try:
                     await self._carry(trip, request, engine, client)  # engines/http.py -> relay.py -> api/server.py
                     self.tell(Finished(request.call.id, *request.meter.usage()))
@@ -136,11 +140,10 @@ class Gateway:
         if answer.status != 200:
             raise EngineAnswered(answer.status, await answer.read())
         if not request.streaming:
-            body = await answer.read()
-            request.meter.read_whole(body)
-            await client.send_whole(answer.content_type, body)
+            body = request.meter.read_whole(await answer.read())
+            await client.send_whole(answer.content_type, body, request.meter.served)
             return
-        await client.start_stream(answer.content_type)
+        await client.start_stream(answer.content_type, request.meter.served)
         relay = Relay(answer, client, request.meter, engine.pulse, self._clock, self._timing.reader_stall_s)
         await relay.run()
         if not request.meter.complete:
@@ -192,7 +195,10 @@ class Gateway:
                 trip.outcome = "refused"
                 trip.seat.set_exception(Refused(reason, retry_after_s))
             case Hold(until=until):
+                self._stop_deadline(trip)
                 self._tick_at(until, trip)
+            case Downgrade(reason=reason):
+                trip.served = Served(trip.served.asked, "standard", reason)
             case Cut():
                 trip.cut()
 
@@ -208,7 +214,8 @@ class Gateway:
     # --- trips ---
 
     def _set_out(self, call: Call) -> _Trip:
-        trip = _Trip(call, self._clock(), asyncio.get_running_loop().create_future())
+        served = Served(call.tier, call.tier, None, self._floor_tps(call.model, call.tier))
+        trip = _Trip(call, served, self._clock(), asyncio.get_running_loop().create_future())
         self._trips[call.id] = trip
         return trip
 
@@ -220,7 +227,7 @@ class Gateway:
         """The call is over, however it ended: count it."""
         self._stop_deadline(trip)
         del self._trips[trip.call.id]
-        model, tier, meter = trip.call.model, trip.call.tier, request.meter
+        model, tier, meter = trip.call.model, trip.served.tier, request.meter
         self.metrics.calls.labels(model, tier, trip.outcome).inc()
         if trip.seated_at is not None:
             self.metrics.held.labels(model, tier).observe(trip.seated_at - trip.arrived_at)
@@ -229,9 +236,16 @@ class Gateway:
         self.metrics.tokens.labels(model, tier, "output").inc(output_tokens)
         if meter.first_at is not None and meter.last_at is not None:
             self.metrics.first_token.labels(model, tier).observe(meter.first_at - trip.arrived_at)
-            if output_tokens >= MIN_TOKENS_FOR_SPEED and meter.last_at > meter.first_at:
-                speed_tps = (output_tokens - 1) / (meter.last_at - meter.first_at)
-                self.metrics.speed.labels(model, tier).observe(speed_tps)
+        speed_tps = meter.speed_tps()
+        if output_tokens >= MIN_TOKENS_FOR_PROMISE and speed_tps is not None:
+            self.metrics.speed.labels(model, tier).observe(speed_tps)
+            if trip.served.floor_tps and trip.outcome == "finished":
+                kept = "kept" if speed_tps >= trip.served.floor_tps else "missed"
+                self.metrics.promises.labels(model, tier, kept).inc()
+
+    def _floor_tps(self, model: str, tier: Tier) -> float:
+        policy = self.machine.boarding[model].policy.tiers.get(tier)
+        return policy.floor_tps if policy else 0.0
 
     @staticmethod
     def _stop_deadline(trip: _Trip) -> None:
@@ -244,6 +258,13 @@ class Gateway:
     def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(prober.run()) for prober in self._probers.values()]
+        self._tasks.append(loop.create_task(self._tick()))
+
+    async def _tick(self) -> None:
+        """What core keeps ready for express calls follows their demand also while nothing else happens."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tell(Ticked())
 
     def is_ready(self) -> bool:
         return not self.draining and any(boarding.open_replicas for boarding in self.machine.boarding.values())

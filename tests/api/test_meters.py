@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from headway.api.anthropic import AnthropicMeter
 from headway.api.openai import OpenAIMeter
 from headway.errors import EngineLost
-from headway.wire import Meter
+from headway.wire import Meter, Served
 
 ID = '"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m"'
 
@@ -76,22 +77,33 @@ def through(meter: Meter, parts: list[bytes]) -> str:
     return b"".join(meter.feed(part, float(n)) for n, part in enumerate(parts)).decode()
 
 
-def payloads(text: str) -> list[object]:
+def payloads(text: str) -> list[Any]:
     """The stream's content, without regard to how its JSON is spaced."""
     lines = [line.removeprefix("data: ") for line in text.split("\n") if line.startswith("data: ")]
     return [line if line == "[DONE]" else msgspec.json.decode(line) for line in lines]
 
 
+def sans_proof(chunks: list[Any]) -> list[Any]:
+    """What we add is looked at elsewhere: the tier in the first and last chunk, the proof in the last."""
+    for chunk in chunks:
+        if isinstance(chunk, dict):
+            chunk.pop("service_tier", None)
+            for usage in (chunk.get("usage"), chunk.get("message", {}).get("usage")):
+                (usage or {}).pop("headway", None)
+                (usage or {}).pop("speed", None)
+    return chunks
+
+
 def test_usage_the_client_did_not_ask_for_is_taken_out() -> None:
     meter = OpenAIMeter(wants_usage=False, wants_continuous_usage=False)
-    assert payloads(through(meter, events(STREAM))) == payloads(BARE)
+    assert sans_proof(payloads(through(meter, events(STREAM)))) == payloads(BARE)
     assert meter.usage() == (7, 7)
     assert meter.complete
 
 
 def test_a_client_that_asked_for_usage_gets_it_once_at_the_end() -> None:
     meter = OpenAIMeter(wants_usage=True, wants_continuous_usage=False)
-    got = payloads(through(meter, events(STREAM)))
+    got = sans_proof(payloads(through(meter, events(STREAM))))
     assert [chunk["usage"] for chunk in got if isinstance(chunk, dict) and chunk.get("usage")] == [
         {"prompt_tokens": 7, "total_tokens": 14, "completion_tokens": 7}
     ]
@@ -99,14 +111,15 @@ def test_a_client_that_asked_for_usage_gets_it_once_at_the_end() -> None:
 
 def test_a_client_that_asked_for_all_gets_the_bytes_as_they_came() -> None:
     meter = OpenAIMeter(wants_usage=True, wants_continuous_usage=True)
-    assert through(meter, events(STREAM)) == STREAM
+    assert sans_proof(payloads(through(meter, events(STREAM)))) == payloads(STREAM)
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=30), st.booleans())
 def test_cuts_of_the_network_change_nothing(cuts: list[int], wants_usage: bool) -> None:
     whole = OpenAIMeter(wants_usage=wants_usage, wants_continuous_usage=False)
     cut = OpenAIMeter(wants_usage=wants_usage, wants_continuous_usage=False)
-    assert payloads(through(cut, pieces(STREAM, cuts))) == payloads(through(whole, events(STREAM)))
+    got, wanted = (payloads(through(m, parts)) for m, parts in ((cut, pieces(STREAM, cuts)), (whole, events(STREAM))))
+    assert sans_proof(got) == sans_proof(wanted)
     assert cut.usage() == whole.usage()
     assert cut.complete
 
@@ -114,7 +127,7 @@ def test_cuts_of_the_network_change_nothing(cuts: list[int], wants_usage: bool) 
 @given(st.lists(st.integers(0, 10_000), max_size=30))
 def test_the_anthropic_stream_passes_unchanged(cuts: list[int]) -> None:
     meter = AnthropicMeter()
-    assert through(meter, pieces(MESSAGES, cuts)) == MESSAGES
+    assert sans_proof(payloads(through(meter, pieces(MESSAGES, cuts)))) == payloads(MESSAGES)
     assert meter.usage() == (9, 4)
     assert meter.complete
 
@@ -169,4 +182,43 @@ def test_usage_of_whole_answers() -> None:
     anthropic = AnthropicMeter()
     anthropic.read_whole(b'{"usage":{"input_tokens":3,"output_tokens":5}}')
     assert anthropic.usage() == (3, 5)
-    anthropic.read_whole(b'{"input_tokens":3}')  # count_tokens: nothing was generated
+    assert anthropic.read_whole(b'{"input_tokens":3}') == b'{"input_tokens":3}'  # count_tokens: nothing was generated
+
+
+def test_the_proof_says_what_was_asked_served_measured_and_kept() -> None:
+    meter = OpenAIMeter(wants_usage=True, wants_continuous_usage=False)
+    meter.served = Served("fast", "fast", None, 0.5)
+    tokens = [token("x", n + 1).encode() for n in range(20)]
+    last = LAST.replace('"completion_tokens":7', '"completion_tokens":20').encode()
+    got = payloads(through(meter, [FIRST.encode(), *tokens, last]))
+    assert got[0]["service_tier"] == got[-1]["service_tier"] == "fast"
+    proof: dict[str, Any] = {"tier_asked": "fast", "tier_served": "fast", "reason": None}
+    proof |= {"tokens_per_second": 0.95, "floor_tokens_per_second": 0.5, "kept": True}  # 19 tokens in 20 s
+    assert got[-1]["usage"]["headway"] == proof
+    meter.served = Served("fast", "fast", None, 2.0)
+    assert meter.served.proof(20, meter.speed_tps())["kept"] is False
+
+
+def test_short_answers_carry_no_promise() -> None:
+    assert Served("fast", "fast", None, 10.0).proof(15, 1.0)["kept"] is None
+    assert Served("standard", "standard").proof(500, 1.0)["kept"] is None
+
+
+def test_a_downgraded_answer_says_so_in_its_dialect() -> None:
+    openai = OpenAIMeter(wants_usage=True, wants_continuous_usage=False)
+    openai.served = Served("fast", "standard", "hold_timeout")
+    got = payloads(through(openai, events(STREAM)))
+    assert got[0]["service_tier"] == "default"
+    assert got[-2]["usage"]["headway"]["reason"] == "hold_timeout"
+    anthropic = AnthropicMeter()
+    anthropic.served = Served("fast", "fast", None, 1.0)
+    got = payloads(through(anthropic, events(MESSAGES)))
+    assert got[0]["message"]["usage"]["speed"] == "fast"
+    assert got[-2]["usage"]["speed"] == "fast"
+    assert got[-2]["usage"]["headway"]["tier_served"] == "fast"
+
+
+def test_a_client_that_said_priority_hears_the_word_again() -> None:
+    meter = OpenAIMeter(wants_usage=False, wants_continuous_usage=False, says_priority=True)
+    meter.served = Served("fast", "fast")
+    assert payloads(through(meter, events(STREAM)))[0]["service_tier"] == "priority"

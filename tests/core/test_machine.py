@@ -1,10 +1,6 @@
-"""The machine's promises: each by an example first, then all of them at once by random walks."""
+"""The machine's promises, each by an example; tests/core/test_walk.py has all of them at once by random walks."""
 
 from __future__ import annotations
-
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from headway.core.machine import MAX_ENGINES_REACHED, Machine
 from headway.core.types import (
@@ -14,7 +10,6 @@ from headway.core.types import (
     Call,
     Cut,
     Draining,
-    Event,
     Failed,
     Finished,
     Hold,
@@ -25,13 +20,13 @@ from headway.core.types import (
     ReplicaDown,
     ReplicaSuspect,
     ReplicaUp,
-    Stage,
     Ticked,
+    TierPolicy,
 )
 
 
 def machine(*seats: int, max_held: int = 10, max_hold_s: float = 30.0) -> Machine:
-    made = Machine({"m": ModelPolicy(max_held=max_held, max_hold_s=max_hold_s)})
+    made = Machine({"m": ModelPolicy({"standard": TierPolicy(max_held, max_hold_s)})})
     for number, count in enumerate(seats):
         made.step(ReplicaUp(Replica(f"r{number}", "m", count)), 0.0)
     return made
@@ -42,20 +37,24 @@ def arrive(to: Machine, *names: str, now: float = 0.0) -> list[Action]:
 
 
 def test_calls_board_the_lightest_replica() -> None:
-    assert arrive(machine(2, 2), "a", "b", "c") == [Board("a", "r0"), Board("b", "r1"), Board("c", "r0")]
+    assert arrive(machine(2, 2), "a", "b", "c") == [
+        Board("a", "r0", "standard"),
+        Board("b", "r1", "standard"),
+        Board("c", "r0", "standard"),
+    ]
 
 
 def test_without_a_seat_a_call_is_held_and_boards_when_one_comes_free() -> None:
     m = machine(1)
-    assert arrive(m, "a", "b", now=5.0) == [Board("a", "r0"), Hold("b", until=35.0)]
-    assert m.step(Finished("a", 3, 7), 6.0) == [Board("b", "r0")]
+    assert arrive(m, "a", "b", now=5.0) == [Board("a", "r0", "standard"), Hold("b", until=35.0)]
+    assert m.step(Finished("a", 3, 7), 6.0) == [Board("b", "r0", "standard")]
 
 
 def test_held_calls_board_in_order_of_arrival() -> None:
     m = machine(1)
     arrive(m, "a", "b", "c")
-    assert m.step(Left("a"), 1.0) == [Board("b", "r0")]
-    assert m.step(Left("b"), 1.0) == [Board("c", "r0")]
+    assert m.step(Left("a"), 1.0) == [Board("b", "r0", "standard")]
+    assert m.step(Left("b"), 1.0) == [Board("c", "r0", "standard")]
 
 
 def test_a_held_call_is_refused_at_its_deadline_with_a_retry_after() -> None:
@@ -78,26 +77,26 @@ def test_beyond_max_held_calls_are_refused_at_once() -> None:
 def test_retry_after_grows_with_the_queue_and_the_pace() -> None:
     m = machine(1, max_held=2)
     arrive(m, "a", "b", "c")
-    quick = m.boarding["m"].retry_after_s()
+    quick = m.boarding["m"].retry_after_s("standard")
     for second in (10.0, 20.0, 30.0):
         m.step(Left(f"x{second}"), second)
     m.step(Finished("a", 1, 1), 10.0)
     m.step(Finished("b", 1, 1), 60.0)
     arrive(m, "d", "e", now=60.0)
-    assert m.boarding["m"].retry_after_s() > quick
+    assert m.boarding["m"].retry_after_s("standard") > quick
 
 
 def test_a_client_that_leaves_while_held_takes_no_seat() -> None:
     m = machine(1)
     arrive(m, "a", "b", "c")
     assert m.step(Left("b"), 1.0) == []
-    assert m.step(Finished("a", 1, 1), 2.0) == [Board("c", "r0")]
+    assert m.step(Finished("a", 1, 1), 2.0) == [Board("c", "r0", "standard")]
 
 
 def test_an_engine_lost_before_the_first_byte_is_replaced_by_another() -> None:
     m = machine(2, 2)
     arrive(m, "a")
-    assert m.step(Failed("a", "waiting"), 1.0) == [Board("a", "r1")]
+    assert m.step(Failed("a", "waiting"), 1.0) == [Board("a", "r1", "standard")]
 
 
 def test_a_call_is_given_to_a_bounded_number_of_engines() -> None:
@@ -134,13 +133,13 @@ def test_a_failed_call_waits_for_a_replica_that_has_not_failed_it() -> None:
     assert m.step(Failed("a", "connect"), 1.0) == [Hold("a", until=31.0)]
     assert arrive(m, "b", now=2.0) == [Hold("b", until=32.0)]
     # The replica is up again: the call that failed there may board it again, and goes first.
-    assert m.step(ReplicaUp(Replica("r0", "m", 1)), 3.0) == [Board("a", "r0")]
+    assert m.step(ReplicaUp(Replica("r0", "m", 1)), 3.0) == [Board("a", "r0", "standard")]
 
 
 def test_a_full_engine_sends_the_call_elsewhere_or_back() -> None:
     m = machine(2, 2)
     arrive(m, "a")
-    assert m.step(Failed("a", "full"), 1.0) == [Board("a", "r1")]
+    assert m.step(Failed("a", "full"), 1.0) == [Board("a", "r1", "standard")]
     [refusal] = m.step(Failed("a", "full"), 1.0)
     assert isinstance(refusal, Refuse)
     assert refusal.reason == "full"
@@ -151,14 +150,14 @@ def test_a_suspect_replica_takes_no_calls_but_keeps_its_streams() -> None:
     arrive(m, "a", "b")
     assert m.step(ReplicaSuspect("r0"), 1.0) == []
     assert arrive(m, "c", now=1.0) == [Hold("c", until=31.0)]
-    assert m.step(ReplicaUp(Replica("r0", "m", 2)), 2.0) == [Board("c", "r0")]
+    assert m.step(ReplicaUp(Replica("r0", "m", 2)), 2.0) == [Board("c", "r0", "standard")]
 
 
 def test_a_replica_that_goes_down_has_its_streams_cut() -> None:
     m = machine(2, 2)
     arrive(m, "a", "b", "c")
     assert m.step(ReplicaDown("r0"), 1.0) == [Cut("a"), Cut("c")]
-    assert m.step(Failed("a", "waiting"), 1.0) == [Board("a", "r1")]
+    assert m.step(Failed("a", "waiting"), 1.0) == [Board("a", "r1", "standard")]
     assert m.step(Failed("c", "streaming"), 1.0) == []
 
 
@@ -184,7 +183,7 @@ def test_draining_serves_who_is_here_and_refuses_who_comes() -> None:
     [refusal] = arrive(m, "c", now=1.0)
     assert isinstance(refusal, Refuse)
     assert refusal.reason == "draining"
-    assert m.step(Finished("a", 1, 1), 2.0) == [Board("b", "r0")]
+    assert m.step(Finished("a", 1, 1), 2.0) == [Board("b", "r0", "standard")]
 
 
 def test_the_last_word_may_come_twice() -> None:
@@ -192,7 +191,7 @@ def test_the_last_word_may_come_twice() -> None:
     arrive(m, "a")
     m.step(Finished("a", 1, 1), 1.0)
     assert m.step(Left("a"), 1.0) == []
-    assert arrive(m, "b", now=1.0) == [Board("b", "r0")]
+    assert arrive(m, "b", now=1.0) == [Board("b", "r0", "standard")]
 
 
 def test_ten_thousand_replicas_are_filled_evenly() -> None:
@@ -201,126 +200,3 @@ def test_ten_thousand_replicas_are_filled_evenly() -> None:
         [action] = arrive(m, str(number))
         assert isinstance(action, Board)
     assert all(m.boarding["m"].aboard(f"r{number}") == 3 for number in range(10_000))
-
-
-class RandomWalk(RuleBasedStateMachine):
-    """Drives the machine with any events in any order and keeps its own books of what must then be true."""
-
-    calls = Bundle("calls")
-    MAX_HOLD_S = 8.0
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.machine = Machine({"m": ModelPolicy(max_held=4, max_hold_s=self.MAX_HOLD_S)})
-        self.now = 0.0
-        self.seats: dict[str, int] = {}
-        self.open: set[str] = set()
-        self.where: dict[str, str | None] = {}  # call -> replica, or None while held
-        self.deadline: dict[str, float] = {}
-        self.ended: dict[str, str] = {}
-        self.arrivals: list[str] = []
-
-    def tell(self, event: Event) -> None:
-        for action in self.machine.step(event, self.now):
-            call_id = action.call_id
-            assert call_id not in self.ended, f"{action} for a call that had {self.ended.get(call_id)}"
-            match action:
-                case Board(replica=replica):
-                    assert replica in self.open
-                    self.where[call_id] = replica
-                    self.deadline.pop(call_id, None)
-                case Hold(until=until):
-                    self.where[call_id] = None
-                    self.deadline[call_id] = until
-                case Refuse(retry_after_s=retry_after_s):
-                    assert retry_after_s >= 1
-                    self.end(call_id, "refused")
-                case Cut():
-                    assert self.where[call_id] is not None
-
-    def end(self, call_id: str, how: str) -> None:
-        self.ended[call_id] = how
-        self.where.pop(call_id, None)
-        self.deadline.pop(call_id, None)
-
-    @rule(target=calls)
-    def arrive(self) -> str:
-        call_id = f"c{len(self.arrivals)}"
-        self.arrivals.append(call_id)
-        self.tell(Arrived(Call(call_id, "m", "standard")))
-        return call_id
-
-    @rule(call_id=consumes(calls), leaves=st.booleans())
-    def end_call(self, call_id: str, leaves: bool) -> None:
-        if call_id in self.ended:
-            return
-        aboard = self.where[call_id] is not None
-        self.end(call_id, "left" if leaves or not aboard else "finished")
-        self.tell(Left(call_id) if leaves or not aboard else Finished(call_id, 1, 1))
-
-    @rule(target=calls, call_id=consumes(calls), stage=st.sampled_from(["connect", "full", "waiting", "streaming"]))
-    def fail_call(self, call_id: str, stage: Stage) -> object:
-        if self.where.get(call_id) is None:
-            return call_id
-        if stage == "streaming":
-            self.end(call_id, "failed")
-        else:
-            if stage != "full":
-                self.open.discard(str(self.where[call_id]))
-                self.tell(ReplicaSuspect(str(self.where[call_id])))
-            self.where[call_id] = None
-        self.tell(Failed(call_id, stage))
-        return call_id if call_id not in self.ended else multiple()
-
-    @rule(name=st.sampled_from(["r0", "r1", "r2"]), seats=st.integers(1, 3))
-    def replica_up(self, name: str, seats: int) -> None:
-        seats = self.seats.setdefault(name, seats)
-        self.open.add(name)
-        self.tell(ReplicaUp(Replica(name, "m", seats)))
-
-    @rule(name=st.sampled_from(["r0", "r1", "r2"]))
-    def replica_suspect(self, name: str) -> None:
-        self.open.discard(name)
-        self.tell(ReplicaSuspect(name))
-
-    @rule(name=st.sampled_from(["r0", "r1", "r2"]))
-    def replica_down(self, name: str) -> None:
-        self.open.discard(name)
-        self.seats.pop(name, None)
-        aboard = [call_id for call_id, replica in self.where.items() if replica == name]
-        self.tell(ReplicaDown(name))
-        for call_id in aboard:  # the driver cuts them, and reports each
-            self.where[call_id] = None
-            self.tell(Failed(call_id, "waiting"))
-
-    @rule(seconds=st.floats(0.1, 5.0))
-    def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-        self.tell(Ticked())
-
-    @invariant()
-    def no_replica_above_its_seats(self) -> None:
-        for name, seats in self.seats.items():
-            carried = sum(replica == name for replica in self.where.values())
-            assert carried <= seats
-            assert carried == self.machine.boarding["m"].aboard(name)
-
-    @invariant()
-    def nobody_waits_past_the_deadline(self) -> None:
-        assert all(until > self.now or until == self.now + self.MAX_HOLD_S for until in self.deadline.values())
-
-    @invariant()
-    def nobody_new_is_held_beside_an_open_seat(self) -> None:
-        free = [n for n in self.open if self.machine.boarding["m"].aboard(n) < self.seats[n]]
-        for call_id in self.deadline:
-            journey = self.machine._journeys[call_id]
-            assert set(free) <= journey.avoid, f"{call_id} is held while {free} have seats"
-
-    @invariant()
-    def every_call_is_somewhere(self) -> None:
-        assert set(self.arrivals) == set(self.where) | set(self.ended)
-        assert self.machine.calls == len(self.where)
-
-
-TestRandomWalk = RandomWalk.TestCase
-TestRandomWalk.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)

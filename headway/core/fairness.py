@@ -1,0 +1,90 @@
+"""Held calls of one tier: in order of arrival within a tenant; between tenants, who has been served least comes first.
+
+Virtual token counters: each tenant's counter grows by the tokens it was served. A tenant that comes back after a pause
+is lifted to the least of those that are waiting, so that nobody can save up. Knows nothing of seats or replicas.
+
+Invariant: every held call is in its tenant's line and in the order of deadlines, or in neither.
+Cost: O(log tenants) per call.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Set
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from headway.core.types import Call
+
+
+@dataclass(slots=True)
+class Held:
+    call: Call
+    until: float
+    avoid: Set[str]  # shared with the machine: replicas that failed this call
+
+
+class FairQueue:
+    def __init__(self) -> None:
+        self._by_deadline: OrderedDict[str, Held] = OrderedDict()
+        self._lines: dict[str, OrderedDict[str, Held]] = {}
+        self._served: dict[str, float] = {}
+        self._order: list[tuple[float, str]] = []  # heap of (served, tenant); entries may be out of date
+
+    def __len__(self) -> int:
+        return len(self._by_deadline)
+
+    def push(self, held: Held) -> None:
+        tenant = held.call.tenant
+        line = self._lines.get(tenant)
+        if line is None:
+            least = self._least_served()
+            if least is not None:
+                self._served[tenant] = max(self._served.get(tenant, 0.0), least)
+            line = self._lines[tenant] = OrderedDict()
+            heappush(self._order, (self._served.get(tenant, 0.0), tenant))
+        line[held.call.id] = held
+        self._by_deadline[held.call.id] = held
+
+    def first(self) -> Held | None:
+        """The call that is next, if a seat is found for it."""
+        tenant = self._first_tenant()
+        return next(iter(self._lines[tenant].values())) if tenant is not None else None
+
+    def remove(self, call_id: str) -> bool:
+        held = self._by_deadline.pop(call_id, None)
+        if held is None:
+            return False
+        line = self._lines[held.call.tenant]
+        del line[call_id]
+        if not line:
+            del self._lines[held.call.tenant]
+        return True
+
+    def charge(self, tenant: str, tokens: float) -> None:
+        self._served[tenant] = served = self._served.get(tenant, 0.0) + tokens
+        if tenant in self._lines:
+            heappush(self._order, (served, tenant))
+
+    def expired(self, now: float) -> list[Call]:
+        """Take out the calls whose time is up."""
+        due = []
+        while self._by_deadline:
+            held = next(iter(self._by_deadline.values()))
+            if held.until > now:
+                break
+            self.remove(held.call.id)
+            due.append(held.call)
+        return due
+
+    def _first_tenant(self) -> str | None:
+        while self._order:
+            served, tenant = self._order[0]
+            if tenant in self._lines and served == self._served.get(tenant, 0.0):
+                return tenant
+            heappop(self._order)
+        return None
+
+    def _least_served(self) -> float | None:
+        tenant = self._first_tenant()
+        return self._served.get(tenant, 0.0) if tenant is not None else None

@@ -1,0 +1,176 @@
+"""The express rule and what is around it, each by an example."""
+
+from __future__ import annotations
+
+from headway.core.curve import Curve
+from headway.core.machine import Machine
+from headway.core.types import (
+    Action,
+    Arrived,
+    Board,
+    Call,
+    Downgrade,
+    Finished,
+    Hold,
+    Left,
+    ModelPolicy,
+    Refuse,
+    Replica,
+    ReplicaUp,
+    Ticked,
+    Tier,
+    TierPolicy,
+)
+
+# 100 tok/s alone, 50 among 3, 33 among 5: with a margin of 0 a floor of 50 allows 3 streams, one of 100 allows 1.
+CURVE = Curve(a=0.005, c=0.005, d=0.0)
+TIERS: dict[Tier, TierPolicy] = {
+    "ultrafast": TierPolicy(max_held=10, max_hold_s=2.0, floor_tps=100.0),
+    "fast": TierPolicy(max_held=10, max_hold_s=2.0, floor_tps=50.0),
+    "standard": TierPolicy(max_held=100, max_hold_s=30.0),
+    "flex": TierPolicy(max_held=100, max_hold_s=300.0),
+}
+
+
+def machine(replicas: int = 2, seats: int = 10, share: float = 0.5, headroom: float = 0.0) -> Machine:
+    policy = ModelPolicy(TIERS, standard_share=share, margin=0.0, reserve_window_s=5.0, reserve_headroom=headroom)
+    made = Machine({"m": policy})
+    for number in range(replicas):
+        made.step(ReplicaUp(Replica(f"r{number}", "m", seats, CURVE)), 0.0)
+    return made
+
+
+def arrive(to: Machine, name: str, tier: Tier, now: float = 0.0, **more: object) -> list[Action]:
+    return to.step(Arrived(Call(name, "m", tier, **more)), now)  # type: ignore[arg-type]
+
+
+def board_many(to: Machine, count: int, tier: Tier = "standard", now: float = 0.0) -> None:
+    for number in range(count):
+        arrive(to, f"{tier}{number}", tier, now)
+
+
+def loads(of: Machine) -> list[int]:
+    return [of.boarding["m"].aboard(f"r{number}") for number in range(of.boarding["m"].known_replicas)]
+
+
+def test_fast_calls_share_a_light_replica_up_to_what_the_floor_allows() -> None:
+    m = machine()
+    boarded = [arrive(m, f"f{number}", "fast")[0] for number in range(3)]
+    assert boarded == [Board(f"f{number}", "r0", "fast") for number in range(3)]
+    # The fourth would have to make the other replica light, and the standard share keeps that one.
+    assert arrive(m, "f3", "fast", 1.0) == [Hold("f3", until=3.0)]
+
+
+def test_standard_calls_go_where_no_express_stream_is() -> None:
+    m = machine()
+    arrive(m, "f", "fast")
+    board_many(m, 8)
+    assert loads(m) == [1, 8]
+
+
+def test_a_light_replica_takes_nobody_beyond_its_limit() -> None:
+    m = machine()
+    arrive(m, "f", "fast")
+    board_many(m, 30)
+    assert loads(m)[0] <= 3
+    assert loads(m)[1] == 10
+
+
+def test_a_stricter_floor_lowers_the_limit() -> None:
+    m = machine()
+    arrive(m, "u", "ultrafast")
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0)]
+    assert m.step(Finished("u", 1, 1), 1.5) == [Board("f", "r0", "fast")]
+
+
+def test_a_call_with_a_floor_never_boards_a_replica_that_is_too_full() -> None:
+    m = machine(replicas=1)
+    board_many(m, 5)
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0)]
+    # Its doors are closed now: standard calls wait, and it empties until the fast call fits.
+    assert arrive(m, "late", "standard", 1.0)[0] == Hold("late", until=31.0)
+    assert m.step(Finished("standard0", 1, 1), 1.1) == []
+    assert m.step(Finished("standard1", 1, 1), 1.2) == []
+    assert m.step(Finished("standard2", 1, 1), 1.3) == [Board("f", "r0", "fast")]
+
+
+def test_when_the_last_express_stream_leaves_the_replica_is_heavy_again() -> None:
+    m = machine(replicas=1)
+    arrive(m, "f", "fast")
+    board_many(m, 9)
+    assert loads(m) == [3]
+    m.step(Left("f"), 1.0)
+    m.step(Ticked(), 7.0)  # the reserve has forgotten it
+    assert loads(m) == [9]
+
+
+def test_light_seats_are_kept_ready_after_a_burst_and_given_back_later() -> None:
+    m = machine(replicas=4, share=0.25)
+    for number in range(6):
+        arrive(m, f"f{number}", "fast")
+    board_many(m, 60)
+    for number in range(6):
+        m.step(Finished(f"f{number}", 1, 1), 1.0)
+    again = [arrive(m, f"g{number}", "fast", 2.0)[0] for number in range(6)]
+    assert all(isinstance(action, Board) for action in again)
+    for number in range(6):
+        m.step(Finished(f"g{number}", 1, 1), 3.0)
+    m.step(Ticked(), 9.0)
+    assert loads(m) == [10, 10, 10, 10]
+
+
+def test_light_seats_beyond_the_reserve_carry_standard_calls() -> None:
+    m = machine()
+    arrive(m, "f", "fast")
+    board_many(m, 30)
+    assert loads(m) == [3, 10]
+
+
+def test_the_standard_share_is_never_taken() -> None:
+    m = machine(replicas=4, share=0.5)
+    board_many(m, 4)
+    for number in range(40):
+        arrive(m, f"f{number}", "fast")
+        assert m.boarding["m"].light_replicas <= 2
+
+
+def test_without_a_seat_in_time_a_fast_call_is_refused_or_downgraded_as_it_asked() -> None:
+    m = machine()
+    for number in range(3):
+        arrive(m, f"f{number}", "fast")
+    arrive(m, "hard", "fast", 1.0)
+    arrive(m, "soft", "fast", 1.0, falls_back=True)
+    refusal, downgrade, board = m.step(Ticked(), 3.0)
+    assert isinstance(refusal, Refuse)
+    assert (refusal.call_id, refusal.reason) == ("hard", "hold_timeout")
+    assert downgrade == Downgrade("soft", "hold_timeout")
+    assert board == Board("soft", "r1", "standard")
+
+
+def test_a_replica_without_a_curve_promises_nothing() -> None:
+    m = Machine({"m": ModelPolicy(TIERS, margin=0.0)})
+    m.step(ReplicaUp(Replica("r0", "m", 10)), 0.0)
+    assert arrive(m, "f", "fast") == [Hold("f", until=2.0)]
+    assert arrive(m, "s", "standard") == [Board("s", "r0", "standard")]
+
+
+def test_held_calls_board_in_the_order_of_tiers() -> None:
+    m = machine(replicas=1, seats=1)
+    arrive(m, "a", "standard")
+    arrive(m, "x", "flex", 1.0)
+    arrive(m, "s", "standard", 1.0)
+    arrive(m, "f", "fast", 1.0)
+    assert m.step(Finished("a", 1, 1), 1.5) == [Board("f", "r0", "fast")]
+    m.step(Left("f"), 2.0)
+    actions = m.step(Ticked(), 8.0)
+    assert Board("s", "r0", "standard") in actions
+
+
+def test_a_tenant_that_was_served_less_comes_first() -> None:
+    m = machine(replicas=1, seats=1)
+    arrive(m, "g0", "standard", tenant="greedy")
+    for number in range(1, 4):
+        arrive(m, f"g{number}", "standard", tenant="greedy")
+    arrive(m, "p0", "standard", tenant="poor")
+    assert m.step(Finished("g0", 100, 500), 1.0) == [Board("p0", "r0", "standard")]
+    assert m.step(Finished("p0", 1, 1), 2.0) == [Board("g1", "r0", "standard")]

@@ -1,0 +1,168 @@
+"""Fast mode with the official SDKs, unchanged, in every branch; the engines' own record is the witness."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from anthropic import AsyncAnthropic
+
+from headway.engines.scripted import Faults, Script, ScriptedEngine, running
+from tests.running import MODEL, Running, config_for, running_gateway
+
+pytestmark = pytest.mark.anyio
+# 200 tok/s alone, 100 among 4, 40 among 8: a floor of 80 with its margin of a tenth allows 4 streams.
+SCRIPT = Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.005), (4, 0.010), (8, 0.025)))
+CURVE = [[1, 200.0], [4, 100.0], [8, 40.0]]
+FAST = {"name": "fast", "floor_tps": 80.0, "max_hold_s": 0.3}
+ASK: Any = [{"role": "user", "content": "two words"}]
+STANDARD = {"max_hold_s": 60.0}
+
+
+def with_fast(engines: list[ScriptedEngine], floor_tps: float = 80.0) -> Any:
+    return config_for(engines, express=[{**FAST, "floor_tps": floor_tps}], curve=CURVE, tier=STANDARD)
+
+
+async def fill(here: Running, calls: int, tokens: int = 400) -> list[asyncio.Task[Any]]:
+    """Standard calls, all aboard or held (or done already) when this returns."""
+    tasks = [
+        asyncio.create_task(here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=tokens))
+        for _ in range(calls)
+    ]
+    async with asyncio.timeout(20):
+        while sum(t.served.tier == "standard" for t in here.gateway._trips.values()) < sum(not t.done() for t in tasks):
+            await asyncio.sleep(0.002)
+    return tasks
+
+
+async def stop(tasks: list[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_fast_is_served_and_proved() -> None:
+    # A floor that the engine alone keeps ten times over: the box may be busy with other tests.
+    async with running(SCRIPT) as engine, running_gateway(with_fast([engine], floor_tps=20.0)) as here:
+        whole = await here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=30, service_tier="fast")
+        assert whole.service_tier == "fast"
+        proof = whole.usage.headway  # type: ignore[union-attr]
+        assert (proof["tier_asked"], proof["tier_served"], proof["kept"]) == ("fast", "fast", True)
+        stream = await here.openai.chat.completions.create(
+            model=MODEL, messages=ASK, max_tokens=30, service_tier="priority", stream=True,
+            stream_options={"include_usage": True},
+        )  # fmt: skip
+        assert stream.response.headers["headway-tier-served"] == "fast"
+        assert stream.response.headers["headway-floor-tps"] == "20"
+        chunks = [chunk async for chunk in stream]
+        assert chunks[0].service_tier == chunks[-1].service_tier == "priority"
+        proof = chunks[-1].usage.headway  # type: ignore[union-attr]
+        assert proof["kept"] is True
+        assert 20 < proof["tokens_per_second"] < 210
+        message = await here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=30, speed="fast")
+        assert message.usage.speed == "fast"
+
+
+async def test_the_beta_header_alone_means_standard() -> None:
+    async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
+        said = await here.anthropic.messages.create(
+            model=MODEL, messages=ASK, max_tokens=5, extra_headers={"anthropic-beta": "fast-mode-2026-02-01"}
+        )
+        assert said.usage.speed == "standard"
+
+
+async def test_fast_without_a_seat_is_refused_in_one_dialect_and_downgraded_in_the_other() -> None:
+    async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
+        busy = await fill(here, 6)
+        with pytest.raises(anthropic.RateLimitError) as refused:
+            await here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=5, speed="fast")
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        await stop(busy)
+    # Another gateway: this one has learnt that fast calls come, and keeps seats for them.
+    async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
+        busy = await fill(here, 6, tokens=60)
+        soft = await here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5, service_tier="fast")
+        assert soft.service_tier == "default"
+        assert soft.usage.headway["reason"] == "hold_timeout"  # type: ignore[union-attr]
+        await asyncio.gather(*busy)
+
+
+async def test_the_client_may_choose_otherwise() -> None:
+    async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
+        busy = await fill(here, 6, tokens=100)
+        with pytest.raises(openai.RateLimitError):
+            await here.openai.chat.completions.create(
+                model=MODEL, messages=ASK, service_tier="fast", extra_headers={"Headway-Fallback": "none"}
+            )
+        soft = await here.anthropic.messages.create(
+            model=MODEL, messages=ASK, max_tokens=5, speed="fast", extra_headers={"Headway-Fallback": "standard"}
+        )
+        assert soft.usage.speed == "standard"
+        with pytest.raises(openai.BadRequestError, match="Headway-Fallback"):
+            await here.openai.chat.completions.create(
+                model=MODEL, messages=ASK, extra_headers={"Headway-Fallback": "maybe"}
+            )
+        await stop(busy)
+
+
+async def test_the_sdk_honours_the_retry_after() -> None:
+    async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
+        busy = await fill(here, 6, tokens=60)  # done after about a second
+        async with AsyncAnthropic(base_url=here.url, api_key="none", max_retries=3) as patient:
+            message = await patient.messages.create(model=MODEL, messages=ASK, max_tokens=5, speed="fast")
+        assert message.usage.speed == "fast"
+        await asyncio.gather(*busy)
+
+
+async def test_a_tier_that_is_not_offered_is_refused_by_name() -> None:
+    async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
+        with pytest.raises(openai.BadRequestError, match="not offered at `ultrafast`") as said:
+            await here.openai.chat.completions.create(
+                model=MODEL, messages=ASK, extra_body={"service_tier": "ultrafast"}
+            )
+        assert said.value.param == "service_tier"
+
+
+async def test_models_are_listed_with_their_tiers_and_floors() -> None:
+    async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
+        [model] = [model async for model in here.openai.models.list()]
+        tiers = {tier["name"]: tier["floor_tokens_per_second"] for tier in model.service_tiers}  # type: ignore[attr-defined]
+        assert tiers == {"standard": None, "fast": 80.0}
+
+
+async def test_no_fast_stream_shares_a_replica_above_its_limit() -> None:
+    """Two engines under standard load, fast calls all the time: seen from the engines, one of them stays light."""
+    async with running(SCRIPT) as a, running(SCRIPT) as b, running_gateway(with_fast([a, b])) as here:
+        proofs = []
+
+        async def fast(delay_s: float) -> None:
+            await asyncio.sleep(delay_s)
+            answer = await here.openai.chat.completions.create(
+                model=MODEL, messages=ASK, max_tokens=30, service_tier="fast"
+            )
+            proofs.append(answer.usage.headway)  # type: ignore[union-attr]
+
+        first = asyncio.create_task(fast(0.0))
+        await asyncio.sleep(0.02)
+        busy = await fill(here, 30, tokens=60)
+        await asyncio.gather(first, *[fast(0.1 * number) for number in range(12)])
+        await asyncio.gather(*busy)
+        light, heavy = sorted(engine.record()["highest_running"] for engine in (a, b))
+        assert light <= 4
+        assert heavy == 8
+        served_fast = [proof for proof in proofs if proof["tier_served"] == "fast"]
+        assert len(served_fast) >= 10
+
+
+async def test_a_missed_floor_is_told() -> None:
+    async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
+        engine.faults = Faults(slow_factor=4.0)
+        answer = await here.openai.chat.completions.create(
+            model=MODEL, messages=ASK, max_tokens=30, service_tier="fast"
+        )
+        assert answer.usage.headway["kept"] is False  # type: ignore[union-attr]
+        page = here.gateway.metrics.page().decode()
+        assert 'headway_promises_total{model="scripted",outcome="missed",tier="fast"} 1.0' in page

@@ -13,7 +13,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 from urllib.parse import urlsplit
@@ -33,6 +33,11 @@ class Stream:
     tokens: int = 0
     complete: bool = False
     status: bytes = b""
+    proof: dict[str, object] = field(default_factory=dict)  # what the gateway says of it
+
+    @property
+    def speed_tps(self) -> float:
+        return (self.tokens - 1) / max(1e-9, self.last_at - self.first_at)
 
 
 class _Caller(asyncio.Protocol):
@@ -60,6 +65,9 @@ class _Caller(asyncio.Protocol):
             self.stream.complete = True
             usage = self._tail.rfind(b'"completion_tokens":')
             self.stream.tokens = int(self._tail[usage + 20 :].split(b",")[0].split(b"}")[0])
+            proof = self._tail.rfind(b'"headway":{')
+            if proof > 0:
+                self.stream.proof = msgspec.json.decode(self._tail[proof + 10 : self._tail.index(b"}", proof) + 1])
             self._finish()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -71,9 +79,10 @@ class _Caller(asyncio.Protocol):
         self._transport.close()
 
 
-def chat_request(model: str, max_tokens: int) -> bytes:
+def chat_request(model: str, max_tokens: int, **more: object) -> bytes:
     body = msgspec.json.encode(
         {
+            **more,
             "model": model,
             "messages": [{"role": "user", "content": "Tell me a long story about a bus."}],
             "max_tokens": max_tokens,
@@ -127,10 +136,13 @@ def scripted(port: int, *, model: str, first_token_ms: float, step_ms: str, seat
 
 
 @contextmanager
-def gateway(port: int, folder: Path, *, model: str, engine_urls: list[str], seats: int) -> Iterator[int]:
-    replicas = "".join(f'[[models.replicas]]\nurl = "{url}"\nseats = {seats}\n' for url in engine_urls)
+def gateway(
+    port: int, folder: Path, *, model: str, engine_urls: list[str], seats: int, tiers: str = "", curve: str = ""
+) -> Iterator[int]:
+    """`tiers` is TOML for the model's tiers, `curve` the line for each replica."""
+    replicas = "".join(f'[[models.replicas]]\nurl = "{url}"\nseats = {seats}\n{curve}\n' for url in engine_urls)
     config = folder / f"gateway-{port}.toml"
-    config.write_text(f'[gateway]\nport = {port}\n[[models]]\nname = "{model}"\n{replicas}')
+    config.write_text(f'[gateway]\nport = {port}\n[[models]]\nname = "{model}"\n{tiers}\n{replicas}')
     command = [sys.executable, "-m", "headway", "serve", "--config", str(config)]
     with _process(command, f"http://127.0.0.1:{port}/ready") as pid:
         yield pid

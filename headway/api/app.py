@@ -90,13 +90,14 @@ class App:
         try:
             if route is None:
                 raise InvalidPath(scope["method"], scope["path"])
-            if isinstance(route, CallRoute) or route.needs_key:
-                self._keys.check(headers)
+            tenant = self._keys.check(headers) if isinstance(route, CallRoute) or route.needs_key else ""
             if isinstance(route, PageRoute):
                 await client.send_page(*route.page(), headers=[])
             else:
                 body = await read_body(receive, headers, self._max_body_bytes)
-                await self._handle(self._read(route, body, call_id, headers), client)
+                request = self._read(route, body, call_id, headers)
+                request.call.tenant = tenant
+                await self._handle(request, client)
         except HeadwayError as error:
             await _answer_error(client, dialect, error, call_id)
         except asyncio.CancelledError:

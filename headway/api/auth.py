@@ -23,9 +23,10 @@ class Keys:
     def __init__(self, hashes: tuple[str, ...]) -> None:
         self._hashes = hashes
 
-    def check(self, headers: Headers) -> None:
+    def check(self, headers: Headers) -> str:
+        """Who is calling: a name for the key, which says nothing of it. Raises Unauthorized."""
         if not self._hashes:
-            return
+            return ""
         key = _key_from(headers)
         if not key:
             raise Unauthorized("No API key: send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
@@ -34,6 +35,7 @@ class Keys:
         matches = [hmac.compare_digest(given, known) for known in self._hashes]
         if len(key) > MAX_KEY_BYTES or not any(matches):
             raise Unauthorized("This API key is not known here.")
+        return f"key-{matches.index(True)}"
 
 
 def _key_from(headers: Headers) -> bytes:

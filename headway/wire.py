@@ -39,6 +39,13 @@ class Served:
         }
 
 
+def stream_speed_tps(output_tokens: int, first_at: float | None, last_at: float | None) -> float | None:
+    """The speed a floor is about: (output tokens - 1) / (last token - first token); None if there is none."""
+    if first_at is None or last_at is None or last_at <= first_at or output_tokens < 2:
+        return None
+    return (output_tokens - 1) / (last_at - first_at)
+
+
 class Meter(Protocol):
     """Reads one answer as it passes: what billing and proof need, and nothing else.
 
@@ -58,7 +65,7 @@ class Meter(Protocol):
         """The answer came in one piece: take the usage out of it; returns it with the proof put in."""
 
     def speed_tps(self) -> float | None:
-        """(output tokens - 1) / (last - first), as far as it can be told."""
+        """The answer's speed as `stream_speed_tps` has it, as far as it can be told."""
 
     def usage(self) -> tuple[int, int]:
         """(prompt tokens, output tokens) as far as the answer was read: exact at its end, a lower bound before."""

@@ -16,7 +16,7 @@ from headway.api.openai import engine_error
 from headway.api.sse import EventSplitter, data_of
 from headway.core.types import EXPRESS, Call, Tier
 from headway.errors import EngineAnswered, EngineLost, HeadwayError, InvalidRequest
-from headway.wire import Request, Served
+from headway.wire import Request, Served, stream_speed_tps
 
 # --- what a request may hold -----------------------------------------------------------------------------------------
 
@@ -244,10 +244,7 @@ class AnthropicMeter:
         return _encode(answer)
 
     def speed_tps(self) -> float | None:
-        output = self.usage()[1]
-        if self.first_at is None or self.last_at is None or self.last_at <= self.first_at or output < 2:
-            return None
-        return (output - 1) / (self.last_at - self.first_at)
+        return stream_speed_tps(self.usage()[1], self.first_at, self.last_at)
 
     def usage(self) -> tuple[int, int]:
         return self._prompt, max(self._output, self._deltas)

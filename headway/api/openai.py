@@ -18,7 +18,7 @@ from headway.api import limits
 from headway.api.sse import EventSplitter, data_of
 from headway.core.types import Call, Tier
 from headway.errors import EngineAnswered, EngineLost, HeadwayError, InvalidRequest, Refused
-from headway.wire import Request, Served
+from headway.wire import Request, Served, stream_speed_tps
 
 # --- what a request may hold -----------------------------------------------------------------------------------------
 
@@ -334,10 +334,8 @@ class OpenAIMeter:
         return _encode(answer)
 
     def speed_tps(self) -> float | None:
-        output = self.usage()[1]
-        if self.first_at is None or self.last_at is None or self.last_at <= self.first_at or output < 2:
-            return self._engine_speed_tps
-        return (output - 1) / (self.last_at - self.first_at)
+        streamed = stream_speed_tps(self.usage()[1], self.first_at, self.last_at)
+        return self._engine_speed_tps if streamed is None else streamed
 
     def usage(self) -> tuple[int, int]:
         if self._last:

@@ -78,6 +78,15 @@ class TierTable(_Table):
         le=100_000,
         description="Output tokens per second promised to every stream of `fast` or `ultrafast` after its first token.",
     )
+    price_multiple: float | None = Field(
+        None, gt=0, le=1000, description="What it costs as a multiple of standard; shown in `/v1/models`."
+    )
+    input_tokens_per_minute: int | None = Field(
+        None, ge=1, le=10**12, description="Prompt tokens each key may send per minute in this tier; none: no limit."
+    )
+    output_tokens_per_minute: int | None = Field(
+        None, ge=1, le=10**12, description="Output tokens each key may be given per minute in this tier."
+    )
     max_hold_s: float = Field(30.0, ge=0, le=3600, description="How long a call waits for a seat before it is refused.")
     max_held: int = Field(
         1000, ge=0, le=1_000_000, description="How many calls may wait at once; beyond, they are refused at once."

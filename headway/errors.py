@@ -18,12 +18,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-RefusalReason = Literal["full", "hold_timeout", "no_replica", "draining", "engine_failed"]
+RefusalReason = Literal["full", "hold_timeout", "over_limit", "no_replica", "draining", "engine_failed"]
 
-# What the client is told. `full` and `hold_timeout` say "ask again"; the others say "we are not able to".
+# What the client is told. The first three say "ask again"; the others say "we are not able to".
 REFUSALS: dict[RefusalReason, tuple[int, str]] = {
     "full": (429, "All seats for this model are taken and too many calls are already waiting."),
     "hold_timeout": (429, "No seat for this model became free in time."),
+    "over_limit": (429, "Your limit of tokens per minute for this tier is used up."),
     "no_replica": (503, "No replica of this model is available at the moment."),
     "draining": (503, "This gateway is shutting down and takes no new calls."),
     "engine_failed": (503, "The engines that were tried for this call failed before they answered."),

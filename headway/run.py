@@ -12,6 +12,7 @@ import uvloop
 from headway.api.app import App
 from headway.api.server import Server, drain_on_signals, make_server
 from headway.config import Config, ModelTable, ReplicaTable
+from headway.core.allowance import TokenLimit
 from headway.core.curve import Curve, fit
 from headway.core.machine import Machine
 from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
@@ -39,7 +40,15 @@ def make_gateway(config: Config, record_to: Path | None = None) -> Gateway:
 
 def _policy(model: ModelTable) -> ModelPolicy:
     """The tiers in the order in which held calls board: the fastest first, flex last."""
-    tiers = {tier.name: TierPolicy(tier.max_held, tier.max_hold_s, tier.floor_tps or 0.0) for tier in model.tiers}
+    tiers = {
+        tier.name: TierPolicy(
+            tier.max_held,
+            tier.max_hold_s,
+            tier.floor_tps or 0.0,
+            TokenLimit(tier.input_tokens_per_minute or 0, tier.output_tokens_per_minute or 0),
+        )
+        for tier in model.tiers
+    }
     in_order = {name: tiers[name] for name in get_args(Tier) if name in tiers}
     return ModelPolicy(in_order, standard_share=model.standard_share)
 

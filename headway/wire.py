@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from headway.core.allowance import Allowance
 from headway.core.types import Call, Tier
 from headway.errors import RefusalReason
 
@@ -24,19 +25,29 @@ class Served:
     tier: Tier
     reason: RefusalReason | None = None  # why it is not what was asked
     floor_tps: float = 0.0
+    allowance: Allowance | None = None  # what the caller had left of its limit for the tier asked
+    reader_was_slow: bool = False  # the client read more slowly than the engine wrote: a measured speed is the client's
+
+    def kept(self, output_tokens: int, speed_tps: float | None) -> bool | None:
+        """Was the floor kept? None where that cannot be said: no floor, too short an answer for a speed to mean
+        anything, a speed that could not be measured, or a client that held the stream up."""
+        if not self.floor_tps or output_tokens < MIN_TOKENS_FOR_PROMISE or speed_tps is None:
+            return None
+        return True if speed_tps >= self.floor_tps else None if self.reader_was_slow else False
 
     def proof(self, output_tokens: int, speed_tps: float | None) -> dict[str, object]:
-        """What every answer says at its end. `kept` is null where nothing was promised: no floor, too short an answer
-        for a speed to mean anything, or a speed that could not be measured."""
-        promised = bool(self.floor_tps) and output_tokens >= MIN_TOKENS_FOR_PROMISE and speed_tps is not None
-        return {
+        """What every answer says at its end."""
+        proof: dict[str, object] = {
             "tier_asked": self.asked,
             "tier_served": self.tier,
             "reason": self.reason,
             "tokens_per_second": round(speed_tps, 2) if speed_tps is not None else None,
             "floor_tokens_per_second": self.floor_tps or None,
-            "kept": bool(speed_tps and speed_tps >= self.floor_tps) if promised else None,
+            "kept": self.kept(output_tokens, speed_tps),
         }
+        if self.reader_was_slow:
+            proof["reader_was_slow"] = True
+        return proof
 
 
 def stream_speed_tps(output_tokens: int, first_at: float | None, last_at: float | None) -> float | None:
@@ -71,6 +82,16 @@ class Meter(Protocol):
         """(prompt tokens, output tokens) as far as the answer was read: exact at its end, a lower bound before."""
 
 
+class FoldingMeter(Meter, Protocol):
+    """One that can give an answer in one piece after it was fed as a stream."""
+
+    def restart(self) -> None:
+        """Forget what was fed: an engine begins the answer from the start."""
+
+    def folded(self) -> bytes:
+        """The whole, with the proof."""
+
+
 class Client(Protocol):
     """Where the answer goes: in one piece, or as a stream that is started, written and ended."""
 
@@ -100,3 +121,4 @@ class Request:
     body: bytes
     streaming: bool
     meter: Meter
+    fold: FoldingMeter | None = None  # the meter, if the engine streams and the client gets the answer in one piece

@@ -18,7 +18,7 @@ MODULES = {
 ALLOWED = {
     "headway.errors": set(),
     "headway.core": {"headway.errors"},
-    "headway.wire": {"headway.core.types", "headway.errors"},
+    "headway.wire": {"headway.core.types", "headway.core.allowance", "headway.errors"},
     "headway.toml_lines": set(),
     "headway.config": {"headway.core.types", "headway.errors", "headway.toml_lines"},
     "headway.api": {"headway.core.types", "headway.errors", "headway.config", "headway.wire"},

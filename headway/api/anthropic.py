@@ -6,13 +6,18 @@ that reads the answer. Nothing is translated: vLLM speaks this dialect itself.
 
 from __future__ import annotations
 
+import time
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headway.api import limits
+from headway.api.affinity import affinity_of
+from headway.api.fold import Fold
 from headway.api.openai import engine_error
+from headway.api.proof import HeaderList, proof_headers
 from headway.api.sse import EventSplitter, data_of
 from headway.core.types import EXPRESS, Call, Tier
 from headway.errors import EngineAnswered, EngineLost, HeadwayError, InvalidRequest
@@ -122,7 +127,14 @@ def read_messages(body: bytes, call_id: str) -> Request:
     tier: Tier = "fast" if request.speed == "fast" else "standard"
     call = Call(call_id, request.model, tier, falls_back=False)
     request.speed = request.service_tier = request.metadata = request.cache_control = UNSET
-    return Request(call, "/v1/messages", _encode(request), bool(request.stream), AnthropicMeter())
+    streaming = bool(request.stream)
+    # The engine times its own work in no answer of this dialect: where a floor is promised, we do.
+    folds = tier in EXPRESS and not streaming
+    request.stream = streaming or folds
+    encoded = _encode(request)
+    call.affinity = affinity_of(encoded, None, b"system", b"messages")
+    meter = AnthropicMeter(folds=folds)
+    return Request(call, "/v1/messages", encoded, streaming, meter, meter if folds else None)
 
 
 def read_count_tokens(body: bytes, call_id: str) -> Request:
@@ -137,6 +149,30 @@ def _check_schemas(request: Prompt) -> None:
         limits.check_schema(tool.input_schema, "tools")
     if isinstance(request.output_config, OutputConfig) and isinstance(request.output_config.format, OutputFormat):
         limits.check_schema(request.output_config.format.schema, "output_config")
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+
+def answer_headers(served: Served) -> HeaderList:
+    return proof_headers(served) + limit_headers(served)
+
+
+def limit_headers(served: Served) -> HeaderList:
+    """What the caller may still have of the fast tier, in this dialect's six headers; none where there is no limit."""
+    allowance = served.allowance
+    if served.asked not in EXPRESS or allowance is None:
+        return []
+    said: HeaderList = []
+    for kind, limit, left, full_in_s in (
+        ("input", allowance.limit.input_tpm, allowance.input_left, allowance.input_full_in_s),
+        ("output", allowance.limit.output_tpm, allowance.output_left, allowance.output_full_in_s),
+    ):
+        if limit:
+            full_at = datetime.fromtimestamp(time.time() + full_in_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            for what, value in (("limit", limit), ("remaining", max(0, left)), ("reset", full_at)):
+                said.append((f"anthropic-fast-{kind}-tokens-{what}".encode(), str(value).encode()))
+    return said
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -185,13 +221,18 @@ class AnthropicMeter:
     """This dialect carries usage at the start and the end only; in between each delta counts as one token, which is
     exact until an engine puts several tokens into one delta, and a lower bound then."""
 
-    __slots__ = ("_deltas", "_output", "_prompt", "_splitter", "complete", "first_at", "last_at", "served")
+    __slots__ = ("_deltas", "_fold", "_output", "_prompt", "_splitter", "complete", "first_at", "last_at", "served")
 
-    def __init__(self) -> None:
+    def __init__(self, *, folds: bool = False) -> None:
         self.served = Served("standard", "standard")
+        self._fold = Fold() if folds else None
+        self.restart()
+
+    def restart(self) -> None:
         self.first_at: float | None = None
         self.last_at: float | None = None
         self.complete = False
+        self._fold = Fold() if self._fold is not None else None
         self._splitter = EventSplitter()
         self._deltas = 0
         self._prompt = self._output = 0
@@ -202,6 +243,8 @@ class AnthropicMeter:
         return b"".join([self._read(event, now) for event in self._splitter.split(data)])
 
     def _read(self, event: bytes, now: float) -> bytes:
+        if self._fold is not None and (payload := data_of(event)).startswith(b"{"):
+            self._fold.take(msgspec.json.decode(payload))
         if event.startswith(TOKEN):
             if self.first_at is None:
                 self.first_at = now
@@ -215,7 +258,7 @@ class AnthropicMeter:
         elif event.startswith(DELTA):
             delta = msgspec.json.decode(data_of(event))
             self._take(delta.setdefault("usage", {}))
-            delta["usage"] |= self._proof(self.speed_tps())
+            delta["usage"] |= self._proof()
             return DELTA + b"data: " + _encode(delta) + b"\n\n"
         elif event.startswith(STOP):
             self.complete = True
@@ -231,8 +274,8 @@ class AnthropicMeter:
         """The tier served in this dialect's words: it knows two."""
         return "fast" if self.served.tier in EXPRESS else "standard"
 
-    def _proof(self, speed_tps: float | None) -> dict[str, Any]:
-        return {"speed": self._speed(), "headway": self.served.proof(self._output, speed_tps)}
+    def _proof(self) -> dict[str, Any]:
+        return {"speed": self._speed(), "headway": self.served.proof(self._output, self.speed_tps())}
 
     def read_whole(self, body: bytes) -> bytes:
         self.complete = True
@@ -240,7 +283,13 @@ class AnthropicMeter:
         if "usage" not in answer:
             return body  # count_tokens: nothing was generated
         self._take(answer["usage"])
-        answer["usage"] |= self._proof(None)  # vLLM says nothing of its timing in this dialect
+        answer["usage"] |= self._proof()
+        return _encode(answer)
+
+    def folded(self) -> bytes:
+        assert self._fold is not None
+        answer = self._fold.whole()
+        answer["usage"] |= self._proof()
         return _encode(answer)
 
     def speed_tps(self) -> float | None:

@@ -23,7 +23,7 @@ from headway.api.auth import Headers, Keys
 from headway.api.server import Connection, HTTPClient, Send
 from headway.config import Config, ModelTable
 from headway.errors import HeadwayError, InvalidRequest, Refused, TooLarge, UnknownModel
-from headway.wire import Client, Request
+from headway.wire import Client, Request, Served
 
 log = logging.getLogger("headway.api")
 
@@ -85,8 +85,9 @@ class App:
         # Both names: the OpenAI SDK reads the first, the Anthropic SDK the second.
         headers_of_ours = [(b"x-request-id", call_id.encode()), (b"request-id", call_id.encode())]
         connection = cast(Connection, scope["state"]["connection"])
-        client = HTTPClient(connection, send, headers_of_ours)
+        client = HTTPClient(connection, send, headers_of_ours, dialect.answer_headers)
         connection.task = asyncio.current_task()
+        served: Served | None = None  # as far as the gateway came with it
         try:
             if route is None:
                 raise InvalidPath(scope["method"], scope["path"])
@@ -97,9 +98,12 @@ class App:
                 body = await read_body(receive, headers, self._max_body_bytes)
                 request = self._read(route, body, call_id, headers)
                 request.call.tenant = tenant
-                await self._handle(request, client)
+                try:
+                    await self._handle(request, client)
+                finally:
+                    served = request.meter.served
         except HeadwayError as error:
-            await _answer_error(client, dialect, error, call_id)
+            await _answer_error(client, dialect, error, call_id, served)
         except asyncio.CancelledError:
             if not connection.transport.is_closing():
                 # The drain's time is up. The client is told; uvicorn closes the connection.
@@ -197,7 +201,9 @@ def _dialect_of(path: str, headers: Headers) -> ModuleType:
     return anthropic if is_anthropic else openai
 
 
-async def _answer_error(client: HTTPClient, dialect: ModuleType, error: HeadwayError, call_id: str) -> None:
+async def _answer_error(
+    client: HTTPClient, dialect: ModuleType, error: HeadwayError, call_id: str, served: Served | None = None
+) -> None:
     if client.started:
         client.write(dialect.error_event(error, call_id))
         await client.end_stream()
@@ -205,6 +211,7 @@ async def _answer_error(client: HTTPClient, dialect: ModuleType, error: HeadwayE
     headers = []
     if isinstance(error, Refused):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
+        headers += dialect.limit_headers(served) if served is not None else []
     if isinstance(error, TooLarge):
         headers.append((b"connection", b"close"))  # what is left of the body shall not be read
     body = dialect.error_body(error, call_id)
@@ -213,7 +220,7 @@ async def _answer_error(client: HTTPClient, dialect: ModuleType, error: HeadwayE
 
 def _models_page(models: list[ModelTable]) -> bytes:
     """One page for both dialects: each SDK finds its own keys and passes over the other's. `service_tiers` says at
-    which speeds a model is offered and what each promises."""
+    which speeds a model is offered, what each promises, and what it costs beside standard."""
     names = [model.name for model in models]
     created = int(time.time())
     data = [
@@ -225,7 +232,12 @@ def _models_page(models: list[ModelTable]) -> bytes:
             "type": "model",
             "display_name": model.name,
             "service_tiers": [
-                {"name": tier.name, "floor_tokens_per_second": tier.floor_tps or None} for tier in model.tiers
+                {
+                    "name": tier.name,
+                    "floor_tokens_per_second": tier.floor_tps,
+                    "price_multiple": tier.price_multiple,
+                }
+                for tier in model.tiers
             ],
             "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         }

@@ -15,6 +15,8 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headway.api import limits
+from headway.api.affinity import affinity_of
+from headway.api.proof import HeaderList, proof_headers
 from headway.api.sse import EventSplitter, data_of
 from headway.core.types import Call, Tier
 from headway.errors import EngineAnswered, EngineLost, HeadwayError, InvalidRequest, Refused
@@ -172,12 +174,15 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
         wants_continuous_usage=bool(asked.include_usage and asked.continuous_usage_stats),
         says_priority=request.service_tier == "priority",
     )
+    session = getattr(request, "prompt_cache_key", None)
     for field in NOT_SENT_ON:
         if hasattr(request, field):
             setattr(request, field, UNSET)
     if request.stream:
         request.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
-    return Request(call, path, _encode(request), bool(request.stream), meter)
+    body = _encode(request)
+    call.affinity = affinity_of(body, session, b"messages", b"prompt")
+    return Request(call, path, body, bool(request.stream), meter)
 
 
 def _check_constraints(request: Sampling) -> None:
@@ -198,6 +203,18 @@ def _tier(asked: ServiceTier | UnsetType | None) -> Tier:
     if asked in ("fast", "priority"):  # one and the same: the vendor renamed it
         return "fast"
     return asked if asked in ("ultrafast", "flex") else "standard"
+
+
+# --- headers ---------------------------------------------------------------------------------------------------------
+
+
+def answer_headers(served: Served) -> HeaderList:
+    return proof_headers(served)
+
+
+def limit_headers(_served: Served) -> HeaderList:
+    """This dialect has no headers for the limits of a tier."""
+    return []
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

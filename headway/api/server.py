@@ -104,15 +104,18 @@ class Connection(HttpToolsProtocol):
 class HTTPClient:
     """The client of one call; implements wire.Client."""
 
-    def __init__(self, connection: Connection, send: Send, headers: HeaderList) -> None:
+    def __init__(
+        self, connection: Connection, send: Send, headers: HeaderList, proof_headers: Callable[[Served], HeaderList]
+    ) -> None:
         self.started = False
+        self._proof_headers = proof_headers
         self._connection = connection
         self._transport = connection.transport
         self._send = send
         self._headers = headers
 
     async def send_whole(self, content_type: bytes, body: bytes, served: Served) -> None:
-        await self.send_page(200, content_type, body, _proof_headers(served))
+        await self.send_page(200, content_type, body, self._proof_headers(served))
 
     async def send_page(self, status: int, content_type: bytes, body: bytes, headers: HeaderList) -> None:
         head = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
@@ -120,7 +123,7 @@ class HTTPClient:
         await self._send({"type": "http.response.body", "body": body})
 
     async def start_stream(self, content_type: bytes, served: Served) -> None:
-        head = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *_proof_headers(served)]
+        head = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *self._proof_headers(served)]
         await self._start(200, head)
 
     def write(self, data: bytes) -> None:
@@ -141,16 +144,6 @@ class HTTPClient:
     async def _start(self, status: int, headers: HeaderList) -> None:
         self.started = True
         await self._send({"type": "http.response.start", "status": status, "headers": self._headers + headers})
-
-
-def _proof_headers(served: Served) -> HeaderList:
-    """What is known when an answer begins; the measured speed follows at its end, in its usage."""
-    said: list[tuple[str, str]] = [("headway-tier-asked", served.asked), ("headway-tier-served", served.tier)]
-    if served.reason is not None:
-        said.append(("headway-reason", served.reason))
-    if served.floor_tps:
-        said.append(("headway-floor-tps", f"{served.floor_tps:g}"))
-    return [(name.encode(), value.encode()) for name, value in said]
 
 
 class Server(uvicorn.Server):

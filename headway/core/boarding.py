@@ -8,8 +8,8 @@ the floor), and *heavy* otherwise. An express call makes the replica it boards l
 heavy again. Light seats are kept ready ahead of demand (reserve.py) by closing the doors of the emptiest heavy replica;
 what is ready beyond the reserve, standard calls may ride on. The standard share bounds how many replicas may be light.
 
-Invariants (tests/core/test_boarding.py):
-- a replica never carries more streams than its limit: its seats, or what the strictest floor aboard allows;
+Invariants (tests/core/test_walk.py):
+- nobody boards a replica beyond its limit: its seats, or what the strictest floor aboard allows;
 - a heavy replica carries no express stream;
 - no more replicas are light than the standard share leaves;
 - a call is held only while there is no seat that it may take.
@@ -22,72 +22,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterator, Set
-from dataclasses import dataclass, field
+from itertools import islice
 
+from headway.core.affinity import Trails
+from headway.core.allowance import Allowance, Allowances
+from headway.core.carriers import Carrier, Rows
 from headway.core.fairness import FairQueue, Held
 from headway.core.reserve import Reserve
 from headway.core.types import EXPRESS, Call, ModelPolicy, Replica, Tier
 
 MAX_RETRY_AFTER_S = 60
-
-
-@dataclass(slots=True)
-class Carrier:
-    """A replica with what is aboard."""
-
-    replica: Replica
-    caps: dict[Tier, int]  # the largest batch that keeps each express tier's floor here
-    light_seats: int  # the largest of them: what the replica offers while it is light
-    open: bool = True
-    light: bool = False
-    aboard: dict[str, Tier] = field(default_factory=dict)
-    express: dict[Tier, int] = field(default_factory=dict)  # express streams aboard, by tier
-    rows: Rows | None = None
-    row: int = 0
-    ready: int = 0  # free light seats, as counted in the total
-
-    @property
-    def limit(self) -> int:
-        """How many streams it may carry as it is now."""
-        if not self.light:
-            return self.replica.seats
-        return min([self.light_seats, *(self.caps[tier] for tier, count in self.express.items() if count)])
-
-
-class Rows:
-    """Carriers in rows by a small number; the first non-empty row from either end is found without looking."""
-
-    def __init__(self) -> None:
-        self._rows: list[OrderedDict[str, Carrier]] = []
-        self._mask = 0
-
-    def put(self, carrier: Carrier, row: int) -> None:
-        while len(self._rows) <= row:
-            self._rows.append(OrderedDict())
-        self._rows[row][carrier.replica.name] = carrier
-        self._mask |= 1 << row
-        carrier.rows, carrier.row = self, row
-
-    def take(self, carrier: Carrier) -> None:
-        row = self._rows[carrier.row]
-        del row[carrier.replica.name]
-        if not row:
-            self._mask &= ~(1 << carrier.row)
-        carrier.rows = None
-
-    def lowest(self, avoid: Set[str] = frozenset()) -> Carrier | None:
-        if not self._mask:
-            return None
-        if not avoid:
-            return next(iter(self._rows[(self._mask & -self._mask).bit_length() - 1].values()))
-        return next((c for row in self._rows for name, c in row.items() if name not in avoid), None)
-
-    def from_highest(self, avoid: Set[str]) -> Iterator[Carrier]:
-        """The first carrier of each row, highest row first."""
-        for row in reversed(self._rows):
-            found = next((c for name, c in row.items() if name not in avoid), None)
-            if found is not None:
-                yield found
+AFFINITY_SLACK = 2  # streams more than on the emptiest replica that a call puts up with for a prompt read before
+FLEX_LOOKED_AT = 8  # replicas at most, for a flex call to put off
+FEEDBACK_STEP = 0.01  # caps follow the measured speed in steps of this size
 
 
 class Boarding:
@@ -99,11 +46,17 @@ class Boarding:
         self.light_replicas = 0
         self.queues = {tier: FairQueue() for tier in policy.tiers}
         self.returned: OrderedDict[str, Held] = OrderedDict()  # those whose engine failed: before all others
+        self.allowances = {tier: Allowances(policy.limit) for tier, policy in policy.tiers.items()}
         self._carriers: dict[str, Carrier] = {}
+        self._never_light: set[str] = set()  # those that cannot keep any floor: no curve, or too slow
+        self._shut_out: OrderedDict[str, Carrier] = OrderedDict()  # those that were suddenly slow, the first due first
         self._heavy = Rows()  # heavy, open and with a free seat, by load
         self._full: OrderedDict[str, Carrier] = OrderedDict()  # heavy, open and full
         self._light = Rows()  # light, open and with a free light seat, by how many
         self._idle_light: OrderedDict[str, Carrier] = OrderedDict()  # light, open, and no express stream aboard
+        self._light_with_flex: OrderedDict[str, Carrier] = OrderedDict()  # light, open, and somebody to put off
+        self._leaving = 0  # flex calls that are being put off
+        self._trails = Trails()
         self._light_capacity = 0
         self._ready = 0
         self._reserve = Reserve(policy.reserve_window_s, policy.reserve_headroom)
@@ -115,9 +68,8 @@ class Boarding:
     def replica_up(self, replica: Replica) -> None:
         carrier = self._carriers.get(replica.name)
         if carrier is None:
-            caps = self._caps(replica)
-            carrier = Carrier(replica, caps, max(caps.values(), default=0), open=False)
-            self._carriers[replica.name] = carrier
+            carrier = self._carriers[replica.name] = Carrier(replica)
+            self._set_caps(carrier)
         self._set_open(carrier, value=True)
 
     def replica_suspect(self, name: str) -> None:
@@ -131,6 +83,9 @@ class Boarding:
             return []
         self._set_open(carrier, value=False)
         self._set_light(carrier, value=False)  # whatever it still carries: it counts no more
+        self._never_light.discard(name)
+        self._shut_out.pop(name, None)
+        self._leaving -= len(carrier.leaving)
         return list(carrier.aboard)
 
     @property
@@ -148,64 +103,151 @@ class Boarding:
     def carrier(self, replica: str) -> Carrier | None:
         return self._carriers.get(replica)
 
-    def _caps(self, replica: Replica) -> dict[Tier, int]:
-        """A replica without a curve keeps no promise: nothing is known of its speed."""
-        if replica.curve is None:
-            return {}
-        floors = {tier: policy.floor_tps for tier, policy in self.policy.tiers.items() if tier in EXPRESS}
-        return {
-            tier: replica.curve.largest_batch(floor_tps, replica.seats, self.policy.margin)
-            for tier, floor_tps in floors.items()
+    def _set_caps(self, carrier: Carrier) -> None:
+        """What each floor allows here, by the curve as measured and by what streams have really got since. A replica
+        without a curve keeps no promise: nothing is known of its speed."""
+        replica, slowness = carrier.replica, carrier.feedback.slowness
+        carrier.caps_slowness = slowness
+        carrier.caps = {
+            tier: replica.curve.slower(slowness).largest_batch(policy.floor_tps, replica.seats, self.policy.margin)
+            if replica.curve is not None and replica.name not in self._shut_out
+            else 0
+            for tier, policy in self.policy.tiers.items()
+            if tier in EXPRESS
         }
+        light_seats = max(carrier.caps.values(), default=0)
+        if carrier.light:
+            self._light_capacity += light_seats - carrier.light_seats
+        carrier.light_seats = light_seats
+        if light_seats:
+            self._never_light.discard(replica.name)
+        else:
+            self._never_light.add(replica.name)
+
+    def _learn(self, carrier: Carrier, slowness: float, now: float) -> None:
+        """An express stream that left was so much slower than the curve had foreseen."""
+        feedback = carrier.feedback
+        feedback.observe(slowness, now)
+        if feedback.shut_out_until > now:
+            self._shut_out[carrier.replica.name] = carrier
+            self._shut_out.move_to_end(carrier.replica.name)
+            self._set_caps(carrier)
+        elif abs(feedback.slowness / carrier.caps_slowness - 1.0) > FEEDBACK_STEP:
+            self._set_caps(carrier)
+
+    def _let_back_in(self, now: float) -> None:
+        while self._shut_out:
+            carrier = next(iter(self._shut_out.values()))
+            if carrier.feedback.shut_out_until > now:
+                return
+            del self._shut_out[carrier.replica.name]
+            self._set_caps(carrier)
+            self._place(carrier)
 
     # --- seats ---
 
     def seat(self, call: Call, avoid: Set[str], now: float) -> str | None:
         """Give the call a seat; None if there is none that it may take."""
         if call.tier in EXPRESS:
-            carrier = self._express_seat(call.tier, avoid)
+            carrier = self._express_seat(call, avoid)
         else:
-            carrier = self._heavy.lowest(avoid) or self._ride(avoid, now)
+            carrier = self._heavy_seat(call, avoid) or self._ride(avoid, now)
         if carrier is None:
             return None
-        carrier.aboard[call.id] = call.tier
+        carrier.board(call.id, call.tier, now)
         if call.tier in EXPRESS:
             carrier.express[call.tier] = carrier.express.get(call.tier, 0) + 1
             self._set_light(carrier, value=True)
+        elif call.tier == "flex" and not call.was_put_off:
+            carrier.flex[call.id] = None
         self._place(carrier)
+        self._trails.note(call.affinity, carrier.replica.name)
         return carrier.replica.name
 
-    def _express_seat(self, tier: Tier, avoid: Set[str]) -> Carrier | None:
-        # Best fit: the light replica with the fewest free seats, so that others stay whole. A stricter tier than the
-        # light seats are made for needs an emptier one, and goes from the emptiest.
+    def _express_seat(self, call: Call, avoid: Set[str]) -> Carrier | None:
+        # Best fit: the light replica with the fewest free seats, so that others stay whole; before it, one that carries
+        # express streams already and has read such a prompt.
+        known = self._known(call, avoid)
+        if known is not None and known.carries_express and known.has_room_for(call.tier):
+            return known
         fits = self._light.lowest(avoid)
-        if fits is not None and len(fits.aboard) < min(fits.limit, fits.caps[tier]):
+        if fits is not None and fits.has_room_for(call.tier):
             return fits
+        # A stricter tier than the light seats are made for needs an emptier one, and goes from the emptiest.
         for carrier in self._light.from_highest(avoid):
-            if len(carrier.aboard) < min(carrier.limit, carrier.caps[tier]):
+            if carrier.has_room_for(call.tier):
                 return carrier
         if self.light_replicas < self.max_light_replicas:
-            lightest = self._heavy.lowest(avoid)
-            if lightest is not None and len(lightest.aboard) < lightest.caps.get(tier, 0):
+            lightest = self._lightest_heavy(avoid)
+            if lightest is not None and len(lightest.aboard) < lightest.caps[call.tier]:
                 return lightest
         return None
+
+    def _heavy_seat(self, call: Call, avoid: Set[str]) -> Carrier | None:
+        emptiest = self._heavy.lowest(avoid)
+        known = self._known(call, avoid)
+        if emptiest is None or known is None or known.rows is not self._heavy:
+            return emptiest
+        return known if len(known.aboard) <= len(emptiest.aboard) + AFFINITY_SLACK else emptiest
+
+    def _known(self, call: Call, avoid: Set[str]) -> Carrier | None:
+        """The open replica where such a call went last."""
+        name = self._trails.last(call.affinity) if call.affinity else None
+        carrier = self._carriers.get(name) if name is not None and name not in avoid else None
+        return carrier if carrier is not None and carrier.open else None
+
+    def _lightest_heavy(self, avoid: Set[str] = frozenset()) -> Carrier | None:
+        """The emptiest heavy replica that could be light."""
+        if len(self._never_light) == len(self._carriers):
+            return None
+        return self._heavy.lowest(self._never_light | avoid if avoid else self._never_light)
 
     def _ride(self, avoid: Set[str], now: float) -> Carrier | None:
         """A light seat for a call without a floor, if more are ready than the reserve."""
         reserve = self._reserve.wanted_seats(now) - self._reserve.present
         return self._light.lowest(avoid) if self._ready > max(0, reserve) else None
 
-    def free(self, call_id: str, replica: str, now: float) -> None:
+    def free(self, call_id: str, replica: str, now: float, speed_tps: float | None = None) -> None:
+        """The call's stream is over; `speed_tps` is what it got, where that is known."""
         carrier = self._carriers.get(replica)
         if carrier is None or call_id not in carrier.aboard:
             return  # the replica went down in between, and its seats with it
-        tier = carrier.aboard.pop(call_id)
-        if tier in EXPRESS:
-            carrier.express[tier] -= 1
+        self._leaving -= call_id in carrier.leaving
+        rider, foreseen_s = carrier.leave(call_id, now)
+        if rider.tier in EXPRESS:
+            carrier.express[rider.tier] -= 1
+            if speed_tps and foreseen_s:
+                self._learn(carrier, 1.0 / (speed_tps * foreseen_s), now)
         self._place(carrier)
         if self._last_freed_at is not None:
             self._pace_s += 0.1 * (now - self._last_freed_at - self._pace_s)
         self._last_freed_at = now
+
+    # --- flex calls make way ---
+
+    def stays(self, call_id: str, replica: str) -> None:
+        """The call's answer is being delivered: it can no longer be put off."""
+        if (carrier := self._carriers.get(replica)) and call_id in carrier.flex:
+            del carrier.flex[call_id]
+            self._place(carrier)
+
+    def put_off(self) -> Iterator[str]:
+        """Flex calls that must make way: a seat for each express call that is held, where putting off makes one."""
+        wanted = sum(len(self.queues[tier]) for tier in EXPRESS if tier in self.queues) - self._leaving
+        if wanted <= 0 or not self._light_with_flex:
+            return
+        for carrier in list(islice(self._light_with_flex.values(), FLEX_LOOKED_AT)):
+            staying = len(carrier.aboard) - len(carrier.leaving)
+            seats = min(wanted, carrier.limit - staying + len(carrier.flex))
+            if seats <= 0:
+                continue  # even without them it would be full
+            wanted -= seats
+            for _ in range(staying + seats - carrier.limit):
+                call_id, _ = carrier.flex.popitem()  # the newest: the least work is lost
+                carrier.leaving.add(call_id)
+                self._leaving += 1
+                yield call_id
+            self._place(carrier)
 
     # --- doors ---
 
@@ -222,10 +264,12 @@ class Boarding:
 
     def set_doors(self, now: float) -> None:
         """Close and open doors so that there are as many light seats, taken and ready, as the reserve wants."""
+        self._let_back_in(now)
         wanted = self._reserve.wanted_seats(now)
         while self._light_capacity < wanted and self.light_replicas < self.max_light_replicas:
-            carrier = self._heavy.lowest() or next(iter(self._full.values()), None)
-            if carrier is None or not carrier.light_seats:
+            full = (carrier for name, carrier in self._full.items() if name not in self._never_light)
+            carrier = self._lightest_heavy() or next(full, None)
+            if carrier is None:
                 break
             self._set_light(carrier, value=True)
             self._place(carrier)
@@ -248,7 +292,7 @@ class Boarding:
         if carrier.open != value:
             carrier.open = value
             self.open_replicas += 1 if value else -1
-            if not value and not any(carrier.express.values()):
+            if not value and not carrier.carries_express:
                 self._set_light(carrier, value=False)
         self._place(carrier)
 
@@ -259,8 +303,11 @@ class Boarding:
             carrier.rows.take(carrier)
         self._full.pop(name, None)
         self._idle_light.pop(name, None)
+        self._light_with_flex.pop(name, None)
         self._ready -= carrier.ready
         carrier.ready = 0
+        if carrier.light and not carrier.light_seats and not carrier.carries_express:
+            self._set_light(carrier, value=False)
         if not carrier.open:
             return
         if carrier.light:
@@ -268,7 +315,9 @@ class Boarding:
             self._ready += carrier.ready
             if carrier.ready:
                 self._light.put(carrier, carrier.ready)
-            if not any(carrier.express.values()):
+            if carrier.flex:
+                self._light_with_flex[name] = carrier
+            if not carrier.carries_express:
                 self._idle_light[name] = carrier
         elif load < carrier.replica.seats:
             self._heavy.put(carrier, load)
@@ -319,8 +368,12 @@ class Boarding:
             del self.returned[call.id]
         return due + [call for queue in self.queues.values() for call in queue.expired(now)]
 
-    def charge(self, call: Call, tokens: int) -> None:
-        self.queues[call.tier].charge(call.tenant, tokens)
+    def charge(self, call: Call, prompt_tokens: int, output_tokens: int, now: float) -> None:
+        self.queues[call.tier].charge(call.tenant, prompt_tokens + output_tokens)
+        self.allowances[call.tier].spend(call.tenant, prompt_tokens, output_tokens, now)
+
+    def allowance(self, call: Call, now: float) -> Allowance:
+        return self.allowances[call.tier].of(call.tenant, now)
 
     def retry_after_s(self, tier: Tier) -> int:
         """When a seat can be hoped for, were the call to come back: the queue's length at the pace seen lately."""

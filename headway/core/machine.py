@@ -6,7 +6,7 @@ what is simulated is what runs, and a recorded run gives the same actions again.
 
 The machine applies decisions; it makes none. Who boards where is boarding.py's business.
 
-Every call that arrives ends exactly once: finished, failed while streaming, refused, or left.
+Every call that arrives ends exactly once: finished, refused, or left.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from headway.core.types import (
     Board,
     Call,
     Cut,
+    Delivering,
     Downgrade,
     Draining,
     Event,
@@ -31,6 +32,7 @@ from headway.core.types import (
     Hold,
     Left,
     ModelPolicy,
+    PutOff,
     Refuse,
     ReplicaDown,
     ReplicaSuspect,
@@ -63,6 +65,7 @@ class Machine:
         self._draining = False
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             Arrived: self._arrived,
+            Delivering: self._delivering,
             Finished: self._finished,
             Failed: self._failed,
             Left: self._left,
@@ -97,30 +100,37 @@ class Machine:
         if reason:
             self._refuse(journey, reason, now, actions)
             return
-        self._board_or_hold(journey, now, actions, returned=False)
+        if boarding.allowance(call, now).is_used_up:
+            self._refuse_or_downgrade(journey, "over_limit", now, actions)
+        else:
+            self._board_or_hold(journey, now, actions, returned=False)
         if call.tier in EXPRESS:
             self._settle(boarding, now, actions)
 
+    def _delivering(self, event: Delivering, _now: float, _actions: list[Action]) -> None:
+        journey = self._journeys.get(event.call_id)
+        if journey is not None and journey.replica is not None:
+            self.boarding[journey.call.model].stays(event.call_id, journey.replica)
+
     def _finished(self, event: Finished, now: float, actions: list[Action]) -> None:
-        if journey := self._journeys.get(event.call_id):
-            tokens = event.prompt_tokens + event.output_tokens
-            self.boarding[journey.call.model].charge(journey.call, tokens)
-        self._end(event.call_id, now, actions)
+        self._end(event, now, actions, speed_tps=event.speed_tps)
 
     def _left(self, event: Left, now: float, actions: list[Action]) -> None:
-        self._end(event.call_id, now, actions)
+        self._end(event, now, actions)
 
     def _failed(self, event: Failed, now: float, actions: list[Action]) -> None:
         journey = self._journeys.get(event.call_id)
         if journey is None or journey.replica is None:
             return
-        if event.stage == "streaming":
-            self._end(event.call_id, now, actions)
-            return
         boarding = self.boarding[journey.call.model]
         failed = journey.replica
         boarding.free(journey.call.id, failed, now)
         journey.replica = None
+        if event.stage == "put_off":
+            journey.call = replace(journey.call, was_put_off=True)
+            actions.append(Hold(event.call_id, boarding.hold(journey.call, now, journey.avoid, returned=False)))
+            self._settle(boarding, now, actions)
+            return
         journey.avoid.add(failed)
         journey.engines_reached += event.stage == "waiting"
         if journey.engines_reached >= MAX_ENGINES_REACHED:
@@ -185,6 +195,7 @@ class Machine:
             call, replica = boarded
             self._journeys[call.id].replica = replica
             actions.append(Board(call.id, replica, call.tier))
+        actions.extend(PutOff(call_id) for call_id in boarding.put_off())
 
     def _refuse_or_downgrade(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
         if journey.call.tier not in EXPRESS or not journey.call.falls_back:
@@ -199,18 +210,23 @@ class Machine:
     def _refuse(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
         self._no_longer_express(journey, now)
         del self._journeys[journey.call.id]
-        retry_after_s = self.boarding[journey.call.model].retry_after_s(journey.call.tier)
+        boarding = self.boarding[journey.call.model]
+        if reason == "over_limit":
+            retry_after_s = boarding.allowance(journey.call, now).retry_after_s
+        else:
+            retry_after_s = boarding.retry_after_s(journey.call.tier)
         actions.append(Refuse(journey.call.id, reason, retry_after_s))
 
-    def _end(self, call_id: str, now: float, actions: list[Action]) -> None:
-        journey = self._journeys.pop(call_id, None)
+    def _end(self, event: Finished | Left, now: float, actions: list[Action], speed_tps: float | None = None) -> None:
+        journey = self._journeys.pop(event.call_id, None)
         if journey is None:
             return  # it ended before: the last word of a call may come twice
         boarding = self.boarding[journey.call.model]
+        boarding.charge(journey.call, event.prompt_tokens, event.output_tokens, now)
         if journey.replica is None:
             boarding.drop(journey.call)
         else:
-            boarding.free(call_id, journey.replica, now)
+            boarding.free(event.call_id, journey.replica, now, speed_tps)
         self._no_longer_express(journey, now)
         self._settle(boarding, now, actions)
 

@@ -8,15 +8,16 @@ several per call.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from headway.core.allowance import TokenLimit
 from headway.core.curve import Curve
 from headway.errors import RefusalReason
 
 Tier = Literal["ultrafast", "fast", "standard", "flex"]
 EXPRESS: tuple[Tier, ...] = ("ultrafast", "fast")  # the tiers with a promised floor
-Stage = Literal["connect", "full", "waiting", "streaming"]
+Stage = Literal["connect", "full", "waiting", "put_off"]
 
 
 @dataclass(slots=True)
@@ -28,6 +29,8 @@ class Call:
     tier: Tier
     tenant: str = ""
     falls_back: bool = False  # without an express seat in time it is served as standard instead of refused
+    affinity: str = ""  # calls with the same begin alike: an engine that has one in its cache is quicker with the next
+    was_put_off: bool = False  # a flex call makes way once
 
 
 @dataclass(slots=True)
@@ -48,6 +51,7 @@ class TierPolicy:
     max_held: int
     max_hold_s: float
     floor_tps: float = 0.0
+    limit: TokenLimit = field(default_factory=TokenLimit)  # for each tenant
 
 
 @dataclass(slots=True)
@@ -71,21 +75,32 @@ class Arrived:
 
 @dataclass(slots=True)
 class Finished:
-    """The engine's answer has been read to its end."""
+    """The engine's answer has been read to its end. `speed_tps` is what the stream got, None if that says nothing of
+    the engine: too short an answer, or a client that read too slowly."""
 
     call_id: str
     prompt_tokens: int
     output_tokens: int
+    speed_tps: float | None = None
+
+
+@dataclass(slots=True)
+class Delivering:
+    """The first part of the call's answer is on its way to the client: it can no longer be served from the start."""
+
+    call_id: str
 
 
 @dataclass(slots=True)
 class Failed:
-    """A boarded call lost its engine. `stage` says how far it got:
+    """A boarded call lost its engine before anything was delivered to the client. `stage` says how far it got:
 
     connect    the engine never saw it
     full       the engine itself had no room for it
-    waiting    the engine had it, nothing was delivered to the client yet
-    streaming  part of the answer had been delivered: the call cannot be served again
+    waiting    the engine had it
+    put_off    nothing failed: it was taken off its engine because core said PutOff
+
+    One that loses its engine in the middle of its answer cannot be served again: that is Left.
     """
 
     call_id: str
@@ -94,9 +109,12 @@ class Failed:
 
 @dataclass(slots=True)
 class Left:
-    """The client is gone, or the call was ended outside core. Always the last event of a call; harmless when late."""
+    """The client is gone, or the call was ended outside core. Always the last event of a call; harmless when late. What
+    it was served until then counts as served."""
 
     call_id: str
+    prompt_tokens: int = 0
+    output_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -130,7 +148,7 @@ class Draining:
     """This gateway takes no new calls; those aboard and held are served."""
 
 
-Event = Arrived | Finished | Failed | Left | ReplicaUp | ReplicaSuspect | ReplicaDown | Ticked | Draining
+Event = Arrived | Delivering | Finished | Failed | Left | ReplicaUp | ReplicaSuspect | ReplicaDown | Ticked | Draining
 
 # --- actions ---------------------------------------------------------------------------------------------------------
 
@@ -167,6 +185,14 @@ class Cut:
 
 
 @dataclass(slots=True)
+class PutOff:
+    """Take this flex call off its replica, to make room for an express one. It keeps its seat until the engine has let
+    go of it, which Failed with the stage `put_off` says; then it waits for another."""
+
+    call_id: str
+
+
+@dataclass(slots=True)
 class Downgrade:
     """The call goes on as a standard one; a Board or Hold for that follows."""
 
@@ -174,4 +200,4 @@ class Downgrade:
     reason: RefusalReason
 
 
-Action = Board | Hold | Refuse | Cut | Downgrade
+Action = Board | Hold | Refuse | Cut | PutOff | Downgrade

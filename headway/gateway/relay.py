@@ -18,9 +18,9 @@ class Relay:
     def __init__(
         self, answer: Answer, client: Client, meter: Meter, pulse: Pulse, clock: Callable[[], float], stall_s: float
     ) -> None:
-        self.reader_was_slow = False
         self._answer = answer
         self._client = client
+        self._served = meter.served
         self._meter_feed = meter.feed
         self._client_write = client.write
         self._pulse = pulse
@@ -44,7 +44,7 @@ class Relay:
 
     def _pause(self) -> None:
         # From here on the stamps say how fast the client reads, not how fast the engine writes.
-        self.reader_was_slow = True
+        self._served.reader_was_slow = True
         self._answer.pause()
         self._stop_waiting()
         self._stall = asyncio.get_running_loop().call_later(self._stall_s, self._client.abandon)

@@ -18,6 +18,7 @@ from headway.core.types import (
     Board,
     Call,
     Cut,
+    Delivering,
     Downgrade,
     Draining,
     Event,
@@ -25,12 +26,12 @@ from headway.core.types import (
     Finished,
     Hold,
     Left,
+    PutOff,
     Refuse,
     Replica,
     ReplicaSuspect,
     Stage,
     Ticked,
-    Tier,
 )
 from headway.engines.base import Answer, Engine
 from headway.engines.probe import Prober
@@ -43,6 +44,9 @@ from headway.wire import MIN_TOKENS_FOR_PROMISE, Client, Request, Served
 log = logging.getLogger("headway.gateway")
 
 TICK_S = 1.0
+# An engine learns that a call is over when it next looks at the connection: up to a step later. Its seat is given on
+# after this long; else a replica would for that moment carry one stream more than a floor allows.
+LETTING_GO_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class _Trip:
     # A scope that has no time limit of its own: it is open while an engine has the call, and core's Cut ends it.
     aboard: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     is_aboard: bool = False
+    is_put_off: bool = False
     outcome: str = "left"
 
     def cut(self) -> None:
@@ -88,6 +93,7 @@ class Gateway:
         self._record = record
         self._clock = time.monotonic
         self._trips: dict[str, _Trip] = {}
+        self._stopped = False
         self._probers = {
             replica.name: Prober(
                 replica,
@@ -106,7 +112,7 @@ class Gateway:
 
     async def handle(self, request: Request, client: Client) -> None:
         """Boarding gives the call a seat, an engine answers, the relay carries the answer to the client."""
-        trip = self._set_out(request.call)
+        trip = self._set_out(request)
         self.tell(Arrived(request.call))
         try:
             while trip.outcome != "finished":
@@ -114,12 +120,12 @@ class Gateway:
                 request.meter.served = trip.served
                 try:
                     await self._carry(trip, request, engine, client)  # engines/http.py -> relay.py -> api/server.py
-                    self.tell(Finished(request.call.id, *request.meter.usage()))
+                    self.tell(Finished(request.call.id, *request.meter.usage(), self._engine_speed_tps(request)))
                     trip.outcome = "finished"
                 except EngineFailed as failure:
-                    self._report(trip, engine, client, failure)  # raises what no other engine can mend
+                    await self._report(trip, engine, client, failure)  # raises what no other engine can mend
         finally:
-            self.tell(Left(request.call.id))
+            self._leave(trip, request)
             self._arrive(trip, request)
 
     async def _carry(self, trip: _Trip, request: Request, engine: Engine, client: Client) -> None:
@@ -132,7 +138,7 @@ class Gateway:
                 finally:
                     answer.close()
         except TimeoutError:
-            raise EngineLost("the replica was taken out while it had the call") from None
+            raise EngineLost("the call was taken off its replica") from None
         finally:
             trip.is_aboard = False
 
@@ -140,9 +146,11 @@ class Gateway:
         if answer.status != 200:
             raise EngineAnswered(answer.status, await answer.read())
         if not request.streaming:
-            body = request.meter.read_whole(await answer.read())
-            await client.send_whole(answer.content_type, body, request.meter.served)
+            whole = await self._read_whole(answer, request, engine)
+            self.tell(Delivering(request.call.id))
+            await client.send_whole(b"application/json", whole, request.meter.served)
             return
+        self.tell(Delivering(request.call.id))
         await client.start_stream(answer.content_type, request.meter.served)
         relay = Relay(answer, client, request.meter, engine.pulse, self._clock, self._timing.reader_stall_s)
         await relay.run()
@@ -150,26 +158,53 @@ class Gateway:
             raise EngineLost("the engine ended its answer in the middle")
         await client.end_stream()
 
-    def _report(self, trip: _Trip, engine: Engine, client: Client, failure: EngineFailed) -> None:
+    async def _read_whole(self, answer: Answer, request: Request, engine: Engine) -> bytes:
+        if (meter := request.fold) is None:
+            return request.meter.read_whole(await answer.read())
+
+        def feed(data: bytes) -> None:
+            now = engine.pulse.at = self._clock()
+            meter.feed(data, now)
+
+        meter.restart()
+        await answer.pipe(feed)
+        if not meter.complete:
+            raise EngineLost("the engine ended its answer in the middle")
+        return meter.folded()
+
+    async def _report(self, trip: _Trip, engine: Engine, client: Client, failure: EngineFailed) -> None:
         """Tell core what an engine did; raises the failure where the call cannot be given to another."""
-        if client.started:
-            trip.outcome = "failed"
-            stage: Stage = "streaming"
-        elif isinstance(failure, EngineLost):
-            stage = "waiting" if failure.reached else "connect"
-        elif failure.status == 503:
-            stage = "full"
-        else:
+        if isinstance(failure, EngineAnswered) and failure.status != 503:
             trip.outcome = "error"
             raise failure
+        stage: Stage = "full"
         if isinstance(failure, EngineLost):
+            stage = "waiting" if failure.reached else "connect"
+        if trip.is_put_off:
+            trip.is_put_off = False
+            stage = "put_off"
+            await asyncio.sleep(LETTING_GO_S)
+        elif isinstance(failure, EngineLost):
             log.warning("call %s lost replica %s (%s): %s", trip.call.id, engine.name, stage, failure)
             self.tell(ReplicaSuspect(engine.name))
             self._probers[engine.name].doubt()
+        if client.started:
+            trip.outcome = "failed"
+            raise failure
         self._want_seat(trip)
         self.tell(Failed(trip.call.id, stage))
-        if stage == "streaming":
-            raise failure
+
+    def _leave(self, trip: _Trip, request: Request) -> None:
+        """The last word of every call. One that leaves in the middle keeps its seat until its engine has let go."""
+        left = Left(trip.call.id, *request.meter.usage())
+        if trip.outcome == "left" and trip.seated_at is not None and not self._stopped:
+            asyncio.get_running_loop().call_later(LETTING_GO_S, self._let_go, left)
+        else:
+            self.tell(left)
+
+    def _let_go(self, left: Left) -> None:
+        if not self._stopped:
+            self.tell(left)
 
     # --- core ---
 
@@ -201,6 +236,9 @@ class Gateway:
                 trip.served = Served(trip.served.asked, "standard", reason)
             case Cut():
                 trip.cut()
+            case PutOff():
+                trip.is_put_off = True
+                trip.cut()
 
     def _tick_at(self, until: float, trip: _Trip) -> None:
         def tick() -> None:
@@ -213,10 +251,14 @@ class Gateway:
 
     # --- trips ---
 
-    def _set_out(self, call: Call) -> _Trip:
-        served = Served(call.tier, call.tier, None, self._floor_tps(call.model, call.tier))
-        trip = _Trip(call, served, self._clock(), asyncio.get_running_loop().create_future())
+    def _set_out(self, request: Request) -> _Trip:
+        call = request.call
+        now, boarding = self._clock(), self.machine.boarding[call.model]
+        floor_tps = boarding.policy.tiers[call.tier].floor_tps
+        served = Served(call.tier, call.tier, None, floor_tps, boarding.allowance(call, now))
+        trip = _Trip(call, served, now, asyncio.get_running_loop().create_future())
         self._trips[call.id] = trip
+        request.meter.served = served
         return trip
 
     def _want_seat(self, trip: _Trip) -> None:
@@ -239,13 +281,16 @@ class Gateway:
         speed_tps = meter.speed_tps()
         if output_tokens >= MIN_TOKENS_FOR_PROMISE and speed_tps is not None:
             self.metrics.speed.labels(model, tier).observe(speed_tps)
-            if trip.served.floor_tps and trip.outcome == "finished":
-                kept = "kept" if speed_tps >= trip.served.floor_tps else "missed"
-                self.metrics.promises.labels(model, tier, kept).inc()
+        kept = trip.served.kept(output_tokens, speed_tps)
+        if kept is not None and trip.outcome == "finished":
+            self.metrics.promises.labels(model, tier, "kept" if kept else "missed").inc()
 
-    def _floor_tps(self, model: str, tier: Tier) -> float:
-        policy = self.machine.boarding[model].policy.tiers.get(tier)
-        return policy.floor_tps if policy else 0.0
+    @staticmethod
+    def _engine_speed_tps(request: Request) -> float | None:
+        """The stream's speed where it says something of the engine."""
+        if request.meter.served.reader_was_slow or request.meter.usage()[1] < MIN_TOKENS_FOR_PROMISE:
+            return None
+        return request.meter.speed_tps()
 
     @staticmethod
     def _stop_deadline(trip: _Trip) -> None:
@@ -275,6 +320,7 @@ class Gateway:
         self.tell(Draining())
 
     async def stop(self) -> None:
+        self._stopped = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

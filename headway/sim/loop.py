@@ -107,7 +107,7 @@ class Simulation:
         self._expect(replica)
         trip = self.trips.pop(call_id)
         trip.ended_at = self.now
-        return [trip, *self._do_all(self.machine.step(Finished(call_id, 0, trip.job.tokens), self.now))]
+        return [trip, *self._do_all(self.machine.step(Finished(call_id, 0, trip.job.tokens, trip.speed_tps), self.now))]
 
     def _do_all(self, actions: list[Action]) -> list[Trip]:
         ended = []

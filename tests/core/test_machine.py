@@ -119,13 +119,6 @@ def test_an_engine_that_never_saw_the_call_does_not_count() -> None:
         assert isinstance(again, Board)
 
 
-def test_a_call_lost_while_streaming_is_over() -> None:
-    m = machine(1, 1)
-    arrive(m, "a")
-    assert m.step(Failed("a", "streaming"), 1.0) == []
-    assert m.calls == 0
-
-
 def test_a_failed_call_waits_for_a_replica_that_has_not_failed_it() -> None:
     m = machine(1)
     arrive(m, "a")
@@ -158,7 +151,7 @@ def test_a_replica_that_goes_down_has_its_streams_cut() -> None:
     arrive(m, "a", "b", "c")
     assert m.step(ReplicaDown("r0"), 1.0) == [Cut("a"), Cut("c")]
     assert m.step(Failed("a", "waiting"), 1.0) == [Board("a", "r1", "standard")]
-    assert m.step(Failed("c", "streaming"), 1.0) == []
+    assert m.step(Left("c"), 1.0) == []
 
 
 def test_without_any_replica_calls_are_refused_at_once() -> None:

@@ -16,6 +16,7 @@ from headway.core.types import (
     Board,
     Call,
     Cut,
+    Delivering,
     Downgrade,
     Event,
     Failed,
@@ -23,6 +24,7 @@ from headway.core.types import (
     Hold,
     Left,
     ModelPolicy,
+    PutOff,
     Refuse,
     Replica,
     ReplicaDown,
@@ -58,9 +60,12 @@ class Walk(RuleBasedStateMachine):
         self.deadline: dict[str, float] = {}
         self.ended: dict[str, str] = {}
         self.arrivals: list[str] = []
+        self.cannot_be_put_off: set[str] = set()
+        self.being_put_off: set[str] = set()
 
     def tell(self, event: Event) -> None:
         light_before = self.machine.boarding["m"].light_replicas
+        load_before = {name: self.machine.boarding["m"].aboard(name) for name in self.seats}
         for action in self.machine.step(event, self.now):
             call_id = action.call_id
             assert call_id not in self.ended, f"{action} for a call that had {self.ended.get(call_id)}"
@@ -84,10 +89,38 @@ class Walk(RuleBasedStateMachine):
                     self.end(call_id, "refused")
                 case Cut():
                     assert self.where[call_id] is not None
+                case PutOff():
+                    assert self.tier[call_id] == "flex"
+                    assert self.where[call_id] is not None
+                    assert call_id not in self.cannot_be_put_off
+                    assert any(self.tier[held] in EXPRESS for held in self.deadline), "put off for nobody"
+                    self.cannot_be_put_off.add(call_id)
+                    self.being_put_off.add(call_id)
         boarding = self.machine.boarding["m"]
+        self.check_the_express_rule(load_before)
         assert boarding.light_replicas <= max(light_before, boarding.max_light_replicas), "the standard share was taken"
 
+    def check_the_express_rule(self, load_before: dict[str, int]) -> None:
+        """With a floor aboard nobody boards beyond what it allows. A limit that falls puts nobody off the replica."""
+        boarding = self.machine.boarding["m"]
+        for name, seats in self.seats.items():
+            aboard = [self.tier[call_id] for call_id, replica in self.where.items() if replica == name]
+            carrier = boarding.carrier(name)
+            if carrier is None:
+                continue
+            curve = CURVE.slower(carrier.caps_slowness)
+            allowed = [
+                0 if name in boarding._shut_out else curve.largest_batch(FLOORS[tier], seats, 0.0)
+                for tier in aboard
+                if tier in FLOORS
+            ]
+            most = max(min([seats, *allowed]), load_before.get(name, 0))
+            assert len(aboard) <= most, f"{name} carries {aboard}"
+            assert len(aboard) <= seats
+            assert abs(carrier.feedback.slowness / carrier.caps_slowness - 1.0) <= 0.01
+
     def end(self, call_id: str, how: str) -> None:
+        self.being_put_off.discard(call_id)
         self.ended[call_id] = how
         self.where.pop(call_id, None)
         self.deadline.pop(call_id, None)
@@ -105,25 +138,38 @@ class Walk(RuleBasedStateMachine):
         self.tell(Arrived(Call(call_id, "m", tier, tenant, falls_back)))
         return call_id
 
-    @rule(call_id=consumes(calls), leaves=st.booleans())
-    def end_call(self, call_id: str, leaves: bool) -> None:
+    @rule(call_id=consumes(calls), leaves=st.booleans(), speed_tps=st.sampled_from([None, 1.0, 25.0, 50.0, 100.0]))
+    def end_call(self, call_id: str, leaves: bool, speed_tps: float | None) -> None:
         if call_id in self.ended:
             return
         leaves = leaves or self.where[call_id] is None
         self.end(call_id, "left" if leaves else "finished")
-        self.tell(Left(call_id) if leaves else Finished(call_id, 3, 5))
+        self.tell(Left(call_id, 3, 2) if leaves else Finished(call_id, 3, 5, speed_tps))
 
-    @rule(target=calls, call_id=consumes(calls), stage=st.sampled_from(["connect", "full", "waiting", "streaming"]))
+    @rule(target=calls, call_id=consumes(calls))
+    def deliver(self, call_id: str) -> str:
+        if self.where.get(call_id) is not None and call_id not in self.being_put_off:
+            self.cannot_be_put_off.add(call_id)
+            self.tell(Delivering(call_id))
+        return call_id
+
+    @rule()
+    def let_go(self) -> None:
+        """The engines let go of those that were put off."""
+        for call_id in sorted(self.being_put_off):
+            self.being_put_off.discard(call_id)
+            self.where[call_id] = None
+            self.tell(Failed(call_id, "put_off"))
+
+    @rule(target=calls, call_id=consumes(calls), stage=st.sampled_from(["connect", "full", "waiting"]))
     def fail_call(self, call_id: str, stage: Stage) -> object:
         replica = self.where.get(call_id)
         if replica is None:
             return call_id
         if stage in ("connect", "waiting"):
             self.replica_suspect(replica)
-        if stage == "streaming":
-            self.end(call_id, "failed")
-        else:
-            self.where[call_id] = None
+        self.being_put_off.discard(call_id)
+        self.where[call_id] = None
         self.tell(Failed(call_id, stage))
         return call_id if call_id not in self.ended else multiple()
 
@@ -144,6 +190,7 @@ class Walk(RuleBasedStateMachine):
         aboard = [call_id for call_id, replica in self.where.items() if replica == name]
         self.tell(ReplicaDown(name))
         for call_id in aboard:  # the driver cuts them, and reports each
+            self.being_put_off.discard(call_id)
             self.where[call_id] = None
             self.tell(Failed(call_id, "waiting"))
 
@@ -153,12 +200,11 @@ class Walk(RuleBasedStateMachine):
         self.tell(Ticked())
 
     @invariant()
-    def the_express_rule_holds(self) -> None:
-        for name, seats in self.seats.items():
-            aboard = [self.tier[call_id] for call_id, replica in self.where.items() if replica == name]
-            allowed = [CURVE.largest_batch(FLOORS[tier], seats, 0.0) for tier in aboard if tier in FLOORS]
-            assert len(aboard) <= min([seats, *allowed]), f"{name} carries {aboard}"
-            assert len(aboard) == self.machine.boarding["m"].aboard(name)
+    def core_and_driver_agree_who_is_where(self) -> None:
+        boarding = self.machine.boarding["m"]
+        for name in self.seats:
+            assert boarding.aboard(name) == sum(replica == name for replica in self.where.values())
+        assert boarding._leaving == len(self.being_put_off)
 
     @invariant()
     def nobody_waits_past_the_deadline(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Any
 
 import anthropic
@@ -24,6 +25,10 @@ STANDARD = {"max_hold_s": 60.0}
 
 def with_fast(engines: list[ScriptedEngine], floor_tps: float = 80.0) -> Any:
     return config_for(engines, express=[{**FAST, "floor_tps": floor_tps}], curve=CURVE, tier=STANDARD)
+
+
+def with_express(engine: ScriptedEngine, *tiers: dict[str, Any], seats: int = 8) -> Any:
+    return config_for([engine], express=list(tiers), curve=CURVE, seats=seats)
 
 
 async def fill(here: Running, calls: int, tokens: int = 400) -> list[asyncio.Task[Any]]:
@@ -166,3 +171,74 @@ async def test_a_missed_floor_is_told() -> None:
         assert answer.usage.headway["kept"] is False  # type: ignore[union-attr]
         page = here.gateway.metrics.page().decode()
         assert 'headway_promises_total{model="scripted",outcome="missed",tier="fast"} 1.0' in page
+
+
+async def test_a_fast_message_in_one_piece_is_proved_too() -> None:
+    async with running(SCRIPT) as engine, running_gateway(with_fast([engine], floor_tps=20.0)) as here:
+        whole = await here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=30, speed="fast")
+        standard = await here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=30)
+        assert whole.content == standard.content
+        assert whole.stop_reason == standard.stop_reason == "max_tokens"
+        assert whole.usage.output_tokens == standard.usage.output_tokens == 30
+        assert whole.usage.input_tokens == standard.usage.input_tokens
+        proof = whole.usage.headway  # type: ignore[attr-defined]
+        assert proof["kept"] is True
+        assert 20 < proof["tokens_per_second"] < 210
+
+
+async def test_a_flex_call_makes_way_for_a_fast_one_and_is_served_later() -> None:
+    tiers = [{**FAST, "max_hold_s": 10.0}, {"name": "flex", "max_hold_s": 60.0}]
+    async with running(SCRIPT) as engine, running_gateway(with_express(engine, *tiers, seats=4)) as here:
+
+        def call(tier: str, tokens: int) -> asyncio.Task[Any]:
+            ask = {"model": MODEL, "messages": ASK, "max_tokens": tokens, "extra_body": {"service_tier": tier}}
+            return asyncio.create_task(here.openai.chat.completions.create(**ask))
+
+        flex = [call("flex", 300) for _ in range(4)]
+        async with asyncio.timeout(20):
+            while engine.record()["running"] < 4:
+                await asyncio.sleep(0.005)
+        fast = await call("fast", 20)
+        assert fast.service_tier == "fast"
+        assert not any(task.done() for task in flex)
+        answers = await asyncio.gather(*flex)
+        assert [answer.usage.completion_tokens for answer in answers] == [300] * 4
+        assert {answer.service_tier for answer in answers} == {"flex"}
+        carrier = here.gateway.machine.boarding[MODEL].carrier(engine.url)
+        assert carrier is not None
+        record = engine.record()
+        assert record["aborted"] == 4 + 1 - carrier.caps["fast"]  # as many as stood in its way
+        assert record["highest_running"] == 4
+
+
+async def test_the_seat_of_a_client_that_left_is_given_on_when_the_engine_has_let_go() -> None:
+    async with running(SCRIPT) as engine, running_gateway(config_for([engine], seats=4)) as here:
+        for _ in range(5):
+            leaving = await fill(here, 4)
+            staying = await fill(here, 4, tokens=10)
+            await stop(leaving)
+            await asyncio.gather(*staying)
+        await here.until_empty()
+        assert engine.record()["highest_running"] == 4
+
+
+async def test_the_limit_of_fast_tokens_is_shown_and_kept() -> None:
+    limited = {**FAST, "floor_tps": 20.0, "output_tokens_per_minute": 60, "input_tokens_per_minute": 1000}
+    async with running(SCRIPT) as engine, running_gateway(with_express(engine, limited)) as here:
+        ask: Any = {"model": MODEL, "messages": ASK, "max_tokens": 80, "speed": "fast"}
+        first = await here.anthropic.messages.with_raw_response.create(**ask)
+        assert first.headers["anthropic-fast-output-tokens-limit"] == "60"
+        assert first.headers["anthropic-fast-output-tokens-remaining"] == "60"
+        assert first.headers["anthropic-fast-input-tokens-remaining"] == "1000"
+        with pytest.raises(anthropic.RateLimitError) as refused:
+            await here.anthropic.messages.create(**ask)
+        said = refused.value.response.headers
+        assert int(said["retry-after"]) >= 20  # 20 tokens overdrawn, one a second
+        assert said["anthropic-fast-output-tokens-remaining"] == "0"
+        assert datetime.fromisoformat(said["anthropic-fast-output-tokens-reset"]) > datetime.now(UTC)
+        soft = await here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5, service_tier="fast")
+        assert soft.service_tier == "default"
+        assert soft.usage.headway["reason"] == "over_limit"  # type: ignore[union-attr]
+        # Standard calls are not counted, and are not told of limits they do not have.
+        standard = await here.anthropic.messages.with_raw_response.create(**{**ask, "speed": "standard"})
+        assert not [name for name in standard.headers if name.startswith("anthropic-fast")]

@@ -1,0 +1,48 @@
+"""A streamed message put together again into the whole it tells of.
+
+For calls with a floor that want their answer in one piece: the engine says nothing of its timing in this dialect, so it
+is asked to stream, and its speed is measured as that of any stream. Knows the events of the Messages dialect.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+# What each kind of delta adds to, and where it stands in the delta.
+GROWS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+
+
+class Fold:
+    def __init__(self) -> None:
+        self.message: dict[str, Any] = {}
+        self._blocks: dict[int, dict[str, Any]] = {}
+        self._parts: dict[tuple[int, str], list[str]] = {}
+
+    def take(self, event: dict[str, Any]) -> None:
+        match event["type"]:
+            case "message_start":
+                self.message = event["message"]
+            case "content_block_start":
+                self._blocks[event["index"]] = event["content_block"]
+            case "content_block_delta":
+                self._grow(event["index"], event["delta"])
+            case "message_delta":
+                usage = {**self.message.get("usage", {}), **event.get("usage", {})}
+                self.message |= {**event["delta"], "usage": usage}
+
+    def _grow(self, index: int, delta: dict[str, Any]) -> None:
+        field = "input" if delta["type"] == "input_json_delta" else GROWS[delta["type"]]
+        piece = delta["partial_json"] if field == "input" else delta[field]
+        self._parts.setdefault((index, field), []).append(piece)
+
+    def whole(self) -> dict[str, Any]:
+        for (index, field), pieces in self._parts.items():
+            text = "".join(pieces)
+            if field == "input":
+                self._blocks[index]["input"] = msgspec.json.decode(text) if text else {}
+            else:
+                self._blocks[index][field] = (self._blocks[index].get(field) or "") + text
+        self.message["content"] = [self._blocks[index] for index in sorted(self._blocks)]
+        return self.message

@@ -1,0 +1,191 @@
+"""What streams really got corrects what is promised next; and the other things around the rule, each by an example."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headway.core.allowance import Allowances, TokenLimit
+from headway.core.feedback import IN_A_ROW, SHUT_OUT_S, Feedback
+from headway.core.machine import Machine
+from headway.core.types import (
+    Board,
+    Delivering,
+    Downgrade,
+    Failed,
+    Finished,
+    Hold,
+    Left,
+    ModelPolicy,
+    PutOff,
+    Refuse,
+    Replica,
+    ReplicaUp,
+    Ticked,
+)
+from tests.core.test_express import CURVE, TIERS, arrive, board_many, loads, machine
+
+
+def serve_one(m: Machine, name: str, now: float, slowness: float, seconds: float = 1.0) -> str:
+    """A fast call alone on its replica that is given tokens so much more slowly than the curve says."""
+    [board] = [action for action in arrive(m, name, "fast", now) if isinstance(action, Board)]
+    m.step(Finished(name, 1, 50, CURVE.speed_tps(1) / slowness), now + seconds)
+    return board.replica
+
+
+def test_streams_as_fast_as_foreseen_change_nothing() -> None:
+    m = machine()
+    for number in range(50):
+        serve_one(m, f"f{number}", 2.0 * number, slowness=1.0)
+    carrier = m.boarding["m"].carrier("r0")
+    assert carrier is not None
+    assert carrier.feedback.slowness == pytest.approx(1.0)
+    assert carrier.caps == {"ultrafast": 1, "fast": 3}
+
+
+def test_a_replica_that_has_become_slower_carries_fewer() -> None:
+    m = machine()
+    for number in range(60):
+        serve_one(m, f"f{number}", 2.0 * number, slowness=1.3)
+    carrier = m.boarding["m"].carrier("r0")
+    assert carrier is not None
+    assert carrier.feedback.slowness == pytest.approx(1.3, rel=0.02)
+    assert carrier.caps == {"ultrafast": 0, "fast": 2}  # 38 tok/s among 3, 51 among 2
+    for number in range(300):
+        serve_one(m, f"g{number}", 200.0 + 2.0 * number, slowness=0.9)
+    assert carrier.caps["fast"] == 3
+
+
+def test_the_company_a_stream_had_is_not_held_against_the_replica() -> None:
+    m = machine(replicas=1)
+    for number in range(3):
+        arrive(m, f"f{number}", "fast")
+    for number in range(3):
+        m.step(Finished(f"f{number}", 1, 50, CURVE.speed_tps(3)), 1.0)
+    carrier = m.boarding["m"].carrier("r0")
+    assert carrier is not None
+    assert carrier.feedback.slowness == pytest.approx(1.0)
+
+
+def test_one_slow_stream_moves_the_estimate_little_and_slow_ones_pull_harder_than_fast_ones() -> None:
+    feedback = Feedback()
+    feedback.observe(20.0, now=0.0)
+    assert feedback.slowness == pytest.approx(1.05)
+    feedback.observe(0.5, now=0.0)
+    assert feedback.slowness == pytest.approx(1.0445)
+
+
+def test_a_sudden_loss_closes_a_replica_to_express_calls_for_a_while() -> None:
+    m = machine(replicas=2, share=0.0)
+    assert {serve_one(m, f"f{number}", 2.0 * number, slowness=3.0) for number in range(IN_A_ROW)} == {"r0"}
+    lost_at = 2.0 * (IN_A_ROW - 1) + 1.0
+    assert serve_one(m, "g0", lost_at + 1.0, slowness=1.0) == "r1"
+    assert arrive(m, "s", "standard", lost_at + 2.0)[0] == Board("s", "r0", "standard")  # no promise, no harm
+    m.step(Left("s"), lost_at + 3.0)
+    m.step(Ticked(), lost_at + SHUT_OUT_S)
+    carrier = m.boarding["m"].carrier("r0")
+    assert carrier is not None
+    assert carrier.caps["fast"] > 0
+
+
+def test_a_call_waits_rather_than_board_a_replica_that_is_shut_out() -> None:
+    m = machine(replicas=1)
+    for number in range(IN_A_ROW):
+        serve_one(m, f"f{number}", 2.0 * number, slowness=3.0)
+    assert arrive(m, "late", "fast", 10.0) == [Hold("late", until=12.0)]
+
+
+def test_a_replica_without_a_curve_does_not_stand_in_the_way_of_one_with() -> None:
+    m = Machine({"m": ModelPolicy(TIERS, margin=0.0)})
+    m.step(ReplicaUp(Replica("bare", "m", 10)), 0.0)
+    m.step(ReplicaUp(Replica("measured", "m", 10, CURVE)), 0.0)
+    arrive(m, "s0", "standard")
+    arrive(m, "s1", "standard")
+    assert arrive(m, "f", "fast") == [Board("f", "measured", "fast")]
+
+
+# --- flex calls make way ---------------------------------------------------------------------------------------------
+
+
+def test_a_flex_call_makes_way_for_a_fast_one_and_goes_on_later() -> None:
+    m = machine(replicas=1, seats=3)
+    board_many(m, 3, "flex")
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), PutOff("flex2")]
+    # Its seat is its own until the engine has let go of it.
+    assert m.step(Ticked(), 1.05) == []
+    assert m.step(Failed("flex2", "put_off"), 1.1) == [Hold("flex2", until=301.1), Board("f", "r0", "fast")]
+    assert m.step(Finished("f", 1, 1), 2.0) == []  # the reserve keeps the seat for the next fast call
+    assert m.step(Finished("flex1", 1, 1), 2.0) == [Board("flex2", "r0", "flex")]
+
+
+def test_a_call_is_put_off_once_and_never_when_its_answer_has_begun() -> None:
+    m = machine(replicas=1, seats=2)
+    board_many(m, 2, "flex")
+    m.step(Delivering("flex1"), 0.5)
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), PutOff("flex0")]
+    m.step(Failed("flex0", "put_off"), 1.1)
+    m.step(Left("f"), 1.2)
+    m.step(Ticked(), 8.0)
+    assert loads(m) == [2]
+    assert arrive(m, "g", "fast", 9.0) == [Hold("g", until=11.0)]
+
+
+def test_nobody_is_put_off_where_that_makes_no_seat() -> None:
+    m = machine(replicas=1)
+    board_many(m, 5)
+    arrive(m, "x", "flex")
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0)]
+
+
+# --- affinity --------------------------------------------------------------------------------------------------------
+
+
+def test_calls_that_begin_alike_go_to_the_same_replica_while_loads_are_alike() -> None:
+    m = machine(replicas=3)
+    for number in range(2):
+        arrive(m, f"other{number}", "standard")
+    arrive(m, "a0", "standard", affinity="a")
+    assert loads(m) == [1, 1, 1]
+    assert arrive(m, "a1", "standard", affinity="a") == [Board("a1", "r2", "standard")]
+    assert arrive(m, "a2", "standard", affinity="a") == [Board("a2", "r2", "standard")]
+    assert arrive(m, "a3", "standard", affinity="a") == [Board("a3", "r2", "standard")]
+    [board] = arrive(m, "a4", "standard", affinity="a")
+    assert board != Board("a4", "r2", "standard")  # three more than the emptiest is too many
+
+
+# --- limits of tokens per minute -------------------------------------------------------------------------------------
+
+
+def limited() -> Machine:
+    tiers = {**TIERS, "fast": replace(TIERS["fast"], limit=TokenLimit(input_tpm=0, output_tpm=60))}
+    m = Machine({"m": ModelPolicy(tiers, margin=0.0)})
+    m.step(ReplicaUp(Replica("r0", "m", 10, CURVE)), 0.0)
+    return m
+
+
+def test_who_has_used_up_a_tiers_limit_is_refused_or_downgraded_until_it_has_filled() -> None:
+    m = limited()
+    arrive(m, "a", "fast", tenant="t")
+    m.step(Finished("a", 1000, 70), 0.0)  # overdrawn by ten: a token is back after 11 s
+    assert arrive(m, "b", "fast", tenant="t") == [Refuse("b", "over_limit", retry_after_s=11)]
+    assert arrive(m, "c", "fast", tenant="t", falls_back=True)[0] == Downgrade("c", "over_limit")
+    assert arrive(m, "d", "fast", tenant="another")[0] == Board("d", "r0", "fast")
+    assert arrive(m, "e", "fast", 11.5, tenant="t")[0] == Board("e", "r0", "fast")
+
+
+def test_a_stream_that_is_cut_counts_for_what_it_was_given() -> None:
+    m = limited()
+    arrive(m, "a", "fast", tenant="t")
+    m.step(Left("a", 10, 60), 0.0)
+    assert isinstance(arrive(m, "b", "fast", tenant="t")[0], Refuse)
+
+
+def test_a_bucket_fills_over_a_minute_and_no_further() -> None:
+    allowances = Allowances(TokenLimit(100, 0))
+    allowances.spend("t", 50, 1_000_000, now=0.0)
+    assert allowances.of("t", 30.0).input_left == 100
+    assert allowances.of("t", 15.0).input_left == 75
+    assert allowances.of("t", 15.0).input_full_in_s == pytest.approx(15.0)
+    assert not allowances.of("t", 15.0).is_used_up
+    assert allowances.of("t", 300.0).input_left == 100

@@ -88,7 +88,7 @@ def calibrate_engine(
     model: Annotated[str, typer.Option(help="The model's name, as the engine serves it.")],
     seats: Annotated[int, typer.Option(help="How many streams it may carry at once.")] = 64,
 ) -> None:
-    """Measure three points of an engine's curve and print the line for headway.toml."""
+    """Measure three points of an engine's curve and its speed with prompts; print the lines for headway.toml."""
     batches = batches_for(seats)
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("measuring", total=len(batches))
@@ -96,16 +96,16 @@ def calibrate_engine(
         def show(batch: int) -> None:
             progress.update(bar, completed=batches.index(batch), description=f"{batch} streams")
 
-        points = uvloop.run(calibrate(url, model, seats, show))
-    curve = fit([(batch, 1 / tps) for batch, tps in points])
+        measured = uvloop.run(calibrate(url, model, seats, show))
+    curve = fit([(batch, 1 / tps) for batch, tps in measured.points])
     table = Table("floor, tok/s", "times the full batch", "streams that keep it")
     for share in (0.9, 0.75, 0.5, 0.25):
         floor_tps = curve.speed_tps(seats) + share * (curve.speed_tps(1) - curve.speed_tps(seats))
         ratio = floor_tps / curve.speed_tps(seats)
         table.add_row(f"{floor_tps:.1f}", f"{ratio:.2f}", str(curve.largest_batch(floor_tps, seats)))
     console.print(table)
-    line = ", ".join(f"[{batch}, {tps:.2f}]" for batch, tps in points)
-    console.print(f"curve = [{line}]", markup=False, highlight=False)
+    line = ", ".join(f"[{batch}, {tps:.2f}]" for batch, tps in measured.points)
+    console.print(f"curve = [{line}]\nprompt_tps = {measured.prompt_tps:.0f}.0", markup=False, highlight=False)
 
 
 @app.command(epilog="Example: `headway serve --record run.jsonl`, then `headway replay run.jsonl`")

@@ -107,6 +107,13 @@ class ReplicaTable(_Table):
     url: str = Field(description="Where it listens. Keep it on loopback or a private network.")
     seats: int = Field(64, ge=1, le=4096, description="Streams it may carry at once: at most its `--max-num-seqs`.")
 
+    prompt_tps: float | None = Field(
+        None,
+        gt=0,
+        le=10_000_000,
+        description="Prompt tokens it reads per second, as `headway calibrate` measures it. With it, calls whose "
+        "prompts would cost the streams aboard their floor board elsewhere.",
+    )
     curve: list[tuple[int, float]] | None = Field(
         None,
         min_length=1,

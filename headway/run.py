@@ -27,7 +27,7 @@ def make_gateway(config: Config, record_to: Path | None = None) -> Gateway:
     policies = {model.name: _policy(model) for model in config.models}
     fleet: list[tuple[Replica, Engine]] = [
         (
-            Replica(replica.url, model.name, replica.seats, _curve(replica)),
+            Replica(replica.url, model.name, replica.seats, _curve(replica), replica.prompt_tps or 0.0),
             VLLMEngine(replica.url, replica.url, model.name),
         )
         for model in config.models

@@ -14,9 +14,9 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headway.api import limits
-from headway.api.affinity import affinity_of
 from headway.api.fold import Fold
 from headway.api.openai import engine_error
+from headway.api.prompt import describe_prompt
 from headway.api.proof import HeaderList, proof_headers
 from headway.api.sse import EventSplitter, data_of
 from headway.core.types import EXPRESS, Call, Tier
@@ -132,7 +132,7 @@ def read_messages(body: bytes, call_id: str) -> Request:
     folds = tier in EXPRESS and not streaming
     request.stream = streaming or folds
     encoded = _encode(request)
-    call.affinity = affinity_of(encoded, None, b"system", b"messages")
+    describe_prompt(call, encoded, None, b"system", b"messages")
     meter = AnthropicMeter(folds=folds)
     return Request(call, "/v1/messages", encoded, streaming, meter, meter if folds else None)
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headway.api import limits
-from headway.api.affinity import affinity_of
+from headway.api.prompt import describe_prompt
 from headway.api.proof import HeaderList, proof_headers
 from headway.api.sse import EventSplitter, data_of
 from headway.core.types import Call, Tier
@@ -181,7 +181,7 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
     if request.stream:
         request.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
     body = _encode(request)
-    call.affinity = affinity_of(body, session, b"messages", b"prompt")
+    describe_prompt(call, body, session, b"messages", b"prompt")
     return Request(call, path, body, bool(request.stream), meter)
 
 

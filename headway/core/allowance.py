@@ -53,9 +53,13 @@ class Allowances:
 
     def __init__(self, limit: TokenLimit) -> None:
         self.limit = limit
+        self._is_limited = bool(limit.input_tpm or limit.output_tpm)
         self._missing: OrderedDict[str, tuple[float, float, float]] = OrderedDict()  # tenant -> at, input, output
 
-    def of(self, tenant: str, now: float) -> Allowance:
+    def of(self, tenant: str, now: float) -> Allowance | None:
+        """None where there is no limit."""
+        if not self._is_limited:
+            return None
         missing_input, missing_output = self._missing_now(tenant, now)
         return Allowance(
             self.limit,
@@ -66,6 +70,8 @@ class Allowances:
         )
 
     def spend(self, tenant: str, input_tokens: int, output_tokens: int, now: float) -> None:
+        if not self._is_limited:
+            return
         missing_input, missing_output = self._missing_now(tenant, now)
         self._missing[tenant] = (now, missing_input + input_tokens, missing_output + output_tokens)
         self._missing.move_to_end(tenant)

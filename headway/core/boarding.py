@@ -149,33 +149,30 @@ class Boarding:
     def seat(self, call: Call, avoid: Set[str], now: float) -> str | None:
         """Give the call a seat; None if there is none that it may take."""
         if call.tier in EXPRESS:
-            carrier = self._express_seat(call, avoid)
+            carrier = self._express_seat(call, avoid, now)
         else:
-            carrier = self._heavy_seat(call, avoid) or self._ride(avoid, now)
+            carrier = self._heavy_seat(call, avoid) or self._ride(call, avoid, now)
         if carrier is None:
             return None
-        carrier.board(call.id, call.tier, now)
+        carrier.board(call, now)
         if call.tier in EXPRESS:
-            carrier.express[call.tier] = carrier.express.get(call.tier, 0) + 1
             self._set_light(carrier, value=True)
-        elif call.tier == "flex" and not call.was_put_off:
-            carrier.flex[call.id] = None
         self._place(carrier)
         self._trails.note(call.affinity, carrier.replica.name)
         return carrier.replica.name
 
-    def _express_seat(self, call: Call, avoid: Set[str]) -> Carrier | None:
+    def _express_seat(self, call: Call, avoid: Set[str], now: float) -> Carrier | None:
         # Best fit: the light replica with the fewest free seats, so that others stay whole; before it, one that carries
         # express streams already and has read such a prompt.
         known = self._known(call, avoid)
-        if known is not None and known.carries_express and known.has_room_for(call.tier):
+        if known is not None and known.express and known.has_room_for(call, now):
             return known
         fits = self._light.lowest(avoid)
-        if fits is not None and fits.has_room_for(call.tier):
+        if fits is not None and fits.has_room_for(call, now):
             return fits
-        # A stricter tier than the light seats are made for needs an emptier one, and goes from the emptiest.
+        # A stricter tier than the light seats are made for needs an emptier one, and so may a long prompt.
         for carrier in self._light.from_highest(avoid):
-            if carrier.has_room_for(call.tier):
+            if carrier.has_room_for(call, now):
                 return carrier
         if self.light_replicas < self.max_light_replicas:
             lightest = self._lightest_heavy(avoid)
@@ -202,10 +199,15 @@ class Boarding:
             return None
         return self._heavy.lowest(self._never_light | avoid if avoid else self._never_light)
 
-    def _ride(self, avoid: Set[str], now: float) -> Carrier | None:
+    def _ride(self, call: Call, avoid: Set[str], now: float) -> Carrier | None:
         """A light seat for a call without a floor, if more are ready than the reserve."""
         reserve = self._reserve.wanted_seats(now) - self._reserve.present
-        return self._light.lowest(avoid) if self._ready > max(0, reserve) else None
+        if self._ready <= max(0, reserve):
+            return None
+        fits = self._light.lowest(avoid)
+        if fits is None or fits.has_time_for(call, now):
+            return fits
+        return next((carrier for carrier in self._light.from_highest(avoid) if carrier.has_time_for(call, now)), None)
 
     def free(self, call_id: str, replica: str, now: float, speed_tps: float | None = None) -> None:
         """The call's stream is over; `speed_tps` is what it got, where that is known."""
@@ -214,10 +216,8 @@ class Boarding:
             return  # the replica went down in between, and its seats with it
         self._leaving -= call_id in carrier.leaving
         rider, foreseen_s = carrier.leave(call_id, now)
-        if rider.tier in EXPRESS:
-            carrier.express[rider.tier] -= 1
-            if speed_tps and foreseen_s:
-                self._learn(carrier, 1.0 / (speed_tps * foreseen_s), now)
+        if rider.tier in EXPRESS and speed_tps and foreseen_s:
+            self._learn(carrier, 1.0 / (speed_tps * foreseen_s), now)
         self._place(carrier)
         if self._last_freed_at is not None:
             self._pace_s += 0.1 * (now - self._last_freed_at - self._pace_s)
@@ -292,7 +292,7 @@ class Boarding:
         if carrier.open != value:
             carrier.open = value
             self.open_replicas += 1 if value else -1
-            if not value and not carrier.carries_express:
+            if not value and not carrier.express:
                 self._set_light(carrier, value=False)
         self._place(carrier)
 
@@ -306,7 +306,7 @@ class Boarding:
         self._light_with_flex.pop(name, None)
         self._ready -= carrier.ready
         carrier.ready = 0
-        if carrier.light and not carrier.light_seats and not carrier.carries_express:
+        if carrier.light and not carrier.light_seats and not carrier.express:
             self._set_light(carrier, value=False)
         if not carrier.open:
             return
@@ -317,7 +317,7 @@ class Boarding:
                 self._light.put(carrier, carrier.ready)
             if carrier.flex:
                 self._light_with_flex[name] = carrier
-            if not carrier.carries_express:
+            if not carrier.express:
                 self._idle_light[name] = carrier
         elif load < carrier.replica.seats:
             self._heavy.put(carrier, load)
@@ -372,7 +372,8 @@ class Boarding:
         self.queues[call.tier].charge(call.tenant, prompt_tokens + output_tokens)
         self.allowances[call.tier].spend(call.tenant, prompt_tokens, output_tokens, now)
 
-    def allowance(self, call: Call, now: float) -> Allowance:
+    def allowance(self, call: Call, now: float) -> Allowance | None:
+        """What the call's tenant has left of its tier; None where there is no limit."""
         return self.allowances[call.tier].of(call.tenant, now)
 
     def retry_after_s(self, tier: Tier) -> int:

@@ -11,7 +11,10 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
 from headway.core.feedback import Feedback
-from headway.core.types import Replica, Tier
+from headway.core.types import EXPRESS, Call, Replica, Tier
+
+PROMPT_SHARE = 0.05  # of a light replica's time may go to newcomers' prompts,
+PROMPT_WINDOW_S = 5.0  # of any stretch as long as this
 
 
 @dataclass(slots=True)
@@ -24,6 +27,27 @@ class Rider:
 
 
 @dataclass(slots=True)
+class PromptTime:
+    """The time that prompts of newcomers have taken from the streams with a floor aboard, less what has passed since.
+
+    While an engine reads a prompt nobody aboard is given tokens: the delay is the prompt's, however it is cut into
+    chunks. The margin above a floor pays for a small share of that, and no more may board than it pays for.
+    """
+
+    taken_s: float = 0.0
+    at: float = 0.0
+
+    def has_room_for(self, seconds: float, now: float) -> bool:
+        return self._now(now) + seconds <= PROMPT_SHARE * PROMPT_WINDOW_S
+
+    def take(self, seconds: float, now: float) -> None:
+        self.taken_s, self.at = self._now(now) + seconds, now
+
+    def _now(self, now: float) -> float:
+        return max(0.0, self.taken_s - PROMPT_SHARE * (now - self.at))
+
+
+@dataclass(slots=True)
 class Carrier:
     """A replica with what is aboard."""
 
@@ -33,13 +57,14 @@ class Carrier:
     open: bool = False
     light: bool = False
     aboard: dict[str, Rider] = field(default_factory=dict)
-    express: dict[Tier, int] = field(default_factory=dict)  # express streams aboard, by tier
+    express: dict[Tier, int] = field(default_factory=dict)  # streams with a floor aboard, by tier; no zeros
     flex: dict[str, None] = field(default_factory=dict)  # calls aboard that may be put off, the newest last
     leaving: set[str] = field(default_factory=set)  # calls that are being put off: aboard until the engine let go
     feedback: Feedback = field(default_factory=Feedback)
     caps_slowness: float = 1.0  # the feedback's, when the caps were made from it
     given: float = 0.0  # tokens each stream was given since the start, by the curve as it was measured
     given_at: float = 0.0
+    prompts: PromptTime = field(default_factory=PromptTime)
     rows: Rows | None = None
     row: int = 0
     ready: int = 0  # free light seats, as counted in the total
@@ -49,19 +74,28 @@ class Carrier:
         """How many streams it may carry as it is now."""
         if not self.light:
             return self.replica.seats
-        return min([self.light_seats, *(self.caps[tier] for tier, count in self.express.items() if count)])
+        return min([self.light_seats, *[self.caps[tier] for tier in self.express]])
 
-    @property
-    def carries_express(self) -> bool:
-        return any(self.express.values())
+    def has_room_for(self, call: Call, now: float) -> bool:
+        """For an express call: the floors of those aboard and its own are kept."""
+        return len(self.aboard) < min(self.limit, self.caps.get(call.tier, 0)) and self.has_time_for(call, now)
 
-    def has_room_for(self, tier: Tier) -> bool:
-        """For an express call: what is aboard and what it asks for itself are both respected."""
-        return len(self.aboard) < min(self.limit, self.caps.get(tier, 0))
+    def has_time_for(self, call: Call, now: float) -> bool:
+        """Would reading its prompt leave those aboard their floors?"""
+        return not self.express or self.prompts.has_room_for(self._reading_s(call), now)
 
-    def board(self, call_id: str, tier: Tier, now: float) -> None:
+    def board(self, call: Call, now: float) -> None:
         self._advance(now)
-        self.aboard[call_id] = Rider(tier, now, self.given)
+        if self.express:
+            self.prompts.take(self._reading_s(call), now)
+        self.aboard[call.id] = Rider(call.tier, now, self.given)
+        if call.tier in EXPRESS:
+            self.express[call.tier] = self.express.get(call.tier, 0) + 1
+        elif call.tier == "flex" and not call.was_put_off:
+            self.flex[call.id] = None
+
+    def _reading_s(self, call: Call) -> float:
+        return call.prompt_tokens / self.replica.prompt_tps if self.replica.prompt_tps else 0.0
 
     def leave(self, call_id: str, now: float) -> tuple[Rider, float]:
         """Take the stream off; returns it and the seconds per token that the curve had foreseen for it."""
@@ -69,6 +103,10 @@ class Carrier:
         rider = self.aboard.pop(call_id)
         self.flex.pop(call_id, None)
         self.leaving.discard(call_id)
+        if rider.tier in EXPRESS:
+            self.express[rider.tier] -= 1
+            if not self.express[rider.tier]:
+                del self.express[rider.tier]
         given = self.given - rider.boarded_given
         return rider, (now - rider.boarded_at) / given if given > 0 else 0.0
 
@@ -100,15 +138,22 @@ class Rows:
         carrier.rows = None
 
     def lowest(self, avoid: Set[str] = frozenset()) -> Carrier | None:
-        if not self._mask:
-            return None
-        if not avoid:
-            return next(iter(self._rows[(self._mask & -self._mask).bit_length() - 1].values()))
-        return next((c for row in self._rows for name, c in row.items() if name not in avoid), None)
+        mask = self._mask
+        while mask:
+            row = self._rows[(mask & -mask).bit_length() - 1]
+            for name, carrier in row.items():
+                if name not in avoid:
+                    return carrier
+            mask &= mask - 1
+        return None
 
     def from_highest(self, avoid: Set[str]) -> Iterator[Carrier]:
         """The first carrier of each row, highest row first."""
-        for row in reversed(self._rows):
-            found = next((c for name, c in row.items() if name not in avoid), None)
-            if found is not None:
-                yield found
+        mask = self._mask
+        while mask:
+            number = mask.bit_length() - 1
+            for name, carrier in self._rows[number].items():
+                if name not in avoid:
+                    yield carrier
+                    break
+            mask ^= 1 << number

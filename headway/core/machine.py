@@ -100,7 +100,8 @@ class Machine:
         if reason:
             self._refuse(journey, reason, now, actions)
             return
-        if boarding.allowance(call, now).is_used_up:
+        allowance = boarding.allowance(call, now)
+        if allowance is not None and allowance.is_used_up:
             self._refuse_or_downgrade(journey, "over_limit", now, actions)
         else:
             self._board_or_hold(journey, now, actions, returned=False)
@@ -211,10 +212,9 @@ class Machine:
         self._no_longer_express(journey, now)
         del self._journeys[journey.call.id]
         boarding = self.boarding[journey.call.model]
-        if reason == "over_limit":
-            retry_after_s = boarding.allowance(journey.call, now).retry_after_s
-        else:
-            retry_after_s = boarding.retry_after_s(journey.call.tier)
+        retry_after_s = boarding.retry_after_s(journey.call.tier)
+        if reason == "over_limit" and (allowance := boarding.allowance(journey.call, now)):
+            retry_after_s = allowance.retry_after_s
         actions.append(Refuse(journey.call.id, reason, retry_after_s))
 
     def _end(self, event: Finished | Left, now: float, actions: list[Action], speed_tps: float | None = None) -> None:

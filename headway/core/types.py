@@ -31,17 +31,19 @@ class Call:
     falls_back: bool = False  # without an express seat in time it is served as standard instead of refused
     affinity: str = ""  # calls with the same begin alike: an engine that has one in its cache is quicker with the next
     was_put_off: bool = False  # a flex call makes way once
+    prompt_tokens: int = 0  # about as many, judged by its length: the engine counts them when it has read it
 
 
 @dataclass(slots=True)
 class Replica:
     """One engine that serves a model. `seats` is how many streams it may carry at once; without a curve it can promise
-    nothing."""
+    nothing. `prompt_tps` is how fast it reads prompts; 0 is unknown, and then prompts count for nothing."""
 
     name: str
     model: str
     seats: int
     curve: Curve | None = None
+    prompt_tps: float = 0.0
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.bench.calibrate import batches_for, calibrate
+from headway.bench.calibrate import batches_for, calibrate, nearly_all_got
 from headway.core.curve import fit
 from headway.engines.scripted import Faults, Script, running
 from headway.errors import SetupError
@@ -14,12 +14,19 @@ async def test_a_scripted_curve_is_measured() -> None:
     script = Script(model="m", step_s=((1, 0.010), (4, 0.016), (16, 0.040)), max_num_seqs=16)
     seen: list[int] = []
     async with running(script) as engine:
-        points = await calibrate(engine.url, "m", 16, seen.append)
+        measured = await calibrate(engine.url, "m", 16, seen.append)
+    assert 0 < measured.prompt_tps < 600 / script.first_token_s
+    points = measured.points
     assert seen == [batch for batch, _ in points] == [1, 4, 16]
     for batch, tps in points:  # an engine on a busy box may be slower than its script, not faster
         assert 0.6 / script.step_time_s(batch) < tps < 1.1 / script.step_time_s(batch)
     curve = fit([(batch, 1 / tps) for batch, tps in points])
     assert curve.speed_tps(1) > curve.speed_tps(4) > curve.speed_tps(16)
+
+
+def test_a_point_is_what_nearly_all_streams_got() -> None:
+    assert nearly_all_got([30.0, 31.0, 5.0, 32.0, 29.0, 30.0, 31.0, 33.0, 30.0, 28.0, 31.0, 30.0]) == 28.0
+    assert nearly_all_got([7.0]) == 7.0
 
 
 def test_three_points_from_one_to_all() -> None:

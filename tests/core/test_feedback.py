@@ -184,8 +184,15 @@ def test_a_stream_that_is_cut_counts_for_what_it_was_given() -> None:
 def test_a_bucket_fills_over_a_minute_and_no_further() -> None:
     allowances = Allowances(TokenLimit(100, 0))
     allowances.spend("t", 50, 1_000_000, now=0.0)
-    assert allowances.of("t", 30.0).input_left == 100
-    assert allowances.of("t", 15.0).input_left == 75
-    assert allowances.of("t", 15.0).input_full_in_s == pytest.approx(15.0)
-    assert not allowances.of("t", 15.0).is_used_up
-    assert allowances.of("t", 300.0).input_left == 100
+    soon, later = allowances.of("t", 15.0), allowances.of("t", 300.0)
+    assert soon is not None
+    assert later is not None
+    assert (soon.input_left, later.input_left) == (75, 100)
+    assert soon.input_full_in_s == pytest.approx(15.0)
+    assert not soon.is_used_up
+
+
+def test_without_a_limit_nothing_is_kept() -> None:
+    allowances = Allowances(TokenLimit())
+    allowances.spend("t", 50, 50, now=0.0)
+    assert allowances.of("t", 1.0) is None

@@ -60,7 +60,8 @@ class Walk(RuleBasedStateMachine):
         self.deadline: dict[str, float] = {}
         self.ended: dict[str, str] = {}
         self.arrivals: list[str] = []
-        self.cannot_be_put_off: set[str] = set()
+        self.delivering: set[str] = set()
+        self.was_put_off: set[str] = set()
         self.being_put_off: set[str] = set()
 
     def tell(self, event: Event) -> None:
@@ -92,9 +93,9 @@ class Walk(RuleBasedStateMachine):
                 case PutOff():
                     assert self.tier[call_id] == "flex"
                     assert self.where[call_id] is not None
-                    assert call_id not in self.cannot_be_put_off
+                    assert call_id not in self.delivering | self.was_put_off
                     assert any(self.tier[held] in EXPRESS for held in self.deadline), "put off for nobody"
-                    self.cannot_be_put_off.add(call_id)
+                    self.was_put_off.add(call_id)
                     self.being_put_off.add(call_id)
         boarding = self.machine.boarding["m"]
         self.check_the_express_rule(load_before)
@@ -149,7 +150,7 @@ class Walk(RuleBasedStateMachine):
     @rule(target=calls, call_id=consumes(calls))
     def deliver(self, call_id: str) -> str:
         if self.where.get(call_id) is not None and call_id not in self.being_put_off:
-            self.cannot_be_put_off.add(call_id)
+            self.delivering.add(call_id)
             self.tell(Delivering(call_id))
         return call_id
 
@@ -168,9 +169,7 @@ class Walk(RuleBasedStateMachine):
             return call_id
         if stage in ("connect", "waiting"):
             self.replica_suspect(replica)
-        self.being_put_off.discard(call_id)
-        self.where[call_id] = None
-        self.tell(Failed(call_id, stage))
+        self.lose(call_id, stage)
         return call_id if call_id not in self.ended else multiple()
 
     @rule(name=st.sampled_from(NAMES), seats=st.integers(1, 9))
@@ -190,9 +189,17 @@ class Walk(RuleBasedStateMachine):
         aboard = [call_id for call_id, replica in self.where.items() if replica == name]
         self.tell(ReplicaDown(name))
         for call_id in aboard:  # the driver cuts them, and reports each
-            self.being_put_off.discard(call_id)
+            self.lose(call_id, "waiting")
+
+    def lose(self, call_id: str, stage: Stage) -> None:
+        """The call's engine failed it. With part of its answer delivered it is over."""
+        self.being_put_off.discard(call_id)
+        if call_id in self.delivering:
+            self.end(call_id, "left")
+            self.tell(Left(call_id, 3, 2))
+        else:
             self.where[call_id] = None
-            self.tell(Failed(call_id, "waiting"))
+            self.tell(Failed(call_id, stage))
 
     @rule(seconds=st.floats(0.1, 5.0))
     def time_passes(self, seconds: float) -> None:

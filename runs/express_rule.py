@@ -50,11 +50,15 @@ class Outcome:
     name: str
     seed: int
     kept: float = 0.0
-    waits_s: list[float] = field(default_factory=list)
     refused: float = 0.0
     standard_tps: float = 0.0
     moments: list[Moment] = field(default_factory=list)  # one a second, for the picture
     waits: list[tuple[float, float]] = field(default_factory=list)  # of fast calls: when each came, how long it waited
+
+    @property
+    def waits_s(self) -> list[float]:
+        """Those that count: after the warm-up."""
+        return [waited_s for at, waited_s in self.waits if at >= WARM_UP_S]
 
 
 def lengths(chance: random.Random) -> int:
@@ -149,7 +153,6 @@ def simulate(name: str, seed: int) -> Outcome:
                 refused += 1
             else:
                 kept += trip.speed_tps >= FLOOR_TPS
-                outcome.waits_s.append(trip.waited_s)
         elif not trip.refused:
             tokens += trip.job.tokens
     outcome.kept = kept / max(1, fast_seen - refused)

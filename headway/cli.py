@@ -19,8 +19,9 @@ from headway.config import load
 from headway.core.curve import fit
 from headway.demo import prepare_demo, run_demo
 from headway.engines.scripted import Script, parse_curve, serve_scripted
-from headway.errors import HeadwayError
+from headway.errors import HeadwayError, SetupError
 from headway.gateway.events import replay as replay_record
+from headway.run import engine_commands
 from headway.run import serve as run_serve
 
 app = typer.Typer(
@@ -80,6 +81,17 @@ def check(config: ConfigPath = DEFAULT_CONFIG) -> None:
         seats = sum(replica.seats for replica in model.replicas)
         console.print(f"{model.name}: {len(model.replicas)} replica(s), {seats} seats")
     console.print(f"[green]{config} is fine.[/green]")
+
+
+@app.command(epilog="Example: `headway engine --config headway.toml`")
+def engine(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    """Print the command that starts each engine of a configuration, with the flags Headway needs from vLLM."""
+    commands = engine_commands(load(config))
+    if not commands:
+        raise SetupError(f'{config} describes no engine. Add [models.engine] with weights = "..." to a model.')
+    for url, command in commands.items():
+        console.print(f"# {url}", style="dim", highlight=False)
+        console.print(command, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command(name="calibrate", epilog="Example: `headway calibrate http://127.0.0.1:8001 --model my-model --seats 64`")

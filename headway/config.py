@@ -11,7 +11,7 @@ import ipaddress
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
@@ -142,6 +142,57 @@ class ReplicaTable(_Table):
         return url.rstrip("/")
 
 
+class SpeculationTable(_Table):
+    """Tokens guessed ahead and verified by the model itself: the same weights and distribution, in fewer steps."""
+
+    method: Literal["ngram", "draft_model"] = Field(
+        description="`ngram` guesses from the prompt and the answer so far; `draft_model` asks a smaller model."
+    )
+    tokens: int = Field(4, ge=1, le=16, description="Tokens guessed ahead of each step.")
+    drafter: str | None = Field(None, description="The smaller model: a directory, or a name the hub knows.")
+    by_streams: list[tuple[int, int, int]] | None = Field(
+        None,
+        min_length=1,
+        max_length=16,
+        description="Other numbers of tokens for other batches, as `[[from, to, tokens], ...]`; 0 switches it off "
+        "there. A full engine has no time to spare for wrong guesses.",
+    )
+
+    @field_validator("by_streams", mode="before")
+    @classmethod
+    def _ranges(cls, ranges: object) -> object:
+        """TOML has arrays where the type has tuples."""
+        if not isinstance(ranges, list):
+            return ranges
+        rows = [tuple(one) for one in ranges if isinstance(one, list)]
+        whole = all(len(one) == 3 and all(isinstance(part, int) for part in one) for one in rows)
+        if not whole or any(not 1 <= one[0] <= one[1] or not 0 <= one[2] <= 16 for one in rows):
+            raise ValueError("must be like [[1, 8, 4], [9, 64, 0]]: from and to how many streams, tokens guessed")
+        return rows
+
+    @model_validator(mode="after")
+    def _drafter_where_needed(self) -> SpeculationTable:
+        if (self.method == "draft_model") != (self.drafter is not None):
+            raise ValueError('method = "draft_model" and `drafter` go together')
+        return self
+
+
+class EngineTable(_Table):
+    """How the model's engines are started: `headway engine` prints the commands. Headway itself starts none."""
+
+    weights: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = Field(
+        description="What vLLM loads: a directory, or a name the hub knows."
+    )
+    prompt_chunk: int | None = Field(
+        None,
+        ge=64,
+        le=1_000_000,
+        description="Prompt tokens read in one step, at most. Less makes the pauses of other streams shorter and more "
+        "frequent; their sum stays (docs/explanation/fast-mode.md). None leaves it to vLLM.",
+    )
+    speculation: SpeculationTable | None = Field(None, description="Guess ahead, where it pays.")
+
+
 class ModelTable(_Table):
     """A model that clients may ask for by name."""
 
@@ -155,6 +206,7 @@ class ModelTable(_Table):
         0.5, ge=0, le=1, description="The part of its replicas whose doors stay open to standard calls."
     )
     replicas: list[ReplicaTable] = Field(min_length=1, description="The engines that serve it.")
+    engine: EngineTable | None = Field(None, description="How they are started, for `headway engine`.")
 
     @model_validator(mode="after")
     def _tiers_can_be_served(self) -> ModelTable:

@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from headway.cli import app
-from headway.config import Config, GatewayTable, ModelTable, ReplicaTable, TierTable
+from headway.config import Config, EngineTable, GatewayTable, ModelTable, ReplicaTable, SpeculationTable, TierTable
 from headway.core.machine import Machine
 from headway.gateway.metrics import Metrics
 
@@ -21,6 +21,8 @@ TABLES: list[tuple[str, type[BaseModel]]] = [
     ("[[models]]", ModelTable),
     ("[[models.tiers]]", TierTable),
     ("[[models.replicas]]", ReplicaTable),
+    ("[models.engine]", EngineTable),
+    ("[models.engine.speculation]", SpeculationTable),
 ]
 EXAMPLE = """\
 [gateway]

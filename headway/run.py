@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import get_args
+from urllib.parse import urlsplit
 
 import uvloop
 
 from headway.api.app import App
 from headway.api.server import Server, drain_on_signals, make_server
-from headway.config import Config, ModelTable, ReplicaTable
+from headway.config import Config, ModelTable, ReplicaTable, SpeculationTable
 from headway.core.allowance import TokenLimit
 from headway.core.curve import Curve, fit
 from headway.core.machine import Machine
@@ -19,6 +21,7 @@ from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
 from headway.engines.base import Engine
 from headway.engines.vllm import VLLMEngine
 from headway.errors import SetupError
+from headway.fleet.local import LocalEngine, installed_vllm
 from headway.gateway.events import EventLog
 from headway.gateway.serve import Gateway, Timing
 
@@ -55,6 +58,41 @@ def _policy(model: ModelTable) -> ModelPolicy:
 
 def _curve(replica: ReplicaTable) -> Curve | None:
     return fit([(batch, 1.0 / tps) for batch, tps in replica.curve]) if replica.curve else None
+
+
+def engine_commands(config: Config) -> dict[str, str]:
+    """The shell command that starts each replica, by its URL, for the models whose engines are described."""
+    commands = {}
+    for model in config.models:
+        if model.engine is None:
+            continue
+        for replica in model.replicas:
+            where = urlsplit(replica.url)
+            engine = LocalEngine(
+                installed_vllm("vllm"),
+                model.engine.weights,
+                model.name,
+                where.port or 8000,
+                replica.seats,
+                host=where.hostname or "127.0.0.1",
+                prompt_chunk=model.engine.prompt_chunk,
+                speculation=_vllm_speculation(model.engine.speculation),
+            )
+            commands[replica.url] = shlex.join(engine.arguments())
+    return commands
+
+
+def _vllm_speculation(speculation: SpeculationTable | None) -> dict[str, object] | None:
+    if speculation is None:
+        return None
+    said: dict[str, object] = {"method": speculation.method, "num_speculative_tokens": speculation.tokens}
+    if speculation.method == "ngram":
+        said |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+    if speculation.drafter is not None:
+        said["model"] = speculation.drafter
+    if speculation.by_streams is not None:
+        said["num_speculative_tokens_per_batch_size"] = speculation.by_streams
+    return said
 
 
 def make_gateway_server(config: Config, gateway: Gateway) -> Server:

@@ -10,6 +10,7 @@ Invariant: an engine started here does not outlive its EngineProcess, nor this p
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import re
 import signal
@@ -73,14 +74,21 @@ class LocalEngine:
     # box: two engines side by side need one core each.
     core: int | None = None
     extra_args: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    prompt_chunk: int | None = None  # prompt tokens per step, at most
+    speculation: dict[str, object] | None = None  # as vLLM's --speculative-config has it
 
     def arguments(self) -> list[str]:
-        flags = ["--host", "127.0.0.1", "--port", str(self.port), "--served-model-name", self.served_name]
+        flags = ["--host", self.host, "--port", str(self.port), "--served-model-name", self.served_name]
         # vLLM counts the running requests among the queued; those beyond the seats are the prober's.
         flags += ["--max-num-seqs", str(self.seats), "--max-num-queued-reqs", str(self.seats + 8)]
         flags += ["--enable-per-request-metrics", "--enable-force-include-usage"]
         if self.on_cpu:
             flags.append("--enforce-eager")  # up in 40 s instead of 150 s
+        if self.prompt_chunk is not None:
+            flags += ["--max-num-batched-tokens", str(self.prompt_chunk)]
+        if self.speculation is not None:
+            flags += ["--speculative-config", json.dumps(self.speculation)]
         return [*self.command, self.model, *flags, *self.extra_args]
 
     def environment(self) -> dict[str, str]:

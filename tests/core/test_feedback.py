@@ -138,6 +138,47 @@ def test_nobody_is_put_off_where_that_makes_no_seat() -> None:
     assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0)]
 
 
+# --- long prompts ----------------------------------------------------------------------------------------------------
+
+
+def reading(*prompt_tps: float) -> Machine:
+    m = Machine({"m": ModelPolicy(TIERS, standard_share=0.0, margin=0.0, reserve_headroom=0.0)})
+    for number, tps in enumerate(prompt_tps):
+        m.step(ReplicaUp(Replica(f"r{number}", "m", 10, CURVE, tps)), 0.0)
+    return m
+
+
+def test_a_long_prompt_does_not_board_where_it_would_cost_a_floor() -> None:
+    m = reading(1000.0, 1000.0)
+    assert arrive(m, "a", "fast", prompt_tokens=5000) == [Board("a", "r0", "fast")]  # nobody is aboard
+    assert arrive(m, "b", "fast", prompt_tokens=100) == [Board("b", "r0", "fast")]  # a tenth of a second
+    assert arrive(m, "c", "fast", prompt_tokens=5000) == [Board("c", "r1", "fast")]
+    assert arrive(m, "d", "fast", prompt_tokens=5000) == [Hold("d", until=2.0)]
+    assert m.step(Finished("c", 1, 1), 1.0) == [Board("d", "r1", "fast")]
+
+
+def test_many_short_prompts_are_as_one_long_one() -> None:
+    m = reading(1000.0)
+    arrive(m, "a", "fast")
+    arrive(m, "b", "fast", prompt_tokens=200)
+    m.step(Left("b"), 0.1)
+    assert arrive(m, "c", "fast", 0.2, prompt_tokens=100) == [Hold("c", until=2.2)]  # 0.3 s of 0.25
+    assert m.step(Ticked(), 1.3) == [Board("c", "r0", "fast")]
+
+
+def test_a_standard_call_with_a_long_prompt_does_not_ride() -> None:
+    m = reading(1000.0)
+    arrive(m, "f", "fast")
+    assert arrive(m, "short", "standard", prompt_tokens=50) == [Board("short", "r0", "standard")]
+    assert arrive(m, "long", "standard", prompt_tokens=2000) == [Hold("long", until=30.0)]
+
+
+def test_where_nothing_is_known_of_prompts_they_count_for_nothing() -> None:
+    m = reading(0.0)
+    arrive(m, "a", "fast", prompt_tokens=10**6)
+    assert arrive(m, "b", "fast", prompt_tokens=10**6) == [Board("b", "r0", "fast")]
+
+
 # --- affinity --------------------------------------------------------------------------------------------------------
 
 

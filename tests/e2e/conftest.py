@@ -20,6 +20,15 @@ from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smoll
 from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 SEATS = 8
+# A floor that any engine keeps: what is tested here is the path of a fast call, not the speed of a busy box.
+TIERS = """\
+[[models.tiers]]
+name = "standard"
+[[models.tiers]]
+name = "fast"
+floor_tps = 0.5
+"""
+CURVE = "curve = [[1, 20.0], [8, 15.0]]"
 
 
 def get(url: str) -> bytes:
@@ -101,9 +110,10 @@ def engines() -> Iterator[list[EngineProcess]]:
 def start_gateway(engines: list[EngineProcess], folder: Path) -> GatewayProcess:
     port = free_port()
     config = folder / "headway.toml"
-    replicas = "".join(f'[[models.replicas]]\nurl = "{engine.url}"\nseats = {SEATS}\n' for engine in engines)
+    replicas = "".join(f'[[models.replicas]]\nurl = "{engine.url}"\nseats = {SEATS}\n{CURVE}\n' for engine in engines)
     config.write_text(
-        f'[gateway]\nport = {port}\nprobe_interval_s = 0.5\nstall_s = 4.0\n[[models]]\nname = "{MODEL_NAME}"\n{replicas}'
+        f"[gateway]\nport = {port}\nprobe_interval_s = 0.5\nstall_s = 4.0\n"
+        f'[[models]]\nname = "{MODEL_NAME}"\n{TIERS}{replicas}'
     )
     log, record = folder / "gateway.log", folder / "record.jsonl"
     command = [sys.executable, "-m", "headway", "serve", "--config", str(config), "--record", str(record)]

@@ -172,6 +172,38 @@ def test_both_sdks_list_the_models(gateway: GatewayProcess) -> None:
 # --- life ---
 
 
+# --- fast mode ---
+
+
+def test_fast_answers_carry_their_proof(gateway: GatewayProcess) -> None:
+    whole = gateway.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=24, service_tier="fast")
+    assert whole.service_tier == "fast"
+    stream = gateway.openai.chat.completions.create(
+        model=MODEL, messages=ASK, max_tokens=24, service_tier="fast", stream=True, extra_body=ENDLESS,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
+    *_, last = stream
+    proof = last.usage.headway  # type: ignore[union-attr]
+    assert (proof["tier_served"], proof["kept"]) == ("fast", True)
+    assert 1 < proof["tokens_per_second"] < 1000
+
+
+def test_a_fast_message_in_one_piece_is_the_one_the_engine_gives(gateway: GatewayProcess) -> None:
+    """It is streamed from the engine to be timed, and put together again."""
+    ask: Any = {"model": MODEL, "messages": ASK, "max_tokens": 24, "extra_body": GREEDY, "system": "Count slowly."}
+    fast = gateway.anthropic.messages.create(speed="fast", **ask)
+    standard = gateway.anthropic.messages.create(**ask)
+    assert fast.usage.speed == "fast"
+    assert fast.content == standard.content
+    assert (fast.stop_reason, fast.stop_sequence) == (standard.stop_reason, standard.stop_sequence)
+    assert fast.usage.output_tokens == standard.usage.output_tokens
+    assert fast.usage.input_tokens == standard.usage.input_tokens
+    proof = fast.usage.headway
+    assert proof["tier_served"] == "fast"
+    assert proof["tokens_per_second"] > 0
+    assert set(fast.model_dump()) == set(standard.model_dump())
+
+
 def test_a_client_that_leaves_stops_the_engines_work(gateway: GatewayProcess, engines: list[EngineProcess]) -> None:
     stream = gateway.openai.chat.completions.create(
         model=MODEL, messages=ASK, max_tokens=4000, stream=True, extra_body=ENDLESS

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from live_callers import Ended
-from live_witness import Company, Record, Seen, company_of, highest_running
+from live_witness import PROBE_ID_LENGTH, Company, Record, Seen, company_of, highest_running
 from rich.console import Console
 from rich.table import Table
 
@@ -92,7 +92,7 @@ def report(console: Console, outcome: Outcome, floor_tps: float, limit: int, sea
     stray_cuts = cuts_without_fault(outcome, stall_s)
     unaccounted = outcome.sent - sum(outcome.counts.values())
     print_calls(console, outcome)
-    print_findings(console, outcome, company, agreement, len(ids), limit, seats)
+    print_findings(console, outcome, company, agreement, limit, seats)
     for line in [*outcome.unexplained[:5], *agreement.differences[:10]]:
         console.print(line, markup=False, highlight=False)
     accounted = not (outcome.unexplained or stray_cuts or unaccounted or agreement.without_record or outcome.left_over)
@@ -103,8 +103,8 @@ def report(console: Console, outcome: Outcome, floor_tps: float, limit: int, sea
         f"fast answers without a record {agreement.without_record}, requests left on replicas {outcome.left_over}"
     )
     console.print(
-        f"fast requests ever stepped above their limit of {limit}: {company.requests_above} of {company.found} "
-        f"(bar 0); proofs that agree with the replicas {share:.2%} of {agreement.compared} (bar 100%)"
+        f"fast requests ever stepped above {limit}: {company.requests_above} of {company.found} (bar 0); "
+        f"proofs that agree with the replicas: {share:.2%} of {agreement.compared} (bar 100%)"
     )
     return accounted and agrees and company.found > 0 and not company.requests_above
 
@@ -122,9 +122,9 @@ def print_calls(console: Console, outcome: Outcome) -> None:
 
 
 def print_findings(
-    console: Console, outcome: Outcome, company: Company, agreement: Agreement, fast_ids: int, limit: int, seats: int
+    console: Console, outcome: Outcome, company: Company, agreement: Agreement, limit: int, seats: int
 ) -> None:
-    probes = sum(len(name) == 16 for record in outcome.records for name in record.requests)
+    probes = sum(len(name) == PROBE_ID_LENGTH for record in outcome.records for name in record.requests)
     table = Table("what", "measured", "at most")
     table.add_row("requests a replica had at once, any tier (seats)", str(highest_running(outcome.records)), str(seats))
     table.add_row("company of a fast request, highest", str(company.highest), str(limit))
@@ -132,9 +132,9 @@ def print_findings(
     table.add_row("  their steps above it, of all steps", f"{company.steps_above} of {company.steps:,}", "0")
     for reason, steps in company.reasons.most_common():
         table.add_row(f"  of these: {reason}", str(steps), "0")
-    table.add_row(
-        "fast calls on no record (boarded between last look and kill)", str(max(0, fast_ids - company.found)), ""
-    )
+    table.add_row("fast calls on no record: they boarded between the last look and the kill", str(company.missing), "")
+    unnamed = sum(not ended.id for ended in outcome.fast)
+    table.add_row("fast calls not looked at: they left before they heard their id", str(unnamed), "")
     table.add_row("probes of the gateway, company as all others", str(probes), "")
     kept = f"{agreement.kept_by_proof:,} and {agreement.kept_by_record:,} of {agreement.promised:,}"
     table.add_row("floors kept, by proof and by record", kept, "")

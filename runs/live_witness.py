@@ -79,6 +79,7 @@ class Company:
     """What the records say of the requests that were served as fast."""
 
     found: int = 0
+    missing: int = 0  # ids that no record has
     highest: int = 0
     steps: int = 0
     requests_above: int = 0
@@ -87,7 +88,7 @@ class Company:
 
 
 def company_of(records: list[Record], ids: set[str], limit: int) -> Company:
-    company = Company()
+    company = Company(missing=len(ids.difference(*[record.requests for record in records])))
     for record in records:
         for name in ids & record.requests.keys():
             company.found += 1

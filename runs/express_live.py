@@ -47,7 +47,7 @@ class Replica:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.records: list[Record] = []  # one for each life that has ended, as last read
-        self.is_faulty = False
+        self.faulty = asyncio.Lock()
         self._latest: Record | None = None
         self._process = ExitStack()
         self._pid = 0
@@ -131,49 +131,55 @@ async def fast_callers(run: Run, chance: random.Random) -> None:
 # --- faults ----------------------------------------------------------------------------------------------------------
 
 
-def fault_times(seconds: float, chance: random.Random) -> Iterator[tuple[float, str]]:
-    """(when, what): every kind once in a random order, then again, until the load ends."""
+@dataclass(frozen=True)
+class Fault:
+    kind: str
+    at: float  # seconds from the start
+    lasts_s: float
+    replica: int
+    faults: dict[str, object]  # what the replica is told; nothing for one that is killed
+
+
+def plan_faults(seconds: float, chance: random.Random) -> Iterator[Fault]:
+    """Every kind once in a random order, then again, until the load ends; drawn ahead, so that a seed says it all."""
     every_s = min(10.0, seconds / 8)
     at = every_s
     while True:
         for kind in chance.sample(FAULTS, len(FAULTS)):
             if at > seconds - every_s:
                 return
-            yield at, kind
+            faults: dict[str, dict[str, object]] = {
+                "stalls": {"hang_after_tokens": 0},
+                "answers 503": {"refuse": True},
+                "drops streams": {"die_after_tokens": chance.randint(0, 40), "times": chance.randint(3, 10)},
+                "slow": {"slow_factor": 1.6},
+            }
+            lasts_s = chance.uniform(2.0, 5.0) + (STALL_S if kind == "stalls" else 0.0)  # for the gateway to find out
+            yield Fault(kind, at, lasts_s, chance.randrange(REPLICAS), faults.get(kind, {}))
             at += every_s * chance.uniform(0.8, 1.2)
 
 
-async def one_fault(run: Run, kind: str, chance: random.Random) -> None:
-    replica = chance.choice([replica for replica in run.replicas if not replica.is_faulty])
-    lasts_s = chance.uniform(2.0, 5.0)
-    began = time.monotonic()
-    replica.is_faulty = True
-    if kind == "killed":
-        await replica.kill()
-        await asyncio.sleep(lasts_s)
-        await asyncio.to_thread(replica.start)
-    else:
-        if kind == "stalls":
-            lasts_s += STALL_S  # so that the gateway must find it out
-            await set_faults(replica.url, hang_after_tokens=0)
-        elif kind == "answers 503":
-            await set_faults(replica.url, refuse=True)
-        elif kind == "drops streams":
-            await set_faults(replica.url, die_after_tokens=chance.randint(0, 40), times=chance.randint(3, 10))
+async def one_fault(run: Run, fault: Fault) -> None:
+    replica = run.replicas[fault.replica]
+    async with replica.faulty:  # one at a time
+        began = time.monotonic()
+        if fault.faults:
+            await set_faults(replica.url, **fault.faults)
+            await asyncio.sleep(fault.lasts_s)
+            await set_faults(replica.url)
         else:
-            await set_faults(replica.url, slow_factor=1.6)
-        await asyncio.sleep(lasts_s)
-        await set_faults(replica.url)
-    replica.is_faulty = False
-    run.faults.append((kind, began, time.monotonic()))
+            await replica.kill()
+            await asyncio.sleep(fault.lasts_s)
+            await asyncio.to_thread(replica.start)
+        run.faults.append((fault.kind, began, time.monotonic()))
 
 
 async def faults(run: Run, seconds: float, chance: random.Random) -> None:
     start = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        for at, kind in fault_times(seconds, chance):
-            await asyncio.sleep(max(0.0, start + at - time.monotonic()))
-            group.create_task(one_fault(run, kind, chance))
+        for fault in plan_faults(seconds, chance):
+            await asyncio.sleep(max(0.0, start + fault.at - time.monotonic()))
+            group.create_task(one_fault(run, fault))
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------
@@ -184,7 +190,7 @@ async def read_now_and_then(run: Run) -> None:
     while True:
         await asyncio.sleep(READ_EVERY_S)
         for replica in run.replicas:
-            if not replica.is_faulty:
+            if not replica.faulty.locked():
                 with suppress(OSError, HTTPException):  # it was killed while it was read
                     await replica.read()
 

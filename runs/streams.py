@@ -137,12 +137,20 @@ def scripted(port: int, *, model: str, first_token_ms: float, step_ms: str, seat
 
 @contextmanager
 def gateway(
-    port: int, folder: Path, *, model: str, engine_urls: list[str], seats: int, tiers: str = "", curve: str = ""
+    port: int,
+    folder: Path,
+    *,
+    model: str,
+    engine_urls: list[str],
+    seats: int,
+    tiers: str = "",
+    curve: str = "",
+    timing: str = "",
 ) -> Iterator[int]:
-    """`tiers` is TOML for the model's tiers, `curve` the line for each replica."""
+    """`tiers` is TOML for the model's tiers, `curve` the line for each replica, `timing` lines for the gateway."""
     replicas = "".join(f'[[models.replicas]]\nurl = "{url}"\nseats = {seats}\n{curve}\n' for url in engine_urls)
     config = folder / f"gateway-{port}.toml"
-    config.write_text(f'[gateway]\nport = {port}\n[[models]]\nname = "{model}"\n{tiers}\n{replicas}')
+    config.write_text(f'[gateway]\nport = {port}\n{timing}\n[[models]]\nname = "{model}"\n{tiers}\n{replicas}')
     command = [sys.executable, "-m", "headway", "serve", "--config", str(config)]
     with _process(command, f"http://127.0.0.1:{port}/ready") as pid:
         yield pid

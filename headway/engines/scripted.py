@@ -78,6 +78,8 @@ class ScriptedEngine:
             "refused": steps.refused,
             "tokens_sent": steps.tokens_sent,
             "connections": len(self.server_state.connections),
+            "steps_begun": steps.steps_begun,
+            "running_changes": list(steps.running_changes),
             "requests": dict(steps.requests),
         }
 
@@ -220,13 +222,16 @@ def _error_body(path: str, error: wire.WireError) -> bytes:
 
 
 def _metrics_of(stream: Stream) -> dict[str, float | None]:
-    tokens, generation_s = stream.record.tokens_sent, stream.ended_s - stream.first_token_s
+    record = stream.record
+    assert record.first_token_s is not None  # it has finished, and there is no answer without a token
+    assert record.ended_s is not None
+    tokens, generation_s = record.tokens_sent, record.ended_s - record.first_token_s
     return {
-        "time_to_first_token_ms": 1e3 * (stream.first_token_s - stream.arrived_s),
+        "time_to_first_token_ms": 1e3 * (record.first_token_s - stream.arrived_s),
         "generation_time_ms": 1e3 * generation_s,
         "queue_time_ms": 1e3 * (stream.seated_s - stream.arrived_s),
         "mean_itl_ms": 1e3 * generation_s / (tokens - 1) if tokens > 1 else None,
-        "tokens_per_second": tokens / max(stream.ended_s - stream.arrived_s, 1e-9),
+        "tokens_per_second": tokens / max(record.ended_s - stream.arrived_s, 1e-9),
     }
 
 

@@ -11,12 +11,13 @@ import asyncio
 import os
 import time
 from bisect import bisect_left
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 KEPT_REQUESTS = 10_000
+KEPT_CHANGES = 50_000
 
 # Behind by more than this (a stopped process, a frozen box), the schedule starts afresh: a real engine catches up
 # with nothing. Behind by less, it catches up, so that mean speeds are those of the script on a noisy box.
@@ -72,9 +73,16 @@ class Faults:
 
 @dataclass(slots=True)
 class RequestRecord:
+    """What a request got. Steps are numbered from 1; a request without a step has `last_step` before `first_step`.
+    Times are of the machine's monotonic clock."""
+
     prompt_tokens: int
     tokens_sent: int = 0  # made, where the answer is not streamed
     state: State = "running"
+    first_step: int | None = None  # the first that began while it had a seat; None: it never had one
+    last_step: int | None = None  # the last that did; None: it still runs
+    first_token_s: float | None = None
+    ended_s: float | None = None  # where it finished, the time of its last token
 
 
 @dataclass(slots=True, eq=False)
@@ -85,8 +93,6 @@ class Stream:
     ended: asyncio.Future[None]
     arrived_s: float
     seated_s: float = 0.0
-    first_token_s: float = 0.0
-    ended_s: float = 0.0
     die_after_tokens: int | None = None
 
 
@@ -104,7 +110,11 @@ class StepLoop:
         self.batch: dict[Stream, None] = {}
         self.requests: OrderedDict[str, RequestRecord] = OrderedDict()
         self.ended_as: dict[str, int] = {"finished": 0, "aborted": 0, "died": 0}
-        self.refused = self.highest_running = self.tokens_sent = self.prompt_tokens = 0
+        self.refused = self.highest_running = self.tokens_sent = self.prompt_tokens = self.steps_begun = 0
+        # (step, requests with a seat when it began), where that differs from the step before: with a request's first
+        # and last step this says in whose company it ran, and costs a step no more than a comparison.
+        self.running_changes: deque[tuple[int, int]] = deque(maxlen=KEPT_CHANGES)
+        self._running_before = 0
         self._hung = False
         self._deaths_left: int | None = None
         self._step_timer: asyncio.TimerHandle | None = None
@@ -169,6 +179,7 @@ class StepLoop:
 
     def _seat(self, stream: Stream) -> None:
         stream.seated_s = time.monotonic()
+        stream.record.first_step = self.steps_begun + 1
         due_s = stream.seated_s + self.script.first_token_s * self.faults.slow_factor
         self.prefilling[stream] = self._at(due_s, self._first_token, stream, due_s)
         self.highest_running = max(self.highest_running, self.running)
@@ -179,7 +190,7 @@ class StepLoop:
             return
         del self.prefilling[stream]
         self.joining[stream] = None
-        stream.first_token_s = time.monotonic()
+        stream.record.first_token_s = time.monotonic()
         self.prompt_tokens += stream.record.prompt_tokens
         self._give_token(stream)
         if self._step_timer is None and not self._hung:
@@ -189,9 +200,17 @@ class StepLoop:
         self.batch.update(self.joining)
         self.joining.clear()
         if self.batch:
+            self._count_step()
             step_s = self.script.step_time_s(len(self.batch)) * self.faults.slow_factor
             self._step_due_s = start_s + step_s
             self._step_timer = self._at(self._step_due_s, self._end_step)
+
+    def _count_step(self) -> None:
+        self.steps_begun += 1
+        running = self.running
+        if running != self._running_before:
+            self._running_before = running
+            self.running_changes.append((self.steps_begun, running))
 
     def _end_step(self) -> None:
         self._step_timer = None
@@ -227,7 +246,8 @@ class StepLoop:
         for place in (self.waiting, self.joining, self.batch):
             place.pop(stream, None)
         stream.record.state = state
-        stream.ended_s = time.monotonic()
+        stream.record.last_step = self.steps_begun
+        stream.record.ended_s = time.monotonic()
         self.ended_as[state] += 1
         if not stream.ended.done():  # cancelled with its request, when the server stops
             stream.ended.set_result(None)

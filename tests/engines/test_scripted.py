@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
+from itertools import pairwise
 from typing import Any
 
 import anthropic
@@ -17,7 +18,7 @@ import uvloop
 from headway.engines import scripted_steps
 from headway.engines.scripted import Faults, Script, ScriptedEngine, parse_curve, running
 from headway.engines.scripted_http import WORDS
-from headway.engines.scripted_steps import StepLoop
+from headway.engines.scripted_steps import RequestRecord, StepLoop
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 QUICK = Script(model="m", first_token_s=0.001, step_s=((1, 0.001),))
@@ -473,9 +474,60 @@ def test_the_record_keeps_only_the_last_requests(monkeypatch: pytest.MonkeyPatch
         for name in "abc":
             await fetch(engine.url, CHAT, body_for(CHAT), name)
         record = await fetch_json(engine.url, "/scripted/record")
-        kept = {"prompt_tokens": 7, "tokens_sent": 3, "state": "finished"}
-        assert record["requests"] == {"b": kept, "c": kept}
+        assert list(record["requests"]) == ["b", "c"]
+        assert all((one["tokens_sent"], one["state"]) == (3, "finished") for one in record["requests"].values())
         assert (record["finished"], record["tokens_sent"]) == (3, 9)
+
+    with_engine(QUICK, scenario)
+
+
+def test_the_record_says_in_whose_company_a_request_ran() -> None:
+    async def scenario() -> tuple[list[RequestRecord], list[tuple[int, int]], int]:
+        steps = StepsWithoutWaiting(Script(first_token_s=1.0, step_s=((1, 0.1),), max_num_seqs=3))
+
+        def give(number: int) -> None:
+            if number == 1:
+                steps.abort(waits)
+            if number == 4:
+                steps.abort(leaves)
+
+        streams = [steps.board(name, 1, tokens, give if name == "stays" else lambda _: None) for name, tokens in calls]
+        _, leaves, _, waits = streams
+        steps.run()
+        return [stream.record for stream in streams], list(steps.running_changes), steps.steps_begun
+
+    calls = [("stays", 6), ("leaves", 9), ("is short", 1), ("waits", 9)]
+    (stays, leaves, short, waits), changes, steps_begun = asyncio.run(scenario())
+    assert steps_begun == 5  # one for every token but the first
+    assert changes == [(1, 3), (2, 2), (4, 1)]  # whoever prefills is company too
+    assert (stays.first_step, stays.last_step) == (1, 5)
+    assert (leaves.first_step, leaves.last_step) == (1, 3)
+    assert (short.first_step, short.last_step) == (1, 1)
+    assert (waits.first_step, waits.last_step) == (None, 0)
+
+
+def test_the_record_has_the_times_of_the_first_and_the_last_token() -> None:
+    async def scenario(engine: ScriptedEngine) -> None:
+        before_s = time.monotonic()
+        await stream(engine.url, CHAT, max_tokens=11)
+        record = engine.record()["requests"]["r"]
+        assert before_s + 0.02 <= record.first_token_s <= record.ended_s - 10 * 0.005
+        assert record.ended_s <= time.monotonic()
+        assert record.last_step - record.first_step == 9
+
+    with_engine(Script(model="m", first_token_s=0.02, step_s=((1, 0.005),)), scenario)
+
+
+def test_the_record_keeps_only_the_last_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scripted_steps, "KEPT_CHANGES", 3)
+
+    async def scenario(engine: ScriptedEngine) -> None:
+        for lengths in ((3,), (9, 3), (9, 3)):
+            calls = [fetch(engine.url, CHAT, body_for(CHAT, max_tokens=length)) for length in lengths]
+            await asyncio.gather(*calls)
+        changes = engine.record()["running_changes"]
+        assert len(changes) == 3
+        assert [running for _, running in changes] == [1, 2, 1]
 
     with_engine(QUICK, scenario)
 
@@ -549,6 +601,22 @@ def test_a_hang_stops_everyone_until_the_faults_are_cleared() -> None:
             await connection.close()
 
     with_engine(QUICK, scenario)
+
+
+def test_a_slow_factor_slows_every_step_from_the_next_on() -> None:
+    async def scenario() -> list[float]:
+        steps = StepsWithoutWaiting(Script(first_token_s=1.0, step_s=((1, 0.1),)))
+        times = list[float]()
+
+        def give(number: int) -> None:
+            times.append(steps.now_s)
+            steps.faults = Faults(slow_factor=4.0 if number == 3 else 1.0)
+
+        steps.board("a", 1, 6, give)
+        steps.run()
+        return [after - before for before, after in pairwise(times)]
+
+    assert asyncio.run(scenario()) == pytest.approx([0.1, 0.1, 0.4, 0.1, 0.1], abs=1e-2)
 
 
 def test_refuse_and_unhealthy() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 import statistics
@@ -19,18 +20,13 @@ from token_times import TimedStream, chat, timed_call
 from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
 
-console = Console(width=160)
-SEATS = 32
+console = Console(width=150)
+SEATS, CORE = 32, 1  # vLLM wants at least as many tokens in a step as seats
 EXPRESS_STREAMS, EXPRESS_TOKENS = 2, 96
 TOKENS_BEFORE_PROMPT = 8  # both streams are in full swing when the first prompt comes
-PAUSE_S = 0.5
-# By setting: the most prompt tokens in one step, and vLLM's flags. The last two should be the same thing said twice.
-SETTINGS = {
-    "2048": ("--max-num-batched-tokens", "2048"),
-    "512": ("--max-num-batched-tokens", "512"),
-    "128": ("--max-num-batched-tokens", "128"),
-    "2048, threshold 128": ("--max-num-batched-tokens", "2048", "--long-prefill-token-threshold", "128"),
-}
+PAUSE_S = 1.2  # an engine's processes spin for a second after their last work, and would disturb the next turn
+# The most tokens in one step, which is what cuts a prompt into chunks. A fourth engine would need 20 GB in all.
+CHUNKS = (2048, 512, 128)
 # By name: the lengths of the prompts sent one after the other during one turn. 2,000 and both streams fit in 2,048.
 PROMPTS = {"none": [], "5 x 200": [200] * 5, "1 x 2000": [2000]}
 ORDINARY_TOKENS = range(100, 49_000)  # of the model's vocabulary, the special ones left out
@@ -38,10 +34,13 @@ ORDINARY_TOKENS = range(100, 49_000)  # of the model's vocabulary, the special o
 
 @dataclass
 class Turns:
-    """All turns of one kind on one engine."""
+    """All turns of one kind on one engine, one for each round."""
 
-    streams: list[list[TimedStream]] = field(default_factory=list)  # by round
-    prompts: list[list[tuple[int, TimedStream]]] = field(default_factory=list)  # by round, with their lengths
+    streams: list[list[TimedStream]] = field(default_factory=list)
+    prompts: list[list[TimedStream]] = field(default_factory=list)
+
+    def durations_s(self) -> list[float]:
+        return [statistics.mean(stream.duration_s for stream in turn) for turn in self.streams]
 
     def speeds_tps(self) -> list[float]:
         return [stream.speed_tps for turn in self.streams for stream in turn]
@@ -49,9 +48,32 @@ class Turns:
     def gaps_ms(self) -> list[float]:
         return sorted(gap * 1000 for turn in self.streams for stream in turn for gap in stream.gaps_s)
 
-    def longest_gap_ms(self) -> float:
-        """Of a stream; the median of all streams."""
-        return statistics.median(max(stream.gaps_s) * 1000 for turn in self.streams for stream in turn)
+    def longest_gaps_ms(self) -> list[float]:
+        return [max(stream.gaps_s) * 1000 for turn in self.streams for stream in turn]
+
+    def first_tokens_s(self) -> list[float]:
+        return [prompt.first_token_s for prompts in self.prompts for prompt in prompts]
+
+    def excess_s(self) -> list[float]:
+        """By round: by how much a stream's gaps during the prompts are longer than its usual gap, in all.
+
+        Steadier on a noisy machine than the difference to another turn.
+        """
+        turns = zip(self.streams, self.prompts, strict=True)
+        return [statistics.mean(_excess_s(stream, prompts) for stream in turn) for turn, prompts in turns]
+
+
+def _excess_s(stream: TimedStream, prompts: list[TimedStream]) -> float:
+    usual_s = statistics.median(stream.gaps_s)
+    touched = [
+        after - before
+        for before, after in itertools.pairwise(at for at, _ in stream.arrivals)
+        if any(before < prompt.arrivals[0][0] and after > prompt.sent_at for prompt in prompts)
+    ]
+    return sum(gap - usual_s for gap in touched)
+
+
+Results = dict[tuple[int, str], Turns]
 
 
 def unseen_prompt(tokens: int, dice: random.Random) -> dict[str, object]:
@@ -66,7 +88,7 @@ async def turn(url: str, lengths: list[int], dice: random.Random, turns: Turns) 
     calls = [asyncio.create_task(timed_call(url, EXPRESS_TOKENS, story, stream)) for stream in express]
     while min(len(stream.arrivals) for stream in express) < TOKENS_BEFORE_PROMPT:
         await asyncio.sleep(0.01)
-    prompts = [(length, await timed_call(url, 1, unseen_prompt(length, dice))) for length in lengths]
+    prompts = [await timed_call(url, 1, unseen_prompt(length, dice)) for length in lengths]
     if any(call.done() for call in calls):
         raise RuntimeError("A prompt outlasted a stream: its cost is not all in the stream's time.")
     turns.streams.append(list(await asyncio.gather(*calls)))
@@ -74,116 +96,104 @@ async def turn(url: str, lengths: list[int], dice: random.Random, turns: Turns) 
     await asyncio.sleep(PAUSE_S)
 
 
-async def measure(url: str, rounds: int, name: str) -> dict[str, Turns]:
-    dice = random.Random(name)
-    kinds = list(PROMPTS)
-    for lengths in PROMPTS.values():  # the first of its shape is slower
-        await turn(url, lengths, dice, Turns())
-    found: dict[str, Turns] = defaultdict(Turns)
+async def measure(urls: dict[int, str], rounds: int) -> Results:
+    dice = random.Random(1)
+    kinds = list(itertools.product(urls, PROMPTS))
+    results: Results = defaultdict(Turns)
     with Progress(console=console, transient=True) as progress:
-        for number in progress.track(range(rounds), description=f"chunk {name}"):
-            # Another kind comes first every time, so that a drift of the machine falls on all of them.
-            for at in range(len(kinds)):
-                kind = kinds[(number + at) % len(kinds)]
-                await turn(url, PROMPTS[kind], dice, found[kind])
-    return found
-
-
-def delays_s(quiet: Turns, disturbed: Turns, prompt_tokens: int) -> list[float]:
-    """By round: how much longer a stream took from first to last token, for each 1,000 prompt tokens beside it."""
-
-    def took(turn: list[TimedStream]) -> float:
-        return statistics.mean(stream.duration_s for stream in turn)
-
-    pairs = zip(quiet.streams, disturbed.streams, strict=True)
-    return [(took(with_prompt) - took(without)) / prompt_tokens * 1000 for without, with_prompt in pairs]
-
-
-def delays_inside_s(turns: Turns) -> list[float]:
-    """The same from the stream alone: what its gaps during the prompts are longer than its usual gap.
-
-    Steadier on a noisy machine, as it does not compare two turns.
-    """
-    return [
-        statistics.mean(_excess_s(stream, prompts) for stream in turn) / sum(length for length, _ in prompts) * 1000
-        for turn, prompts in zip(turns.streams, turns.prompts, strict=True)
-    ]
-
-
-def _excess_s(stream: TimedStream, prompts: list[tuple[int, TimedStream]]) -> float:
-    usual_s = statistics.median(stream.gaps_s)
-    times = [at for at, _ in stream.arrivals]
-    touched = [
-        after - before
-        for before, after in itertools.pairwise(times)
-        if any(before < prompt.arrivals[0][0] and after > prompt.sent_at for _, prompt in prompts)
-    ]
-    return sum(gap - usual_s for gap in touched)
+        bar = progress.add_task("turns", total=len(kinds) * (rounds + 1))
+        for number in range(rounds + 1):
+            dice.shuffle(kinds)  # a drift of the machine falls on all kinds alike
+            for chunk, name in kinds:
+                # The first round is not counted: what an engine does for the first time is slower.
+                await turn(urls[chunk], PROMPTS[name], dice, results[chunk, name] if number else Turns())
+                progress.advance(bar)
+    return results
 
 
 def percentile(ordered: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def spread(values: list[float], digits: int) -> str:
+def spread(values: list[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} .. {max(values):.{digits}f})"
 
 
-def add_rows(table: Table, name: str, found: dict[str, Turns]) -> None:
-    for kind, lengths in PROMPTS.items():
-        turns = found[kind]
-        gaps, speeds = turns.gaps_ms(), turns.speeds_tps()
-        row = [name, kind, f"{percentile(gaps, 0.5):.0f}", f"{percentile(gaps, 0.99):.0f}"]
-        row += [f"{turns.longest_gap_ms():.0f}", f"{gaps[-1]:.0f}", spread(speeds, 1)]
-        if lengths:
-            all_prompts = [one for prompts in turns.prompts for one in prompts]
-            first = [prompt.first_token_s for _, prompt in all_prompts]
-            rates = [length / prompt.first_token_s for length, prompt in all_prompts]
-            row += [f"{statistics.median(first):.2f}", f"{statistics.median(rates):.0f}"]
-            row.append(spread(delays_s(found["none"], turns, sum(lengths)), 2))
-            row.append(spread(delays_inside_s(turns), 2))
-        table.add_row(*row)
-    table.add_section()
+def divided(above: list[float], below: list[float]) -> list[float]:
+    return [a / b for a, b in zip(above, below, strict=True)]
 
 
-def report(results: dict[str, dict[str, Turns]]) -> None:
+def delays_s(results: Results, chunk: int, name: str) -> list[float]:
+    """By round: the delay of a stream for each 1,000 prompt tokens beside it, by its own gaps."""
+    return [excess / sum(PROMPTS[name]) * 1000 for excess in results[chunk, name].excess_s()]
+
+
+def slowdowns(results: Results, chunk: int, name: str) -> list[float]:
+    """By round: a stream's speed with prompts beside it ÷ without."""
+    return divided(results[chunk, "none"].durations_s(), results[chunk, name].durations_s())
+
+
+def streams_table(results: Results) -> Table:
     table = Table("chunk", "prompts", "gap p50 ms", "p99", "longest of a stream, median", "longest of all")
-    for column in ("stream tok/s (slowest .. fastest)", "prompt's first token s", "prefill tok/s"):
-        table.add_column(column)
-    table.add_column("delay of a stream, s per 1,000 prompt tokens: against the turn without")
-    table.add_column("the same, against its own gaps")
-    for name, found in results.items():
-        add_rows(table, name, found)
-    console.print(table)
-    parts = []
-    for name, found in results.items():
-        long = found["1 x 2000"]
-        delay = statistics.median(delays_s(found["none"], long, 2000))
-        slower = statistics.median(long.speeds_tps()) / statistics.median(found["none"].speeds_tps())
-        inside = statistics.median(delays_inside_s(long))
-        parts.append(
-            f"chunk {name}: {delay:.2f} s ({inside:.2f} by its own gaps), speed x {slower:.2f}, "
-            f"longest gap {long.longest_gap_ms():.0f} ms"
+    table.title = f"{EXPRESS_STREAMS} streams of {EXPRESS_TOKENS} tokens, and prompts that come while they decode"
+    table.add_column("stream tok/s (slowest .. fastest)")
+    table.add_column("speed ÷ without prompts, by round")
+    for name, chunk in itertools.product(PROMPTS, CHUNKS):
+        turns = results[chunk, name]
+        gaps = turns.gaps_ms()
+        table.add_row(
+            *(str(chunk), name, f"{percentile(gaps, 0.5):.0f}", f"{percentile(gaps, 0.99):.0f}"),
+            *(f"{statistics.median(turns.longest_gaps_ms()):.0f}", f"{gaps[-1]:.0f}", spread(turns.speeds_tps(), 1)),
+            spread(slowdowns(results, chunk, name)),
         )
-    console.print(
-        "delay of each stream aboard per 1,000 prompt tokens; a 96-token stream's speed and gap beside 2,000:"
-    )
-    console.print("; ".join(parts), soft_wrap=True)
+    return table
+
+
+def prompts_table(results: Results) -> Table:
+    table = Table("chunk", "prompts", "prompt's first token s", "prompt tok/s", title="What the prompts get, and cost")
+    table.add_column("delay of a stream, s per 1,000 prompt tokens")
+    table.add_column(f"÷ that at {CHUNKS[0]}, by round")
+    table.add_column("the delay by comparing turns")
+    for name, chunk in itertools.product((name for name in PROMPTS if PROMPTS[name]), CHUNKS):
+        turns, tokens = results[chunk, name], sum(PROMPTS[name])
+        pairs = zip(turns.durations_s(), results[chunk, "none"].durations_s(), strict=True)
+        delays = delays_s(results, chunk, name)
+        table.add_row(
+            *(str(chunk), name, spread(turns.first_tokens_s())),
+            f"{statistics.median(PROMPTS[name][0] / first_s for first_s in turns.first_tokens_s()):.0f}",
+            *(spread(delays), spread(divided(delays, delays_s(results, CHUNKS[0], name)))),
+            spread([(beside - without) / tokens * 1000 for beside, without in pairs]),
+        )
+    return table
+
+
+def figure(results: Results) -> str:
+    parts = []
+    for chunk in CHUNKS:
+        delay = statistics.median(delays_s(results, chunk, "1 x 2000"))
+        speed = statistics.median(slowdowns(results, chunk, "1 x 2000"))
+        gap = percentile(results[chunk, "1 x 2000"].gaps_ms(), 0.99)
+        parts.append(f"chunk {chunk}: {delay:.2f} s, p99 gap {gap:.0f} ms, speed x {speed:.2f}")
+    return "delay of each stream aboard per 1,000 prompt tokens; 96 tokens beside 2,000: " + "; ".join(parts)
 
 
 def main(rounds: int) -> int:
     python = ensure_cpu_engine(console.print)
     model = str(ensure_smollm2(python, console.print))
-    results = {}
-    for name, flags in SETTINGS.items():
-        engine = LocalEngine(
-            cpu_vllm(python), model, MODEL_NAME, free_port(), SEATS, on_cpu=True, core=1, extra_args=flags
-        )
-        with EngineProcess(engine) as process:
+    with contextlib.ExitStack() as stack:
+        urls = {}
+        for chunk in CHUNKS:
+            flags = ("--max-num-batched-tokens", str(chunk))
+            engine = LocalEngine(
+                cpu_vllm(python), model, MODEL_NAME, free_port(), SEATS, on_cpu=True, core=CORE, extra_args=flags
+            )
+            process = stack.enter_context(EngineProcess(engine))
             with console.status(f"starting an engine with {' '.join(flags)}"):
                 process.wait_ready(300)
-            results[name] = uvloop.run(measure(process.url, rounds, name))
-    report(results)
+            urls[chunk] = process.url
+        results = uvloop.run(measure(urls, rounds))
+    console.print(streams_table(results), prompts_table(results))
+    console.print(figure(results), soft_wrap=True)
     return 0
 
 

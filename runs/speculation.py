@@ -24,7 +24,8 @@ from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smoll
 from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 console = Console(width=140)
-SEATS, TOKENS = 32, 96
+SEATS, TOKENS = 32, 64
+PAUSE_S = 1.2  # an engine's processes spin for a second after their last work, and would disturb the other's turn
 BATCHES = (1, 2, 8, 16)
 SCHEDULED_BATCHES = (2, 4, 5, 8)  # both sides of where the schedule below ends speculation
 NGRAM: dict[str, object] = {
@@ -96,7 +97,9 @@ def counters(url: str) -> dict[str, int]:
 
 
 async def turn(url: str, text: str, batch: int) -> list[TimedStream]:
-    return list(await asyncio.gather(*[timed_call(url, TOKENS, TEXTS[text](number)) for number in range(batch)]))
+    streams = await asyncio.gather(*[timed_call(url, TOKENS, TEXTS[text](number)) for number in range(batch)])
+    await asyncio.sleep(PAUSE_S)
+    return list(streams)
 
 
 async def pair(plain: str, speculative: str, text: str, batch: int, *, plain_first: bool) -> Pair:

@@ -23,7 +23,7 @@ from headway.errors import SetupError
 from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
 
-console = Console(width=140)
+console = Console(width=170)
 SEATS, TOKENS = 32, 64
 PAUSE_S = 1.2  # an engine's processes spin for a second after their last work, and would disturb the other's turn
 BATCHES = (1, 2, 8, 16)
@@ -75,6 +75,11 @@ class Pair:
         return median_tps(self.speculative) / median_tps(self.plain)
 
     @property
+    def step_ratio(self) -> float:
+        """How much longer a speculative step takes: what is left of the ratio besides the tokens of a step."""
+        return median_step_s(self.speculative) / median_step_s(self.plain)
+
+    @property
     def same_texts(self) -> int:
         return sum(a.text == b.text for a, b in zip(self.plain, self.speculative, strict=True))
 
@@ -84,6 +89,10 @@ Pairs = dict[tuple[str, int], list[Pair]]
 
 def median_tps(streams: list[TimedStream]) -> float:
     return statistics.median(stream.speed_tps for stream in streams)
+
+
+def median_step_s(streams: list[TimedStream]) -> float:
+    return statistics.median(stream.duration_s / max(1, len(stream.arrivals) - 1) for stream in streams)
 
 
 def counters(url: str) -> dict[str, int]:
@@ -168,10 +177,16 @@ def two_engines(
 def table_of(title: str, pairs: Pairs) -> Table:
     table = Table("text", "streams", "plain tok/s", "speculative tok/s", "ratio, median of pairs (lowest .. highest)")
     table.title = title
-    for column in ("drafted per token", "accepted of drafted", "texts the same"):
+    for column in (
+        "tokens per step",
+        "step ÷ plain step",
+        "drafted per token",
+        "accepted of drafted",
+        "texts the same",
+    ):
         table.add_column(column)
     for (text, batch), found in pairs.items():
-        ratios = [one.ratio for one in found]
+        ratios, step_ratios = [one.ratio for one in found], [one.step_ratio for one in found]
         tokens = sum(stream.tokens for one in found for stream in one.speculative)
         drafted, accepted = (sum(one.counted[name] for one in found) for name in COUNTERS[1:])
         table.add_row(
@@ -180,6 +195,8 @@ def table_of(title: str, pairs: Pairs) -> Table:
             f"{statistics.median(median_tps(one.plain) for one in found):.1f}",
             f"{statistics.median(median_tps(one.speculative) for one in found):.1f}",
             f"{statistics.median(ratios):.2f} ({min(ratios):.2f} .. {max(ratios):.2f})",
+            f"{statistics.mean(stream.tokens_per_event for one in found for stream in one.speculative):.2f}",
+            f"{statistics.median(step_ratios):.2f} ({min(step_ratios):.2f} .. {max(step_ratios):.2f})",
             f"{drafted / tokens:.2f}",
             f"{accepted / drafted:.0%}" if drafted else "-",
             f"{sum(one.same_texts for one in found)} of {batch * len(found)}",

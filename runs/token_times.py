@@ -46,6 +46,11 @@ class TimedStream:
         return (self.tokens - self.arrivals[0][1]) / max(1e-9, self.duration_s)
 
     @property
+    def tokens_per_event(self) -> float:
+        """After the first event; what the engine made in one step, unless events were late and came together."""
+        return (self.tokens - self.arrivals[0][1]) / max(1, len(self.arrivals) - 1)
+
+    @property
     def gaps_s(self) -> list[float]:
         times = [at for at, _ in self.arrivals]
         return [after - before for before, after in itertools.pairwise(times)]

@@ -26,6 +26,7 @@ class Served:
     reason: RefusalReason | None = None  # why it is not what was asked
     floor_tps: float = 0.0
     allowance: Allowance | None = None  # what the caller had left of its limit for the tier asked
+    seat_us: Callable[[], int] | None = None  # the call's seat-time until now, in microseconds; set when it boards
     reader_was_slow: bool = False  # the client read more slowly than the engine wrote: a measured speed is the client's
 
     def kept(self, output_tokens: int, speed_tps: float | None) -> bool | None:
@@ -44,6 +45,7 @@ class Served:
             "tokens_per_second": round(speed_tps, 2) if speed_tps is not None else None,
             "floor_tokens_per_second": self.floor_tps or None,
             "kept": self.kept(output_tokens, speed_tps),
+            "seat_seconds": self.seat_us() / 1e6 if self.seat_us is not None else None,
         }
         if self.reader_was_slow:
             proof["reader_was_slow"] = True

@@ -145,16 +145,13 @@ def simulate(name: str, seed: int) -> Outcome:
         is_fast = trip.job.call.id.startswith("f")
         if is_fast and not trip.refused:
             outcome.waits.append((trip.job.at, trip.waited_s))
-        if trip.job.at < WARM_UP_S:
-            continue
-        if is_fast:
+        if not is_fast:
+            # Those that ended in the time counted, whenever they came: as many as began before it end in it.
+            tokens += trip.job.tokens if simulation.now >= WARM_UP_S and not trip.refused else 0
+        elif trip.job.at >= WARM_UP_S:
             fast_seen += 1
-            if trip.refused:
-                refused += 1
-            else:
-                kept += trip.speed_tps >= FLOOR_TPS
-        elif not trip.refused:
-            tokens += trip.job.tokens
+            refused += trip.refused
+            kept += not trip.refused and trip.speed_tps >= FLOOR_TPS
     outcome.kept = kept / max(1, fast_seen - refused)
     outcome.refused = refused / max(1, fast_seen)
     outcome.standard_tps = tokens / (SECONDS - WARM_UP_S)

@@ -97,7 +97,7 @@ async def measure(cycles: int, engine_url: str) -> bool:
     rows = [
         ("calls in core", gateway.machine.calls, 0),
         ("seats taken", boarding.aboard(engine_url), 0),
-        ("calls held", boarding.held, 0),
+        ("calls held", boarding.waiting.held, 0),
         ("requests on the engine", record["running"] + record["waiting"], 0),
         ("tasks more than before", len(asyncio.all_tasks()) - tasks, 0),
         ("sockets and files more than before", open_files() - files, 0),

@@ -1,4 +1,4 @@
-"""Boarding for one model: the express rule, and around it who waits, where calls go, and which doors are closed.
+"""Boarding for one model: the express rule, and around it where calls go and which doors are closed.
 
     A replica that carries a stream with a promised floor takes no more streams than that floor allows;
     a stream with a floor boards only a replica that is, and stays, light enough.
@@ -25,13 +25,12 @@ from collections.abc import Iterator, Set
 from itertools import islice
 
 from headway.core.affinity import Trails
-from headway.core.allowance import Allowance, Allowances
-from headway.core.carriers import Carrier, Rows
-from headway.core.fairness import FairQueue, Held
+from headway.core.carriers import Carrier, Rider, Rows
+from headway.core.fare import SeatTime
 from headway.core.reserve import Reserve
 from headway.core.types import EXPRESS, Call, ModelPolicy, Replica, Tier
+from headway.core.waiting import WaitingRoom
 
-MAX_RETRY_AFTER_S = 60
 AFFINITY_SLACK = 2  # streams more than on the emptiest replica that a call puts up with for a prompt read before
 FLEX_LOOKED_AT = 8  # replicas at most, for a flex call to put off
 FEEDBACK_STEP = 0.01  # caps follow the measured speed in steps of this size
@@ -44,9 +43,9 @@ class Boarding:
         self.policy = policy
         self.open_replicas = 0
         self.light_replicas = 0
-        self.queues = {tier: FairQueue() for tier in policy.tiers}
-        self.returned: OrderedDict[str, Held] = OrderedDict()  # those whose engine failed: before all others
-        self.allowances = {tier: Allowances(policy.limit) for tier, policy in policy.tiers.items()}
+        self.waiting = WaitingRoom(policy)
+        self.seat_us: dict[Tier, int] = dict.fromkeys(policy.tiers, 0)  # paid by the calls of each tier that have left
+        self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that are gone
         self._carriers: dict[str, Carrier] = {}
         self._never_light: set[str] = set()  # those that cannot keep any floor: no curve, or too slow
         self._shut_out: OrderedDict[str, Carrier] = OrderedDict()  # those that were suddenly slow, the first due first
@@ -60,48 +59,49 @@ class Boarding:
         self._light_capacity = 0
         self._ready = 0
         self._reserve = Reserve(policy.reserve_window_s, policy.reserve_headroom)
-        self._pace_s = 1.0  # smoothed time between two seats coming free
-        self._last_freed_at: float | None = None
 
     # --- replicas ---
 
-    def replica_up(self, replica: Replica) -> None:
+    def replica_up(self, replica: Replica, now: float) -> None:
         carrier = self._carriers.get(replica.name)
         if carrier is None:
-            carrier = self._carriers[replica.name] = Carrier(replica)
+            carrier = self._carriers[replica.name] = Carrier(replica, SeatTime(replica.seats, now))
             self._set_caps(carrier)
-        self._set_open(carrier, value=True)
+        self._set_open(carrier, now, value=True)
 
-    def replica_suspect(self, name: str) -> None:
+    def replica_suspect(self, name: str, now: float) -> None:
         if carrier := self._carriers.get(name):
-            self._set_open(carrier, value=False)
+            self._set_open(carrier, now, value=False)
 
-    def replica_down(self, name: str) -> list[str]:
+    def replica_down(self, name: str, now: float) -> list[str]:
         """Forget the replica; returns the calls that were aboard."""
         carrier = self._carriers.pop(name, None)
         if carrier is None:
             return []
-        self._set_open(carrier, value=False)
-        self._set_light(carrier, value=False)  # whatever it still carries: it counts no more
+        self._set_open(carrier, now, value=False)
+        self._set_light(carrier, now, value=False)  # whatever it still carries: it counts no more
         self._never_light.discard(name)
         self._shut_out.pop(name, None)
         self._leaving -= len(carrier.leaving)
-        return list(carrier.aboard)
+        aboard = list(carrier.aboard)
+        for call_id in aboard:
+            self._leave(carrier, call_id, now)
+        self._gone_busy_us += carrier.time.busy_us
+        self._gone_reserve_us += carrier.time.reserve_us
+        return aboard
 
     @property
     def known_replicas(self) -> int:
         return len(self._carriers)
 
-    def aboard(self, replica: str) -> int:
-        carrier = self._carriers.get(replica)
-        return len(carrier.aboard) if carrier else 0
-
-    def is_open(self, replica: str) -> bool:
-        carrier = self._carriers.get(replica)
-        return carrier is not None and carrier.open
-
     def carrier(self, replica: str) -> Carrier | None:
         return self._carriers.get(replica)
+
+    def aboard(self, replica: str) -> int:
+        return len(carrier.aboard) if (carrier := self.carrier(replica)) else 0
+
+    def is_open(self, replica: str) -> bool:
+        return carrier.open if (carrier := self.carrier(replica)) else False
 
     def _set_caps(self, carrier: Carrier) -> None:
         """What each floor allows here, by the curve as measured and by what streams have really got since. A replica
@@ -142,7 +142,7 @@ class Boarding:
                 return
             del self._shut_out[carrier.replica.name]
             self._set_caps(carrier)
-            self._place(carrier)
+            self._place(carrier, now)
 
     # --- seats ---
 
@@ -156,8 +156,8 @@ class Boarding:
             return None
         carrier.board(call, now)
         if call.tier in EXPRESS:
-            self._set_light(carrier, value=True)
-        self._place(carrier)
+            self._set_light(carrier, now, value=True)
+        self._place(carrier, now)
         self._trails.note(call.affinity, carrier.replica.name)
         return carrier.replica.name
 
@@ -215,25 +215,43 @@ class Boarding:
         if carrier is None or call_id not in carrier.aboard:
             return  # the replica went down in between, and its seats with it
         self._leaving -= call_id in carrier.leaving
-        rider, foreseen_s = carrier.leave(call_id, now)
+        rider = self._leave(carrier, call_id, now)
+        foreseen_s = carrier.foreseen_s(rider, now)
         if rider.tier in EXPRESS and speed_tps and foreseen_s:
             self._learn(carrier, 1.0 / (speed_tps * foreseen_s), now)
-        self._place(carrier)
-        if self._last_freed_at is not None:
-            self._pace_s += 0.1 * (now - self._last_freed_at - self._pace_s)
-        self._last_freed_at = now
+        self._place(carrier, now)
+        self.waiting.seat_freed(now)
+
+    def _leave(self, carrier: Carrier, call_id: str, now: float) -> Rider:
+        rider, seat_us = carrier.leave(call_id, now)
+        self.seat_us[rider.tier] += seat_us
+        return rider
+
+    def seat_us_so_far(self, call_id: str, replica: str, now: float) -> int:
+        """The seat-time of a call that is aboard, in microseconds."""
+        carrier = self._carriers.get(replica)
+        return carrier.seat_us_so_far(call_id, now) if carrier is not None else 0
+
+    @property
+    def busy_us(self) -> int:
+        """Time that replicas spent on calls or kept ready for them: what calls paid, will pay, and the reserve."""
+        return self._gone_busy_us + sum(carrier.time.busy_us for carrier in self._carriers.values())
+
+    @property
+    def reserve_us(self) -> int:
+        return self._gone_reserve_us + sum(carrier.time.reserve_us for carrier in self._carriers.values())
 
     # --- flex calls make way ---
 
-    def stays(self, call_id: str, replica: str) -> None:
+    def stays(self, call_id: str, replica: str, now: float) -> None:
         """The call's answer is being delivered: it can no longer be put off."""
         if (carrier := self._carriers.get(replica)) and call_id in carrier.flex:
             del carrier.flex[call_id]
-            self._place(carrier)
+            self._place(carrier, now)
 
-    def put_off(self) -> Iterator[str]:
+    def put_off(self, now: float) -> Iterator[str]:
         """Flex calls that must make way: a seat for each express call that is held, where putting off makes one."""
-        wanted = sum(len(self.queues[tier]) for tier in EXPRESS if tier in self.queues) - self._leaving
+        wanted = self.waiting.held_express - self._leaving
         if wanted <= 0 or not self._light_with_flex:
             return
         for carrier in list(islice(self._light_with_flex.values(), FLEX_LOOKED_AT)):
@@ -247,7 +265,7 @@ class Boarding:
                 carrier.leaving.add(call_id)
                 self._leaving += 1
                 yield call_id
-            self._place(carrier)
+            self._place(carrier, now)
 
     # --- doors ---
 
@@ -271,32 +289,33 @@ class Boarding:
             carrier = self._lightest_heavy() or next(full, None)
             if carrier is None:
                 break
-            self._set_light(carrier, value=True)
-            self._place(carrier)
+            self._set_light(carrier, now, value=True)
+            self._place(carrier, now)
         while self._idle_light:
             carrier = next(iter(self._idle_light.values()))
             spare = self._light_capacity - carrier.light_seats >= wanted
             if not spare and self.light_replicas <= self.max_light_replicas:
                 break
-            self._set_light(carrier, value=False)
-            self._place(carrier)
+            self._set_light(carrier, now, value=False)
+            self._place(carrier, now)
 
-    def _set_light(self, carrier: Carrier, *, value: bool) -> None:
+    def _set_light(self, carrier: Carrier, now: float, *, value: bool) -> None:
         if carrier.light != value:
+            carrier.advance(now)
             carrier.light = value
             change = 1 if value else -1
             self.light_replicas += change
             self._light_capacity += change * carrier.light_seats
 
-    def _set_open(self, carrier: Carrier, *, value: bool) -> None:
+    def _set_open(self, carrier: Carrier, now: float, *, value: bool) -> None:
         if carrier.open != value:
             carrier.open = value
             self.open_replicas += 1 if value else -1
             if not value and not carrier.express:
-                self._set_light(carrier, value=False)
-        self._place(carrier)
+                self._set_light(carrier, now, value=False)
+        self._place(carrier, now)
 
-    def _place(self, carrier: Carrier) -> None:
+    def _place(self, carrier: Carrier, now: float) -> None:
         """Put the carrier where it belongs after any change, and count what it has ready."""
         name, load = carrier.replica.name, len(carrier.aboard)
         if carrier.rows is not None:
@@ -307,7 +326,7 @@ class Boarding:
         self._ready -= carrier.ready
         carrier.ready = 0
         if carrier.light and not carrier.light_seats and not carrier.express:
-            self._set_light(carrier, value=False)
+            self._set_light(carrier, now, value=False)
         if not carrier.open:
             return
         if carrier.light:
@@ -326,56 +345,11 @@ class Boarding:
 
     # --- held calls ---
 
-    @property
-    def held(self) -> int:
-        return len(self.returned) + sum(len(queue) for queue in self.queues.values())
-
-    def is_full(self, tier: Tier) -> bool:
-        return len(self.queues[tier]) >= self.policy.tiers[tier].max_held
-
-    def hold(self, call: Call, now: float, avoid: Set[str], *, returned: bool) -> float:
-        """Keep the call waiting; returns its deadline."""
-        held = Held(call, now + self.policy.tiers[call.tier].max_hold_s, avoid)
-        if returned:
-            self.returned[call.id] = held
-        else:
-            self.queues[call.tier].push(held)
-        return held.until
-
-    def drop(self, call: Call) -> None:
-        if not self.queues[call.tier].remove(call.id):
-            self.returned.pop(call.id, None)
-
     def next_boarding(self, now: float) -> tuple[Call, str] | None:
         """The held call that boards next, and where; None while nobody can."""
-        for held in self._next_in_line():
+        for held in self.waiting.next_in_line():
             replica = self.seat(held.call, held.avoid, now)
             if replica is not None:
-                self.drop(held.call)
+                self.waiting.drop(held.call)
                 return held.call, replica
         return None
-
-    def _next_in_line(self) -> Iterator[Held]:
-        yield from self.returned.values()
-        for queue in self.queues.values():  # in the order of the policy: the fastest tier first, flex last
-            if (first := queue.first()) is not None:
-                yield first
-
-    def expired(self, now: float) -> list[Call]:
-        """Take out the held calls whose time is up."""
-        due = [held.call for held in self.returned.values() if held.until <= now]
-        for call in due:
-            del self.returned[call.id]
-        return due + [call for queue in self.queues.values() for call in queue.expired(now)]
-
-    def charge(self, call: Call, prompt_tokens: int, output_tokens: int, now: float) -> None:
-        self.queues[call.tier].charge(call.tenant, prompt_tokens + output_tokens)
-        self.allowances[call.tier].spend(call.tenant, prompt_tokens, output_tokens, now)
-
-    def allowance(self, call: Call, now: float) -> Allowance | None:
-        """What the call's tenant has left of its tier; None where there is no limit."""
-        return self.allowances[call.tier].of(call.tenant, now)
-
-    def retry_after_s(self, tier: Tier) -> int:
-        """When a seat can be hoped for, were the call to come back: the queue's length at the pace seen lately."""
-        return min(MAX_RETRY_AFTER_S, 1 + int(self._pace_s * len(self.queues[tier])))

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 
+from headway.core.fare import SeatTime
 from headway.core.feedback import Feedback
 from headway.core.types import EXPRESS, Call, Replica, Tier
 
@@ -23,7 +24,8 @@ class Rider:
 
     tier: Tier
     boarded_at: float
-    boarded_given: float  # the carrier's `given` at that moment
+    boarded_given: float  # the carrier's `given` at that moment,
+    boarded_taken: int  # and what streams of its kind had taken of its time (fare.py)
 
 
 @dataclass(slots=True)
@@ -52,6 +54,7 @@ class Carrier:
     """A replica with what is aboard."""
 
     replica: Replica
+    time: SeatTime
     caps: dict[Tier, int] = field(default_factory=dict)  # the largest batch that keeps each express tier's floor here
     light_seats: int = 0  # the largest of them: what the replica offers while it is light
     open: bool = False
@@ -85,10 +88,11 @@ class Carrier:
         return not self.express or self.prompts.has_room_for(self._reading_s(call), now)
 
     def board(self, call: Call, now: float) -> None:
-        self._advance(now)
+        self.advance(now)
         if self.express:
             self.prompts.take(self._reading_s(call), now)
-        self.aboard[call.id] = Rider(call.tier, now, self.given)
+        taken = self.time.taken(express=call.tier in EXPRESS)
+        self.aboard[call.id] = Rider(call.tier, now, self.given, taken)
         if call.tier in EXPRESS:
             self.express[call.tier] = self.express.get(call.tier, 0) + 1
         elif call.tier == "flex" and not call.was_put_off:
@@ -97,20 +101,35 @@ class Carrier:
     def _reading_s(self, call: Call) -> float:
         return call.prompt_tokens / self.replica.prompt_tps if self.replica.prompt_tps else 0.0
 
-    def leave(self, call_id: str, now: float) -> tuple[Rider, float]:
-        """Take the stream off; returns it and the seconds per token that the curve had foreseen for it."""
-        self._advance(now)
+    def leave(self, call_id: str, now: float) -> tuple[Rider, int]:
+        """Take the stream off; returns it and its seat-time in microseconds."""
+        self.advance(now)
         rider = self.aboard.pop(call_id)
+        seat_us = self.time.charge(rider.boarded_taken, express=rider.tier in EXPRESS, is_last=not self.aboard)
         self.flex.pop(call_id, None)
         self.leaving.discard(call_id)
         if rider.tier in EXPRESS:
             self.express[rider.tier] -= 1
             if not self.express[rider.tier]:
                 del self.express[rider.tier]
-        given = self.given - rider.boarded_given
-        return rider, (now - rider.boarded_at) / given if given > 0 else 0.0
+        return rider, seat_us
 
-    def _advance(self, now: float) -> None:
+    def seat_us_so_far(self, call_id: str, now: float) -> int:
+        rider = self.aboard.get(call_id)
+        if rider is None:
+            return 0
+        self.advance(now)
+        return self.time.so_far_us(rider.boarded_taken, express=rider.tier in EXPRESS)
+
+    def foreseen_s(self, rider: Rider, now: float) -> float:
+        """Seconds per token that the curve had foreseen for it until now; 0 if nothing was."""
+        given = self.given - rider.boarded_given
+        return (now - rider.boarded_at) / given if given > 0 else 0.0
+
+    def advance(self, now: float) -> None:
+        """Count the time until now as it was. Comes before every change of who is aboard, or of light and heavy."""
+        express = sum(self.express.values())
+        self.time.advance(now, express=express, others=len(self.aboard) - express, light=self.light)
         if self.aboard and self.replica.curve is not None:
             self.given += (now - self.given_at) / self.replica.curve.seconds_per_token(len(self.aboard))
         self.given_at = now

@@ -86,6 +86,13 @@ class Machine:
         """Calls that have arrived and not ended."""
         return len(self._journeys)
 
+    def seat_us(self, call_id: str, now: float) -> int:
+        """The seat-time until now of a call that is aboard, in microseconds."""
+        journey = self._journeys.get(call_id)
+        if journey is None or journey.replica is None:
+            return 0
+        return self.boarding[journey.call.model].seat_us_so_far(call_id, journey.replica, now)
+
     # --- calls ---
 
     def _arrived(self, event: Arrived, now: float, actions: list[Action]) -> None:
@@ -100,7 +107,7 @@ class Machine:
         if reason:
             self._refuse(journey, reason, now, actions)
             return
-        allowance = boarding.allowance(call, now)
+        allowance = boarding.waiting.allowance(call, now)
         if allowance is not None and allowance.is_used_up:
             self._refuse_or_downgrade(journey, "over_limit", now, actions)
         else:
@@ -108,10 +115,10 @@ class Machine:
         if call.tier in EXPRESS:
             self._settle(boarding, now, actions)
 
-    def _delivering(self, event: Delivering, _now: float, _actions: list[Action]) -> None:
+    def _delivering(self, event: Delivering, now: float, _actions: list[Action]) -> None:
         journey = self._journeys.get(event.call_id)
         if journey is not None and journey.replica is not None:
-            self.boarding[journey.call.model].stays(event.call_id, journey.replica)
+            self.boarding[journey.call.model].stays(event.call_id, journey.replica, now)
 
     def _finished(self, event: Finished, now: float, actions: list[Action]) -> None:
         self._end(event, now, actions, speed_tps=event.speed_tps)
@@ -129,7 +136,7 @@ class Machine:
         journey.replica = None
         if event.stage == "put_off":
             journey.call = replace(journey.call, was_put_off=True)
-            actions.append(Hold(event.call_id, boarding.hold(journey.call, now, journey.avoid, returned=False)))
+            actions.append(Hold(event.call_id, boarding.waiting.hold(journey.call, now, journey.avoid, returned=False)))
             self._settle(boarding, now, actions)
             return
         journey.avoid.add(failed)
@@ -148,24 +155,24 @@ class Machine:
         name, model = event.replica.name, event.replica.model
         self._model_of[name] = model
         boarding = self.boarding[model]
-        boarding.replica_up(event.replica)
-        for call_id in boarding.returned:
+        boarding.replica_up(event.replica, now)
+        for call_id in boarding.waiting.returned:
             self._journeys[call_id].avoid.discard(name)
         self._settle(boarding, now, actions)
 
-    def _replica_suspect(self, event: ReplicaSuspect, _now: float, _actions: list[Action]) -> None:
+    def _replica_suspect(self, event: ReplicaSuspect, now: float, _actions: list[Action]) -> None:
         if model := self._model_of.get(event.name):
-            self.boarding[model].replica_suspect(event.name)
+            self.boarding[model].replica_suspect(event.name, now)
 
-    def _replica_down(self, event: ReplicaDown, _now: float, actions: list[Action]) -> None:
+    def _replica_down(self, event: ReplicaDown, now: float, actions: list[Action]) -> None:
         if model := self._model_of.pop(event.name, None):
-            actions.extend(Cut(call_id) for call_id in self.boarding[model].replica_down(event.name))
+            actions.extend(Cut(call_id) for call_id in self.boarding[model].replica_down(event.name, now))
 
     # --- time and shutdown ---
 
     def _ticked(self, _event: Ticked, now: float, actions: list[Action]) -> None:
         for boarding in self.boarding.values():
-            for call in boarding.expired(now):
+            for call in boarding.waiting.expired(now):
                 reason: RefusalReason = "hold_timeout" if boarding.open_replicas else "no_replica"
                 self._refuse_or_downgrade(self._journeys[call.id], reason, now, actions)
             self._settle(boarding, now, actions)
@@ -184,10 +191,10 @@ class Machine:
         journey.replica = boarding.seat(call, journey.avoid, now)
         if journey.replica is not None:
             actions.append(Board(call.id, journey.replica, call.tier))
-        elif boarding.is_full(call.tier) and not returned:
+        elif boarding.waiting.is_full(call.tier) and not returned:
             self._refuse_or_downgrade(journey, "full", now, actions)
         else:
-            actions.append(Hold(call.id, boarding.hold(call, now, journey.avoid, returned=returned)))
+            actions.append(Hold(call.id, boarding.waiting.hold(call, now, journey.avoid, returned=returned)))
 
     def _settle(self, boarding: Boarding, now: float, actions: list[Action]) -> None:
         """After anything that can free a seat or change what is wanted: set the doors, then board who can."""
@@ -196,7 +203,7 @@ class Machine:
             call, replica = boarded
             self._journeys[call.id].replica = replica
             actions.append(Board(call.id, replica, call.tier))
-        actions.extend(PutOff(call_id) for call_id in boarding.put_off())
+        actions.extend(PutOff(call_id) for call_id in boarding.put_off(now))
 
     def _refuse_or_downgrade(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
         if journey.call.tier not in EXPRESS or not journey.call.falls_back:
@@ -212,8 +219,8 @@ class Machine:
         self._no_longer_express(journey, now)
         del self._journeys[journey.call.id]
         boarding = self.boarding[journey.call.model]
-        retry_after_s = boarding.retry_after_s(journey.call.tier)
-        if reason == "over_limit" and (allowance := boarding.allowance(journey.call, now)):
+        retry_after_s = boarding.waiting.retry_after_s(journey.call.tier)
+        if reason == "over_limit" and (allowance := boarding.waiting.allowance(journey.call, now)):
             retry_after_s = allowance.retry_after_s
         actions.append(Refuse(journey.call.id, reason, retry_after_s))
 
@@ -222,9 +229,9 @@ class Machine:
         if journey is None:
             return  # it ended before: the last word of a call may come twice
         boarding = self.boarding[journey.call.model]
-        boarding.charge(journey.call, event.prompt_tokens, event.output_tokens, now)
+        boarding.waiting.charge(journey.call, event.prompt_tokens, event.output_tokens, now)
         if journey.replica is None:
-            boarding.drop(journey.call)
+            boarding.waiting.drop(journey.call)
         else:
             boarding.free(event.call_id, journey.replica, now, speed_tps)
         self._no_longer_express(journey, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from headway.core.machine import Machine
@@ -68,10 +68,19 @@ class _Seats(Collector):
             "headway_replica_open", "1 while a replica takes calls.", labels=("model", "replica")
         )
         held = GaugeMetricFamily("headway_held", "Calls waiting for a seat.", labels=("model",))
+        seat_time = CounterMetricFamily(
+            "headway_seat_seconds",
+            "Time of replicas, shared out among the calls it was spent on, by tier served; `reserve` is what was kept "
+            "ready for express calls. The sum is the time replicas were busy, but for calls still aboard.",
+            labels=("model", "tier"),
+        )
         for name, model in self._replicas.items():
             boarding = self._machine.boarding[model]
             aboard.add_metric((model, name), boarding.aboard(name))
             is_open.add_metric((model, name), float(boarding.is_open(name)))
         for model, boarding in self._machine.boarding.items():
-            held.add_metric((model,), boarding.held)
-        return iter((aboard, is_open, held))
+            held.add_metric((model,), boarding.waiting.held)
+            for tier, seat_us in boarding.seat_us.items():
+                seat_time.add_metric((model, tier), seat_us / 1e6)
+            seat_time.add_metric((model, "reserve"), boarding.reserve_us / 1e6)
+        return iter((aboard, is_open, held, seat_time))

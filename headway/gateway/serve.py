@@ -233,7 +233,7 @@ class Gateway:
                 self._stop_deadline(trip)
                 self._tick_at(until, trip)
             case Downgrade(reason=reason):
-                trip.served = Served(trip.served.asked, "standard", reason)
+                trip.served = Served(trip.served.asked, "standard", reason, seat_us=trip.served.seat_us)
             case Cut():
                 trip.cut()
             case PutOff():
@@ -255,7 +255,8 @@ class Gateway:
         call = request.call
         now, boarding = self._clock(), self.machine.boarding[call.model]
         floor_tps = boarding.policy.tiers[call.tier].floor_tps
-        served = Served(call.tier, call.tier, None, floor_tps, boarding.allowance(call, now))
+        served = Served(call.tier, call.tier, None, floor_tps, boarding.waiting.allowance(call, now))
+        served.seat_us = lambda: self.machine.seat_us(call.id, self._clock())
         trip = _Trip(call, served, now, asyncio.get_running_loop().create_future())
         self._trips[call.id] = trip
         request.meter.served = served

@@ -77,13 +77,13 @@ def test_beyond_max_held_calls_are_refused_at_once() -> None:
 def test_retry_after_grows_with_the_queue_and_the_pace() -> None:
     m = machine(1, max_held=2)
     arrive(m, "a", "b", "c")
-    quick = m.boarding["m"].retry_after_s("standard")
+    quick = m.boarding["m"].waiting.retry_after_s("standard")
     for second in (10.0, 20.0, 30.0):
         m.step(Left(f"x{second}"), second)
     m.step(Finished("a", 1, 1), 10.0)
     m.step(Finished("b", 1, 1), 60.0)
     arrive(m, "d", "e", now=60.0)
-    assert m.boarding["m"].retry_after_s("standard") > quick
+    assert m.boarding["m"].waiting.retry_after_s("standard") > quick
 
 
 def test_a_client_that_leaves_while_held_takes_no_seat() -> None:

@@ -214,6 +214,21 @@ class Walk(RuleBasedStateMachine):
         assert boarding._leaving == len(self.being_put_off)
 
     @invariant()
+    def seat_time_is_conserved(self) -> None:
+        """What calls that left have paid, what those aboard owe, and the reserve are what replicas were busy."""
+        boarding = self.machine.boarding["m"]
+        for name in self.seats:
+            if (carrier := boarding.carrier(name)) is not None:
+                carrier.advance(self.now)
+        aboard = [call_id for call_id, replica in self.where.items() if replica is not None]
+        owed_us = sum(self.machine.seat_us(call_id, self.now) for call_id in aboard)
+        accounted_us = sum(boarding.seat_us.values()) + boarding.reserve_us + owed_us
+        missing_us = boarding.busy_us - accounted_us
+        assert abs(missing_us) <= 2 * len(self.seats) + len(aboard), f"{missing_us} us"
+        if not aboard:
+            assert missing_us == 0
+
+    @invariant()
     def nobody_waits_past_the_deadline(self) -> None:
         assert all(until > self.now for until in self.deadline.values())
 
@@ -241,7 +256,7 @@ class Walk(RuleBasedStateMachine):
         boarding = self.machine.boarding["m"]
         present = sum(self.tier[call_id] in EXPRESS for call_id in self.where)
         assert boarding._reserve.present == present
-        assert boarding.held == len(self.deadline)
+        assert boarding.waiting.held == len(self.deadline)
 
 
 TestWalk = Walk.TestCase

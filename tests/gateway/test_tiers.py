@@ -67,6 +67,9 @@ async def test_fast_is_served_and_proved() -> None:
         proof = chunks[-1].usage.headway  # type: ignore[union-attr]
         assert proof["kept"] is True
         assert 20 < proof["tokens_per_second"] < 210
+        assert 30 * 0.005 < proof["seat_seconds"] < 10  # alone, it pays for every second
+        page = here.gateway.metrics.page().decode()
+        assert 'headway_seat_seconds_total{model="scripted",tier="fast"}' in page
         message = await here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=30, speed="fast")
         assert message.usage.speed == "fast"
 

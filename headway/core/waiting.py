@@ -1,0 +1,84 @@
+"""The calls of one model that wait for a seat, who of them is next, and what each tenant may still have.
+
+Knows the order: those whose engine failed them first, then tier by tier in the policy's order, within a tier by
+fairness. Which seats there are is boarding.py's business.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Set
+
+from headway.core.allowance import Allowance, Allowances
+from headway.core.fairness import FairQueue, Held
+from headway.core.types import EXPRESS, Call, ModelPolicy, Tier
+
+MAX_RETRY_AFTER_S = 60
+
+
+class WaitingRoom:
+    def __init__(self, policy: ModelPolicy) -> None:
+        self.returned: OrderedDict[str, Held] = OrderedDict()  # those whose engine failed: before all others
+        self._tiers = policy.tiers
+        self._queues = {tier: FairQueue() for tier in policy.tiers}
+        self._allowances = {tier: Allowances(tier_policy.limit) for tier, tier_policy in policy.tiers.items()}
+        self._pace_s = 1.0  # smoothed time between two seats coming free
+        self._last_freed_at: float | None = None
+
+    @property
+    def held(self) -> int:
+        return len(self.returned) + sum(len(queue) for queue in self._queues.values())
+
+    @property
+    def held_express(self) -> int:
+        return sum(len(self._queues[tier]) for tier in EXPRESS if tier in self._queues)
+
+    def is_full(self, tier: Tier) -> bool:
+        return len(self._queues[tier]) >= self._tiers[tier].max_held
+
+    def hold(self, call: Call, now: float, avoid: Set[str], *, returned: bool) -> float:
+        """Keep the call waiting; returns its deadline."""
+        held = Held(call, now + self._tiers[call.tier].max_hold_s, avoid)
+        if returned:
+            self.returned[call.id] = held
+        else:
+            self._queues[call.tier].push(held)
+        return held.until
+
+    def drop(self, call: Call) -> None:
+        if not self._queues[call.tier].remove(call.id):
+            self.returned.pop(call.id, None)
+
+    def next_in_line(self) -> Iterator[Held]:
+        yield from self.returned.values()
+        for queue in self._queues.values():  # in the order of the policy: the fastest tier first, flex last
+            if (first := queue.first()) is not None:
+                yield first
+
+    def expired(self, now: float) -> list[Call]:
+        """Take out the held calls whose time is up."""
+        due = [held.call for held in self.returned.values() if held.until <= now]
+        for call in due:
+            del self.returned[call.id]
+        return due + [call for queue in self._queues.values() for call in queue.expired(now)]
+
+    # --- what tenants were served ---
+
+    def charge(self, call: Call, prompt_tokens: int, output_tokens: int, now: float) -> None:
+        self._queues[call.tier].charge(call.tenant, prompt_tokens + output_tokens)
+        self._allowances[call.tier].spend(call.tenant, prompt_tokens, output_tokens, now)
+
+    def allowance(self, call: Call, now: float) -> Allowance | None:
+        """What the call's tenant has left of its tier; None where there is no limit."""
+        return self._allowances[call.tier].of(call.tenant, now)
+
+    # --- when to come again ---
+
+    def seat_freed(self, now: float) -> None:
+        if self._last_freed_at is not None:
+            self._pace_s += 0.1 * (now - self._last_freed_at - self._pace_s)
+        self._last_freed_at = now
+
+    def retry_after_s(self, tier: Tier) -> int:
+        """When a seat can be hoped for, were the call to come back: the queue's length at the pace seen lately."""
+        return min(MAX_RETRY_AFTER_S, 1 + int(self._pace_s * len(self._queues[tier])))

@@ -19,7 +19,6 @@ from rich.table import Table
 from streams import Stream, call, chat_request, gateway
 
 from headway.bench.calibrate import SpeedPoint, calibrate, nearly_all_got
-from headway.core.curve import DEFAULT_MARGIN, fit
 from headway.engines.http import EnginePool, fetch
 from headway.engines.vllm import read_metrics
 from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
@@ -29,7 +28,6 @@ console = Console(width=110)
 SEATS, STANDARD_STREAMS = 64, 96  # a full replica and more: while one replica is light, the others wait
 LIGHT_STREAMS = 2  # the batch the floor is made for
 FAST_TOKENS, STANDARD_TOKENS = 48, 96
-MEASURED_STREAMS = 60  # from which the floor is taken
 MIN_KEPT, MIN_RATIO, GOAL_RATIO, MIN_IN_FLIGHT = 0.99, 2.0, 2.5, 48
 QUESTIONS = [f"What is {a} plus {b}, and why?" for a in range(2, 7) for b in (3, 11, 20, 45)]
 
@@ -71,22 +69,19 @@ async def load(url: str, request: bytes, streams: int):  # type: ignore[no-untyp
 
 
 async def measure_curve(light: str, heavy: str, into: Measured) -> None:
-    """What a light engine gives beside a full one, as it will be; the floor is what every stream measured has kept."""
+    """What a light engine gives beside a full one, as it will be. The floor is twice what a stream of the full one gets:
+    the least that is worth a name of its own."""
     request = chat_request(MODEL_NAME, FAST_TOKENS)
     async with load(heavy, chat_request(MODEL_NAME, STANDARD_TOKENS), SEATS) as full:
         await asyncio.sleep(15)
         into.prompt_tps = (await calibrate(light, MODEL_NAME, 1, lambda _: None)).prompt_tps
-        for batch, rounds in ((1, 12), (LIGHT_STREAMS, MEASURED_STREAMS // LIGHT_STREAMS), (8, 2)):
+        for batch, rounds in ((1, 12), (LIGHT_STREAMS, 12), (8, 3)):
             speeds: list[float] = []
             for _ in range(rounds):
                 speeds += [s.speed_tps for s in await asyncio.gather(*[call(light, request) for _ in range(batch)])]
             into.points.append((batch, nearly_all_got(speeds)))
-            if batch == LIGHT_STREAMS:
-                slowest_tps = min(speeds)
         into.points.append((SEATS, nearly_all_got([s.speed_tps for s in full])))
-    curve = fit([(batch, 1 / tps) for batch, tps in into.points])
-    promised_tps = min(slowest_tps, curve.speed_tps(LIGHT_STREAMS)) / (1 + DEFAULT_MARGIN)
-    into.floor_tps = round(promised_tps - 0.05, 1)
+        into.floor_tps = round(MIN_RATIO * statistics.median(s.speed_tps for s in full), 1)
 
 
 async def throughput(done: list[Stream], seconds: float) -> float:

@@ -120,7 +120,6 @@ class Gateway:
                 request.meter.served = trip.served
                 try:
                     await self._carry(trip, request, engine, client)  # engines/http.py -> relay.py -> api/server.py
-                    self.tell(Finished(request.call.id, *request.meter.usage(), self._engine_speed_tps(request)))
                     trip.outcome = "finished"
                 except EngineFailed as failure:
                     await self._report(trip, engine, client, failure)  # raises what no other engine can mend
@@ -196,6 +195,11 @@ class Gateway:
 
     def _leave(self, trip: _Trip, request: Request) -> None:
         """The last word of every call. One that leaves in the middle keeps its seat until its engine has let go."""
+        if trip.outcome == "left" and request.streaming and request.meter.complete:
+            trip.outcome = "finished"  # many clients hang up at the last event, before the stream is closed
+        if trip.outcome == "finished":
+            self.tell(Finished(trip.call.id, *request.meter.usage(), self._engine_speed_tps(request)))
+            return
         left = Left(trip.call.id, *request.meter.usage())
         if trip.outcome == "left" and trip.seated_at is not None and not self._stopped:
             asyncio.get_running_loop().call_later(LETTING_GO_S, self._let_go, left)

@@ -203,3 +203,15 @@ async def test_neither_prompts_nor_keys_are_written_down(tmp_path: Path) -> None
             assert "lost replica" in output
             assert secret not in output
             assert secret not in record.read_text()
+
+
+async def test_a_client_that_hangs_up_at_the_last_event_was_served() -> None:
+    async with running(STEADY) as engine, running_gateway(config_for([engine])) as here:
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writer.write(post("/v1/chat/completions", SHORT))
+            await asyncio.wait_for(reader.readuntil(b"[DONE]"), 10)
+            writer.transport.abort()
+        await here.until_empty()
+        page = here.gateway.metrics.page().decode()
+        assert 'headway_calls_total{model="scripted",outcome="finished",tier="standard"} 20.0' in page

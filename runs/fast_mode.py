@@ -69,8 +69,8 @@ async def load(url: str, request: bytes, streams: int):  # type: ignore[no-untyp
 
 
 async def measure_curve(light: str, heavy: str, into: Measured) -> None:
-    """What a light engine gives beside a full one, as it will be. The floor is twice what a stream of the full one gets:
-    the least that is worth a name of its own."""
+    """What a light engine gives beside a full one, as it will be. The floor is twice what a stream of the full one
+    gets: the least that is worth a name of its own."""
     request = chat_request(MODEL_NAME, FAST_TOKENS)
     async with load(heavy, chat_request(MODEL_NAME, STANDARD_TOKENS), SEATS) as full:
         await asyncio.sleep(15)

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from headway import __version__
 from headway.bench.calibrate import batches_for, calibrate
+from headway.bench.fares import fare_table, read_frontier, suggested_floors, write_tiers
 from headway.config import load
 from headway.core.curve import fit
 from headway.demo import prepare_demo, run_demo
@@ -118,6 +119,43 @@ def calibrate_engine(
     console.print(table)
     line = ", ".join(f"[{batch}, {tps:.2f}]" for batch, tps in measured.points)
     console.print(f"curve = [{line}]\nprompt_tps = {measured.prompt_tps:.0f}.0", markup=False, highlight=False)
+
+
+@app.command(
+    epilog="Example: `headway fares bench.json --cost-per-hour 2.5 --fast 75 --write headway.toml --model my-model`"
+)
+def fares(
+    bench: Annotated[Path, typer.Argument(help="The bench.json of `headway bench`.")],
+    cost_per_hour: Annotated[float, typer.Option(min=0, help="What a replica costs in an hour, in any currency.")],
+    floor: Annotated[list[float] | None, typer.Option(help="A floor to quote; may be given again.")] = None,
+    fast: Annotated[float | None, typer.Option(help="The floor of the tier `fast`.")] = None,
+    ultrafast: Annotated[float | None, typer.Option(help="The floor of the tier `ultrafast`.")] = None,
+    write: Annotated[Path | None, typer.Option(help="Write these two tiers into this headway.toml.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model in it whose tiers they are.")] = None,
+    force: Annotated[bool, typer.Option(help="Quote floors also where prices explode.")] = False,
+) -> None:
+    """What each floor costs: batch, speed and price multiple, from a measured frontier."""
+    points = read_frontier(bench)
+    tiers = {name: tps for name, tps in (("fast", fast), ("ultrafast", ultrafast)) if tps is not None}
+    floors_tps = sorted({*(floor or ()), *tiers.values()}) or suggested_floors(points)
+    quoted = {
+        fare.floor_tps: fare
+        for fare in fare_table(points, cost_per_hour=cost_per_hour, floors_tps=floors_tps, force=force)
+    }
+    table = Table("floor, tok/s", "streams", "tok/s each", "tok/s in all", "price multiple", "of repeats", "per Mtok")
+    for fare in quoted.values():
+        spread = f"{fare.lowest_multiple:.2f} .. {fare.highest_multiple:.2f}"
+        table.add_row(
+            f"{fare.floor_tps:g}", str(fare.streams), f"{fare.stream_tps:.1f}", f"{fare.replica_tps:.0f}",
+            f"{fare.multiple:.2f}", spread, f"{fare.cost_per_mtok:.3f}",
+        )  # fmt: skip
+    console.print(table)
+    console.print("For comparison: two labs charge 2 and 6 times the price for up to 2.5 times the speed.")
+    if write is not None:
+        if model is None or not tiers:
+            raise SetupError("--write needs --model, and --fast or --ultrafast to say which floors shall be offered.")
+        write_tiers(write, model, {name: quoted[tps] for name, tps in tiers.items()})
+        console.print(f"[green]{write} offers {', '.join(tiers)} for {model}.[/green] `headway check` looks it over.")
 
 
 @app.command(epilog="Example: `headway serve --record run.jsonl`, then `headway replay run.jsonl`")

@@ -111,8 +111,8 @@ class Failed:
 
 @dataclass(slots=True)
 class Left:
-    """The call ended in any other way than Finished: the client is gone, or what was begun cannot be mended. What it was
-    served until then counts as served."""
+    """The call ended in any other way than Finished: the client is gone, or what was begun cannot be mended. What it
+    was served until then counts as served."""
 
     call_id: str
     prompt_tokens: int = 0

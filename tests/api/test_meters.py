@@ -187,13 +187,14 @@ def test_usage_of_whole_answers() -> None:
 
 def test_the_proof_says_what_was_asked_served_measured_and_kept() -> None:
     meter = OpenAIMeter(wants_usage=True, wants_continuous_usage=False)
-    meter.served = Served("fast", "fast", None, 0.5)
+    meter.served = Served("fast", "fast", None, 0.5, seat_us=lambda: 1_250_000)
     tokens = [token("x", n + 1).encode() for n in range(20)]
     last = LAST.replace('"completion_tokens":7', '"completion_tokens":20').encode()
     got = payloads(through(meter, [FIRST.encode(), *tokens, last]))
     assert got[0]["service_tier"] == got[-1]["service_tier"] == "fast"
     proof: dict[str, Any] = {"tier_asked": "fast", "tier_served": "fast", "reason": None}
     proof |= {"tokens_per_second": 0.95, "floor_tokens_per_second": 0.5, "kept": True}  # 19 tokens in 20 s
+    proof["seat_seconds"] = 1.25
     assert got[-1]["usage"]["headway"] == proof
     meter.served = Served("fast", "fast", None, 2.0)
     assert meter.served.proof(20, meter.speed_tps())["kept"] is False

@@ -15,6 +15,10 @@ from rich.table import Table
 
 from headway import __version__
 from headway.bench.calibrate import batches_for, calibrate
+from headway.bench.load import Load
+from headway.bench.report import frontier_table, require_pictures, run_in_words, write_report
+from headway.bench.sweep import Plan, sweep
+from headway.bench.sweep import write as write_rows
 from headway.config import load
 from headway.core.curve import fit
 from headway.demo import prepare_demo, run_demo
@@ -118,6 +122,40 @@ def calibrate_engine(
     console.print(table)
     line = ", ".join(f"[{batch}, {tps:.2f}]" for batch, tps in measured.points)
     console.print(f"curve = [{line}]\nprompt_tps = {measured.prompt_tps:.0f}.0", markup=False, highlight=False)
+
+
+@app.command(epilog="Example: `headway bench http://127.0.0.1:8001 --model my-model --seats 64 --out bench`")
+def bench(
+    url: Annotated[str, typer.Argument(help="An engine or a gateway that is idle otherwise.")],
+    model: Annotated[str, typer.Option(help="The model's name, as the server has it.")],
+    seats: Annotated[
+        int, typer.Option(help="How many streams it carries at once; measured to half as many more.")
+    ] = 64,
+    quick: Annotated[bool, typer.Option(help="Only the three points a curve is fitted to, once each.")] = False,
+    repeats: Annotated[int, typer.Option(help="How often each point is measured; quick: once.")] = 3,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt, about.")] = 128,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
+    out: Annotated[Path, typer.Option(help="The folder for bench.json, curve.toml and the report.")] = Path("bench"),
+) -> None:
+    """Measure a server from one stream to past saturation: its frontier, its curve, and a report to look at."""
+    require_pictures()
+    plan = Plan(seats, prompt_tokens, output_tokens, 1 if quick else repeats, quick=quick)
+    with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
+        bar = progress.add_task("prompts", total=len(plan.order()))
+
+        def show(streams: int, run: Load | None) -> None:
+            if run is None:
+                progress.update(bar, description=f"{streams} streams")
+            else:
+                progress.advance(bar)
+                progress.console.print(f"{streams:>5} streams: {run_in_words(run)}", highlight=False, soft_wrap=True)
+
+        found = uvloop.run(sweep(url, model, plan, show))
+    write_rows(found, out)
+    write_report(found, out)
+    console.print(frontier_table(found))
+    console.print(found.config_lines(), markup=False, highlight=False, soft_wrap=True, end="")
+    console.print(f"{out / 'report.html'} shows it.", markup=False, highlight=False)
 
 
 @app.command(epilog="Example: `headway serve --record run.jsonl`, then `headway replay run.jsonl`")

@@ -135,6 +135,9 @@ def bench(
     repeats: Annotated[int, typer.Option(help="How often each point is measured; quick: once.")] = 3,
     prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt, about.")] = 128,
     output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
+    key: Annotated[
+        str | None, typer.Option(envvar="HEADWAY_KEY", help="A key, where the gateway asks for one.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="The folder for bench.json, curve.toml and the report.")] = Path("bench"),
 ) -> None:
     """Measure a server from one stream to past saturation: its frontier, its curve, and a report to look at."""
@@ -150,7 +153,7 @@ def bench(
                 progress.advance(bar)
                 progress.console.print(f"{streams:>5} streams: {run_in_words(run)}", highlight=False, soft_wrap=True)
 
-        found = uvloop.run(sweep(url, model, plan, show))
+        found = uvloop.run(sweep(url, model, plan, show, key))
     write_rows(found, out)
     write_report(found, out)
     console.print(frontier_table(found))

@@ -167,16 +167,17 @@ def _number_at(data: bytes, start: int) -> int:
 class Client:
     """Makes calls to one model behind one URL, over as many connections as there are calls at once."""
 
-    def __init__(self, url: str, model: str, seed: int = 0) -> None:
+    def __init__(self, url: str, model: str, key: str | None = None, seed: int = 0) -> None:
         parts = urlsplit(url)
         self.model = model
         self.prompts = Prompts(seed)
         self._host, self._tls = parts.hostname or "", parts.scheme == "https"
         self._port = parts.port or (443 if self._tls else 80)
         authority = f"[{self._host}]" if ":" in self._host else self._host
+        identity = f"authorization: Bearer {key}\r\n" if key else ""
         self._head = (
             f"POST {parts.path.rstrip('/')}/v1/chat/completions HTTP/1.1\r\nhost: {authority}:{self._port}\r\n"
-            "content-type: application/json\r\ncontent-length: "
+            f"{identity}content-type: application/json\r\ncontent-length: "
         ).encode()
         self._idle: list[_Connection] = []
 

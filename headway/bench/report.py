@@ -78,7 +78,7 @@ HEAD = (
 
 
 def table_rows(found: Sweep) -> list[tuple[str, ...]]:
-    fit, best_tps = found.fit(), max(point.output_tps for point in found.points)
+    fit, best_tps = found.fit(), _cheapest(found).output_tps
     rows: list[tuple[str, ...]] = []
     for point, row in zip(found.points, found.rows(), strict=True):
         off = "fitted" if point.streams in fit.through else ""
@@ -156,7 +156,8 @@ def _fit_in_words(fit: Fit) -> str:
 
 
 def _cheapest(found: Sweep) -> Point:
-    return max(found.points, key=lambda point: point.output_tps)
+    """Within the seats: past them callers only wait longer."""
+    return max(found.within_seats(), key=lambda point: point.output_tps)
 
 
 def picture(found: Sweep) -> Spec:
@@ -182,7 +183,12 @@ def picture(found: Sweep) -> Spec:
         "resolve": APART,
         "vconcat": [
             _frontier(found),
-            {"spacing": 30, "resolve": APART, "hconcat": [_first_tokens(found), _price_of_speed(found)]},
+            {
+                "spacing": 90,
+                "bounds": "flush",
+                "resolve": APART,
+                "hconcat": [_first_tokens(found), _price_of_speed(found)],
+            },
         ],
     }
 
@@ -260,8 +266,10 @@ def _price_of_speed(found: Sweep) -> Spec:
         {"speed": point.speed_tps / cheap.speed_tps, "cost": cheap.output_tps / point.output_tps}
         | {"label": str(point.streams)}
         for point in sorted(found.points, key=lambda point: point.speed_tps)
-        if point.speed_tps >= cheap.speed_tps
+        if point.speed_tps >= cheap.speed_tps and point.streams <= found.plan.seats
     ]
+    # The line leaves out what is both slower and dearer than another point.
+    best = [row for row in rows if not any(o["speed"] > row["speed"] and o["cost"] <= row["cost"] for o in rows)]
     labs: Rows = [{"from": 1, "speed": LAB_SPEED, "cost": cost, "label": f"labs charge {cost}x"} for cost in LAB_PRICES]
     most = max([LAB_SPEED * 1.25, *(row["speed"] for row in rows)])
     x = _axis(
@@ -279,7 +287,7 @@ def _price_of_speed(found: Sweep) -> Spec:
         "layer": [
             _layer(labs, dashed, x={**x, "field": "from"}, x2={"field": "speed"}, y=y),
             _layer(labs, {**words, "align": "left", "dx": 6, "color": ORANGE}, x=x, y=y, text={"field": "label"}),
-            _layer(rows, {"type": "line", "color": BLUE, "strokeWidth": 2}, x=x, y=y, order={"field": "speed"}),
+            _layer(best, {"type": "line", "color": BLUE, "strokeWidth": 2}, x=x, y=y, order={"field": "speed"}),
             _layer(rows, {**DOT, "color": BLUE}, x=x, y=y),
             _layer(rows, {**words, "align": "right", "dx": -8, "dy": -9}, x=x, y=y, text={"field": "label"}),
         ],

@@ -160,11 +160,13 @@ def write(found: Sweep, folder: Path) -> None:
     (folder / "curve.toml").write_text(found.config_lines(), encoding="utf-8")
 
 
-async def sweep(url: str, model: str, plan: Plan, on_run: Callable[[int, Load | None], None]) -> Sweep:
+async def sweep(
+    url: str, model: str, plan: Plan, on_run: Callable[[int, Load | None], None], key: str | None = None
+) -> Sweep:
     """Measure; `on_run` hears the number of streams before each run, and with what was measured after it."""
     points = {streams: Point(streams) for streams in plan.streams}
     found = Sweep(model, plan, list(points.values()))
-    client = Client(url, model, seed=int(time.time()))  # a cache may still know the prompts of the last time
+    client = Client(url, model, key, seed=int(time.time()))  # a cache may still know the prompts of the last time
     try:
         found.prompt_tps = await _prompt_tps(client)
         for streams in plan.order():

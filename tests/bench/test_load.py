@@ -158,3 +158,8 @@ def test_no_two_prompts_begin_alike() -> None:
     texts = [prompts.text(100) for _ in range(200)]
     assert len({text.split()[0] for text in texts}) == 200
     assert all(95 <= len(text.split()) <= 100 for text in texts)
+
+
+def test_a_key_is_shown() -> None:
+    assert b"\r\nauthorization: Bearer k1\r\n" in Client("http://x", "m", "k1").request(8, 4)[0]
+    assert b"authorization" not in Client("http://x", "m").request(8, 4)[0]

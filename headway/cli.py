@@ -16,6 +16,10 @@ from rich.table import Table
 from headway import __version__
 from headway.bench.calibrate import batches_for, calibrate
 from headway.bench.fares import fare_table, read_frontier, suggested_floors, write_tiers
+from headway.bench.load import Load
+from headway.bench.report import frontier_table, require_pictures, run_in_words, write_report
+from headway.bench.sweep import Plan, sweep
+from headway.bench.sweep import write as write_rows
 from headway.config import load
 from headway.core.curve import fit
 from headway.demo import prepare_demo, run_demo
@@ -121,11 +125,48 @@ def calibrate_engine(
     console.print(f"curve = [{line}]\nprompt_tps = {measured.prompt_tps:.0f}.0", markup=False, highlight=False)
 
 
+@app.command(epilog="Example: `headway bench http://127.0.0.1:8001 --model my-model --seats 64 --out bench`")
+def bench(
+    url: Annotated[str, typer.Argument(help="An engine or a gateway that is idle otherwise.")],
+    model: Annotated[str, typer.Option(help="The model's name, as the server has it.")],
+    seats: Annotated[
+        int, typer.Option(help="How many streams it carries at once; measured to half as many more.")
+    ] = 64,
+    quick: Annotated[bool, typer.Option(help="Only the three points a curve is fitted to, once each.")] = False,
+    repeats: Annotated[int, typer.Option(help="How often each point is measured; quick: once.")] = 3,
+    prompt_tokens: Annotated[int, typer.Option(help="Tokens of each prompt, about.")] = 128,
+    output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
+    key: Annotated[
+        str | None, typer.Option(envvar="HEADWAY_KEY", help="A key, where the gateway asks for one.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder for bench.json, curve.toml and the report.")] = Path("bench"),
+) -> None:
+    """Measure a server from one stream to past saturation: its frontier, its curve, and a report to look at."""
+    require_pictures()
+    plan = Plan(seats, prompt_tokens, output_tokens, 1 if quick else repeats, quick=quick)
+    with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
+        bar = progress.add_task("prompts", total=len(plan.order()))
+
+        def show(streams: int, run: Load | None) -> None:
+            if run is None:
+                progress.update(bar, description=f"{streams} streams")
+            else:
+                progress.advance(bar)
+                progress.console.print(f"{streams:>5} streams: {run_in_words(run)}", highlight=False, soft_wrap=True)
+
+        found = uvloop.run(sweep(url, model, plan, show, key))
+    write_rows(found, out)
+    write_report(found, out)
+    console.print(frontier_table(found))
+    console.print(found.config_lines(), markup=False, highlight=False, soft_wrap=True, end="")
+    console.print(f"{out / 'report.html'} shows it.", markup=False, highlight=False)
+
+
 @app.command(
     epilog="Example: `headway fares bench.json --cost-per-hour 2.5 --fast 75 --write headway.toml --model my-model`"
 )
 def fares(
-    bench: Annotated[Path, typer.Argument(help="The bench.json of `headway bench`.")],
+    bench_json: Annotated[Path, typer.Argument(help="What `headway bench` wrote.")],
     cost_per_hour: Annotated[float, typer.Option(min=0, help="What a replica costs in an hour, in any currency.")],
     floor: Annotated[list[float] | None, typer.Option(help="A floor to quote; may be given again.")] = None,
     fast: Annotated[float | None, typer.Option(help="The floor of the tier `fast`.")] = None,
@@ -135,7 +176,7 @@ def fares(
     force: Annotated[bool, typer.Option(help="Quote floors also where prices explode.")] = False,
 ) -> None:
     """What each floor costs: batch, speed and price multiple, from a measured frontier."""
-    points = read_frontier(bench)
+    points = read_frontier(bench_json)
     tiers = {name: tps for name, tps in (("fast", fast), ("ultrafast", ultrafast)) if tps is not None}
     floors_tps = sorted({*(floor or ()), *tiers.values()}) or suggested_floors(points)
     quoted = {

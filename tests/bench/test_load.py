@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+
+from headway.bench.client import Call, Client, Prompts
+from headway.bench.load import Arrival, Load, bursts, closed_loop, open_loop, poisson, quantile
+from headway.engines.scripted import Faults, Script, running
+from headway.errors import SetupError
+from tests.bench.mock_process import mock_engine
+
+pytestmark = pytest.mark.anyio
+
+TOKENS, FIRST_MS = 64, 500.0
+ATTEMPTS = 3  # other work on the box only ever adds time: one clean attempt tells what the generator reports
+
+
+@pytest.mark.parametrize(("streams", "step_ms"), [(1, 10.0), (16, 10.0), (64, 20.0), (256, 40.0)])
+async def test_what_is_programmed_is_reported(streams: int, step_ms: float) -> None:
+    # A stream's first token comes between two steps of the others, half a step before the next on average; alone, it
+    # begins a step. (The script's token times are exact, so this is known and not the generator's to hide.)
+    between_steps = 0.5 if streams > 1 else 0.0
+    tpot_ms = step_ms * (TOKENS - 1 + between_steps) / (TOKENS - 1)
+    measured = []
+    with mock_engine(FIRST_MS, f"1:{step_ms}") as url:
+        for _ in range(ATTEMPTS):
+            client = Client(url, "scripted")
+            load = await closed_loop(client, streams, 32, TOKENS, max(1, 4 // streams))
+            client.close()
+            assert len(load.complete) == len(load.calls) >= streams
+            ttft = 1e3 * statistics.median(call.ttft_s for call in load.complete) / FIRST_MS
+            tpot = 1e3 * statistics.median(call.tpot_s for call in load.complete) / tpot_ms
+            if abs(ttft - 1) < 0.01 and abs(tpot - 1) < 0.01:
+                return
+            lag_ms = 1e3 * quantile(load.lags_s, 0.99)
+            measured.append(f"TTFT {ttft:.4f}, TPOT {tpot:.4f} of the programmed; lag p99 {lag_ms:.2f} ms")
+    pytest.fail("; ".join(measured))
+
+
+async def test_throughput_is_that_of_full_load() -> None:
+    """Nothing of the slow start or of the end is in it: 8 streams, each (first + 15 steps) for 16 tokens."""
+    async with running(Script(model="m", first_token_s=0.1, step_s=((1, 0.02),))) as engine:
+        client = Client(engine.url, "m")
+        load = await closed_loop(client, 8, 16, 16, 3)
+        client.close()
+    assert load.output_tps == pytest.approx(8 * 16 / 0.41, rel=0.08)
+    assert engine.record()["highest_running"] == 8
+
+
+async def test_latency_counts_from_the_schedule() -> None:
+    """One seat, 0.2 s per call, a call each 0.1 s: the last caller waits for all before, though the seat is quick."""
+    async with running(Script(model="m", first_token_s=0.1, step_s=((1, 0.05),), max_num_seqs=1)) as engine:
+        client = Client(engine.url, "m")
+        load = await open_loop(client, [Arrival(0.1 * number, 8, 3) for number in range(10)], warm_up_s=0.05)
+        client.close()
+    waits = [call.ttft_s for call in load.calls]
+    assert len(waits) == 9  # the first was warm-up
+    assert waits == sorted(waits)
+    assert waits[-1] == pytest.approx(9 * 0.2 - 0.9 + 0.1, rel=0.1)
+    assert all(0 <= call.sent_at - call.scheduled_at < 0.05 for call in load.calls)
+
+
+async def test_a_client_that_is_the_bottleneck_says_so() -> None:
+    async with running(Script(model="m")) as engine:
+        client = Client(engine.url, "m")
+        measuring = asyncio.create_task(open_loop(client, poisson(50, 1.0, 8, 4)))
+        while not measuring.done():
+            await asyncio.sleep(0.02)
+            time.sleep(0.05)  # what a busy client does to itself
+        client.close()
+    problems = " ".join(measuring.result().problems())
+    assert "late to read" in problems
+    assert "late to send" in problems
+
+
+def test_a_run_of_failures_is_invalid() -> None:
+    good = Call(0.0, 2, first_at=0.5, last_at=0.6, tokens=2, first_tokens=1)
+    assert Load([good], lags_s=[0.0005]).problems() == []
+    assert Load([good, Call(0.0, 2, error="gone")], lags_s=[0.0]).problems() == ["1 calls failed: gone"]
+    assert Load([], lags_s=[0.0]).problems() == ["no call was answered"]
+
+
+async def test_a_refused_call_is_made_again_and_its_time_goes_on() -> None:
+    async with running(Script(model="m")) as engine:
+        engine.faults = Faults(refuse=True)
+        client = Client(engine.url, "m")
+        measuring = asyncio.create_task(closed_loop(client, 1, 8, 4))
+        await asyncio.sleep(0.25)
+        engine.faults = Faults()
+        load = await measuring
+        assert [call.refusals for call in load.calls] == [0]
+        with pytest.raises(SetupError, match="status 404"):
+            await closed_loop(Client(engine.url, "another"), 1, 8, 4)
+
+
+@asynccontextmanager
+async def answering(pieces: list[bytes], pause_s: float) -> AsyncIterator[str]:
+    """A server that answers anything with these pieces, each written by itself."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        for piece in pieces:
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+        writer.write(b"0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+def event(tokens: int) -> bytes:
+    usage = b'"usage":{"prompt_tokens":31,"total_tokens":%d,"completion_tokens":%d,"completion_tokens_details":null}'
+    return b'data: {"choices":[],' + usage % (31 + tokens, tokens) + b"}\n\n"
+
+
+async def test_tokens_are_the_servers_count_and_not_the_pieces() -> None:
+    """A role without a token, pieces of four, an event cut within its count, and a closing that is no token."""
+    cut = event(12)
+    middle = cut.index(b"12,") + 1
+    pieces = [event(0), event(4), event(8), cut[:middle], cut[middle:], event(12), b"data: [DONE]\n\n"]
+    async with answering(pieces, 0.05) as url:
+        client, call, heard = Client(url, "m"), Call(time.perf_counter(), 12), []
+        await client.make(call, client.request(8, 12), lambda at, tokens: heard.append(tokens))
+        client.close()
+    assert (call.error, call.tokens, call.first_tokens, call.prompt_tokens) == ("", 12, 4, 31)
+    assert heard == [4, 4, 4]
+    assert call.tpot_s == (call.last_at - call.first_at) / 8
+    assert call.last_at - call.first_at >= 3 * 0.05 - 0.005
+    assert time.perf_counter() - call.last_at >= 2 * 0.05 - 0.005  # what closes the answer is no token
+
+
+async def test_a_server_that_counts_only_at_the_end_is_not_measured() -> None:
+    async with answering([b'data: {"choices":[]}\n\n', event(12)], 0.0) as url:
+        with pytest.raises(SetupError, match="continuous_usage_stats"):
+            await closed_loop(Client(url, "m"), 1, 8, 12)
+
+
+def test_arrivals_have_the_rate_and_the_bursts_asked_for() -> None:
+    for variation in (1.0, 4.0):
+        times = [arrival.at_s for arrival in bursts(50, variation, 2000, 8, 4, seed=3)]
+        gaps = [later - earlier for earlier, later in pairwise(times)]
+        assert len(times) / 2000 == pytest.approx(50, rel=0.1)
+        assert statistics.stdev(gaps) / statistics.mean(gaps) == pytest.approx(variation, rel=0.1)
+
+
+def test_no_two_prompts_begin_alike() -> None:
+    prompts = Prompts()
+    texts = [prompts.text(100) for _ in range(200)]
+    assert len({text.split()[0] for text in texts}) == 200
+    assert all(95 <= len(text.split()) <= 100 for text in texts)
+
+
+def test_a_key_is_shown() -> None:
+    assert b"\r\nauthorization: Bearer k1\r\n" in Client("http://x", "m", "k1").request(8, 4)[0]
+    assert b"authorization" not in Client("http://x", "m").request(8, 4)[0]

@@ -50,6 +50,7 @@ async def test_throughput_is_that_of_full_load() -> None:
         load = await closed_loop(client, 8, 16, 16, 3)
         client.close()
     assert load.output_tps == pytest.approx(8 * 16 / 0.41, rel=0.08)
+    assert load.prompt_tps == pytest.approx(8 * (15 + 4) / 0.41, rel=0.15)  # 15 words and what a template adds
     assert engine.record()["highest_running"] == 8
 
 

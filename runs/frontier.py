@@ -25,8 +25,7 @@ FOLDER = Path("build/frontier")
 def give_the_worker_its_core(engine: int) -> None:
     """What computes has core 0 to itself; vLLM's other processes, one of which spins, and this client have core 1.
 
-    Left to the kernel, one of them is now and then beside the worker for seconds, and a batch of 16 looks slower than
-    one of 32.
+    Left to the kernel, one of them may be beside the worker for seconds at a time: then a point is not the engine's.
     """
     os.sched_setaffinity(0, {1})
     for process in group_members(engine):

@@ -197,6 +197,7 @@ class Client:
 
     async def make(self, call: Call, request: list[bytes], on_tokens: Callable[[float, int], None]) -> None:
         """Send now, return when the answer has ended; `on_tokens` hears when tokens come, and how many."""
+        call.status = 0
         call.sent_at = time.perf_counter()  # what comes now, a connection included, is not the client's delay
         connection = self._take_idle()
         try:

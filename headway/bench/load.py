@@ -23,8 +23,8 @@ from math import ceil
 from headway.bench.client import Call, Client
 from headway.errors import SetupError
 
-CALL_TIMEOUT_S = 900.0
-TRY_AGAIN_S = 0.1  # after a refusal
+CALL_TIMEOUT_S = 600.0
+TRY_AGAIN_S = 0.5  # after a refusal: often enough to take a free seat, too seldom to be a load of its own
 REFUSALS = (429, 503)
 LAG_INTERVAL_S = 0.01
 # A reading that is late by this share of a token's time no longer tells tokens apart.
@@ -49,6 +49,7 @@ class Load:
     began_at: float = 0.0
     ended_at: float = 0.0
     tokens: int = 0  # that came in the window, of whichever call
+    prompt_tokens: int = 0  # of the calls whose first token came in the window
     lags_s: list[float] = field(default_factory=list)  # how late this process read, all the time
     open_loop: bool = False
 
@@ -62,8 +63,7 @@ class Load:
 
     @property
     def prompt_tps(self) -> float:
-        read = sum(call.prompt_tokens for call in self.complete if call.first_at <= self.ended_at)
-        return read / max(1e-9, self.ended_at - self.began_at)
+        return self.prompt_tokens / max(1e-9, self.ended_at - self.began_at)
 
     def problems(self) -> list[str]:
         """Why these figures are not the server's; empty for a valid run."""
@@ -212,7 +212,7 @@ class _ClosedLoop:
         request = self._client.request(prompt_tokens, output_tokens)
         call = Call(time.perf_counter(), output_tokens)
         await _make(self._client, call, request, self._load)
-        while call.status in REFUSALS and not self._end.is_set():
+        while call.status in REFUSALS and time.perf_counter() - call.scheduled_at < CALL_TIMEOUT_S:
             # Its caller still waits: the time goes on from when it was first to be made.
             await asyncio.sleep(TRY_AGAIN_S)
             call.refusals += 1
@@ -244,6 +244,8 @@ async def _make(client: Client, call: Call, request: list[bytes], load: Load) ->
     def note(at: float, tokens: int) -> None:
         if 0 < load.began_at <= at and not load.ended_at:
             load.tokens += tokens
+            if call.tokens == 0:  # so far
+                load.prompt_tokens += call.prompt_tokens
 
     try:
         async with asyncio.timeout(CALL_TIMEOUT_S):

@@ -279,6 +279,7 @@ def _price_of_speed(found: Sweep) -> Spec:
     y = _logarithmic("cost", "times the cost of a token", [row["cost"] for row in [*rows, *labs]])
     subtitle = f"By streams; dashed: what labs charge for up to {LAB_SPEED}x"
     words = {"type": "text", "fontSize": 12}
+    over = {"align": "left", "dy": -8, "color": ORANGE}
     dashed = {"type": "rule", "color": ORANGE, "strokeDash": [6, 4], "strokeWidth": 2}
     return {
         "title": {"text": "The price of speed", "subtitle": subtitle},
@@ -286,7 +287,7 @@ def _price_of_speed(found: Sweep) -> Spec:
         "height": 280,
         "layer": [
             _layer(labs, dashed, x={**x, "field": "from"}, x2={"field": "speed"}, y=y),
-            _layer(labs, {**words, "align": "left", "dx": 6, "color": ORANGE}, x=x, y=y, text={"field": "label"}),
+            _layer(labs, {**words, **over}, x={**x, "field": "from"}, y=y, text={"field": "label"}),
             _layer(best, {"type": "line", "color": BLUE, "strokeWidth": 2}, x=x, y=y, order={"field": "speed"}),
             _layer(rows, {**DOT, "color": BLUE}, x=x, y=y),
             _layer(rows, {**words, "align": "right", "dx": -8, "dy": -9}, x=x, y=y, text={"field": "label"}),

@@ -14,6 +14,7 @@ from headway.bench.load import Arrival, Load, bursts, closed_loop, open_loop, po
 from headway.engines.scripted import Faults, Script, running
 from headway.errors import SetupError
 from tests.bench.mock_process import mock_engine
+from tests.running import MODEL, config_for, running_gateway
 
 pytestmark = pytest.mark.anyio
 
@@ -50,7 +51,20 @@ async def test_throughput_is_that_of_full_load() -> None:
         load = await closed_loop(client, 8, 16, 16, 3)
         client.close()
     assert load.output_tps == pytest.approx(8 * 16 / 0.41, rel=0.08)
+    assert load.prompt_tps == pytest.approx(8 * (15 + 4) / 0.41, rel=0.15)  # 15 words and what a template adds
     assert engine.record()["highest_running"] == 8
+
+
+async def test_a_gateway_is_measured_as_an_engine_is() -> None:
+    script = Script(model=MODEL, first_token_s=0.1, step_s=((1, 0.02),))
+    async with running(script) as engine, running_gateway(config_for([engine])) as gateway:
+        client = Client(gateway.url, MODEL)
+        load = await closed_loop(client, 4, 16, 16)
+        client.close()
+        await gateway.until_empty()
+    assert not [call.error for call in load.calls if call.error]
+    assert {call.tokens for call in load.calls} == {16}
+    assert statistics.median(call.tpot_s for call in load.calls) == pytest.approx(0.02, rel=0.1)
 
 
 async def test_latency_counts_from_the_schedule() -> None:

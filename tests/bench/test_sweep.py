@@ -28,7 +28,7 @@ def load(streams: int, *, first_s: float = 0.2, tokens: int = 64, lag_s: float =
     """What a server on CURVE gives: every slot's call, and the window in which they were made."""
     took_s = first_s + (tokens - 1) * CURVE.seconds_per_token(min(streams, 64)) * slower
     calls = [Call(0.0, tokens, 0.0, first_s, took_s, 130, tokens, first_tokens=1) for _ in range(streams)]
-    return Load(calls, 0.0, took_s, streams * tokens, [lag_s])
+    return Load(calls, 0.0, took_s, streams * tokens, streams * 130, [lag_s])
 
 
 def measured(repeats: int = 2) -> Sweep:

@@ -3,8 +3,9 @@
 Nothing of Headway depends on it. All that is installed is pinned with its hash (runs/peers-litellm.txt). What is set
 is what LiteLLM's page on production recommends, without what costs it time: one uvicorn worker on uvloop (its default
 on Linux), LITELLM_LOG=ERROR, LITELLM_MODE=PRODUCTION, set_verbose and json_logs off, no database, no Redis, no master
-key, no callbacks, no retries, no telemetry. `disable_streaming_logging` is not recommended there; it can only spare it
-work. The engine is reached by its provider for vLLM, `hosted_vllm`. Its output, a line per call, goes to /dev/null.
+key, no callbacks, no telemetry; retries as it has them by default. `disable_streaming_logging` is not recommended
+there; it can only spare it work. The engine is reached by its provider for vLLM, `hosted_vllm`. What it prints, a line
+per call, goes to /dev/null.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ model_list:
     litellm_params: {{model: hosted_vllm/{model}, api_base: "{engine_url}/v1", api_key: none}}
 litellm_settings:
   request_timeout: 600
-  num_retries: 0
   set_verbose: false
   json_logs: false
   telemetry: false

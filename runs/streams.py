@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,7 +131,7 @@ def cpu_seconds(pid: int) -> float:
 def scripted(port: int, *, model: str, first_token_ms: float, step_ms: str, seats: int) -> Iterator[int]:
     command = [sys.executable, "-m", "headway", "mock-engine", "--port", str(port), "--model", model]
     command += ["--first-token-ms", str(first_token_ms), "--step-ms", step_ms, "--max-num-seqs", str(seats)]
-    with _process(command, f"http://127.0.0.1:{port}/health") as pid:
+    with process(command, f"http://127.0.0.1:{port}/health") as pid:
         yield pid
 
 
@@ -152,18 +152,18 @@ def gateway(
     config = folder / f"gateway-{port}.toml"
     config.write_text(f'[gateway]\nport = {port}\n{timing}\n[[models]]\nname = "{model}"\n{tiers}\n{replicas}')
     command = [sys.executable, "-m", "headway", "serve", "--config", str(config)]
-    with _process(command, f"http://127.0.0.1:{port}/ready") as pid:
+    with process(command, f"http://127.0.0.1:{port}/ready") as pid:
         yield pid
 
 
 @contextmanager
-def _process(command: list[str], ready_url: str) -> Iterator[int]:
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ) as process:
+def process(command: list[str], ready_url: str, env: Mapping[str, str] = os.environ) -> Iterator[int]:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env) as started:
         try:
-            _wait_for(ready_url, process)
-            yield process.pid
+            _wait_for(ready_url, started)
+            yield started.pid
         finally:
-            process.terminate()
+            started.terminate()
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:

@@ -2,7 +2,8 @@
 
 Times per token are GuideLLM's `inter_token_latency_ms`, (last - first) / (tokens - 1) of each call, which is what
 Headway measures where a piece is one token, as here; its `time_per_output_token_ms` counts the first token too. Both
-take the median over the calls, leave out the first call of each slot, and spread the slots over a generation's time.
+take the median over the calls and spread the slots over a generation's time. Headway leaves out the first call of each
+slot; GuideLLM is told to, and how many calls it counts is printed, because at 32 streams it counts more than that.
 The engine is a third witness: its record says how long it took from first to last token, and how many streams it had.
 
 The engine's steps take as long for 4 streams as for 8, and for 16 as for 32: how many are at their prompts at a time,
@@ -123,7 +124,7 @@ def guidellm(command: Path, tokenizer: Path, url: str, streams: int) -> Turn:
 
 
 def read_report(report: dict[str, Any]) -> Turn:
-    """GuideLLM's own medians, over the calls since its warm-up."""
+    """GuideLLM's own medians, over the calls it counts."""
     metrics = report["benchmarks"][0]["metrics"]
     first, between = metrics["time_to_first_token_ms"]["successful"], metrics["inter_token_latency_ms"]["successful"]
     totals = metrics["request_totals"]

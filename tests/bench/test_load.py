@@ -43,13 +43,15 @@ async def test_what_the_engine_did_is_reported(streams: int) -> None:
 
 
 async def test_throughput_is_that_of_full_load() -> None:
-    """Nothing of the slow start or of the end is in it: 8 streams, each (first + 15 steps) for 16 tokens."""
+    """Nothing of the slow start or of the end is in it: as many tokens as 8 streams get in the time each call takes."""
     async with running(Script(model="m", first_token_s=0.1, step_s=((1, 0.02),))) as engine:
         client = Client(engine.url, "m")
         load = await closed_loop(client, 8, 16, 16, 3)
         client.close()
-    assert load.output_tps == pytest.approx(8 * 16 / 0.41, rel=0.08)
-    assert load.prompt_tps == pytest.approx(8 * (15 + 4) / 0.41, rel=0.15)  # 15 words and what a template adds
+    took_s = statistics.mean(call.latency_s for call in load.complete)
+    assert took_s >= 0.1 + 15 * 0.02
+    assert load.output_tps == pytest.approx(8 * 16 / took_s, rel=0.08)
+    assert load.prompt_tps == pytest.approx(8 * (15 + 4) / took_s, rel=0.15)  # 15 words and what a template adds
     assert engine.record()["highest_running"] == 8
 
 
@@ -62,7 +64,9 @@ async def test_a_gateway_is_measured_as_an_engine_is() -> None:
         await gateway.until_empty()
     assert not [call.error for call in load.calls if call.error]
     assert {call.tokens for call in load.calls} == {16}
-    assert statistics.median(call.tpot_s for call in load.calls) == pytest.approx(0.02, rel=0.1)
+    by_engine = [(one.ended_s - one.first_token_s) / 15 for one in engine.record()["requests"].values()
+                 if one.tokens_sent == 16]  # fmt: skip
+    assert statistics.median(call.tpot_s for call in load.calls) == pytest.approx(statistics.median(by_engine), rel=0.1)
 
 
 async def test_latency_counts_from_the_schedule() -> None:
@@ -74,8 +78,9 @@ async def test_latency_counts_from_the_schedule() -> None:
     waits = [call.ttft_s for call in load.calls]
     assert len(waits) == 9  # the first was warm-up
     assert waits == sorted(waits)
-    assert waits[-1] == pytest.approx(9 * 0.2 - 0.9 + 0.1, rel=0.1)
-    assert all(0 <= call.sent_at - call.scheduled_at < 0.05 for call in load.calls)
+    # On a busy box it waits longer. Counted from when the seat was free it would be 0.1 s, from sending hardly more.
+    assert waits[-1] >= 9 * 0.2 - 0.9 + 0.1 - 0.01
+    assert all(call.sent_at >= call.scheduled_at for call in load.calls)
 
 
 async def test_a_client_that_is_the_bottleneck_says_so() -> None:

@@ -19,7 +19,7 @@ async def test_a_scripted_curve_is_measured() -> None:
     points = measured.points
     assert seen == [batch for batch, _ in points] == [1, 4, 16]
     for batch, tps in points:  # an engine on a busy box may be slower than its script, not faster
-        assert 0.6 / script.step_time_s(batch) < tps < 1.1 / script.step_time_s(batch)
+        assert 0.3 / script.step_time_s(batch) < tps < 1.1 / script.step_time_s(batch)
     curve = fit([(batch, 1 / tps) for batch, tps in points])
     assert curve.speed_tps(1) > curve.speed_tps(4) > curve.speed_tps(16)
 

@@ -106,8 +106,10 @@ def test_openai_errors(gateway: GatewayProcess) -> None:
     assert refused.value.param == "priority"
     with pytest.raises(openai.BadRequestError, match="max_model_len"):  # the engine's own words
         gateway.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=20_000)
-    with pytest.raises(openai.BadRequestError, match="fast"):
-        gateway.openai.chat.completions.create(model=MODEL, messages=ASK, service_tier="fast")
+    with pytest.raises(openai.BadRequestError, match="not offered at `ultrafast`"):
+        gateway.openai.chat.completions.create(
+            model=MODEL, messages=ASK, max_tokens=5, extra_body={"service_tier": "ultrafast"}
+        )
     with pytest.raises(openai.BadRequestError):
         gateway.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=20_000, stream=True)
 
@@ -158,7 +160,7 @@ def test_anthropic_errors(gateway: GatewayProcess) -> None:
         gateway.anthropic.messages.create(model="claude-x", messages=ASK, max_tokens=4)
     assert "not_found_error" in str(missing.value.body)
     with pytest.raises(anthropic.BadRequestError, match="speed"):
-        gateway.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=4, speed="fast")
+        gateway.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=5, extra_body={"speed": "warp"})
     with pytest.raises(anthropic.BadRequestError) as said:  # the engine's own words, in this dialect's form
         gateway.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=20_000)
     assert "invalid_request_error" in str(said.value.body)
@@ -250,10 +252,12 @@ def test_an_engine_that_stands_still_is_found_and_its_call_served_elsewhere(
     try:
         answers: list[Any] = []
 
-        def call() -> None:
-            answers.append(gateway.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=8))
+        def call(name: str) -> None:
+            ask: Any = [{"role": "user", "content": f"{name} stood still. Count to five."}]
+            answers.append(gateway.openai.chat.completions.create(model=MODEL, messages=ask, max_tokens=8))
 
-        callers = [threading.Thread(target=call) for _ in range(2)]  # one boards each replica
+        # One boards each replica: they begin differently, so nothing draws them to the same one.
+        callers = [threading.Thread(target=call, args=(name,)) for name in ("Ann", "Ben")]
         for caller in callers:
             caller.start()
         wait_until("the engine is taken out", lambda: gateway.open_replicas() == 1, 20)
@@ -272,8 +276,10 @@ def test_an_engine_killed_in_the_middle(gateway: GatewayProcess, engines: list[E
     outcomes: list[str] = []
 
     def stream_chat(number: int) -> None:
+        # Calls that begin alike would go to the same engine while loads are nearly alike.
+        ask: Any = [{"role": "user", "content": f"{number} is where you begin to count."}]
         stream = gateway.openai.chat.completions.create(
-            model=MODEL, messages=ASK, max_tokens=150, stream=True, extra_body=ENDLESS
+            model=MODEL, messages=ask, max_tokens=150, stream=True, extra_body=ENDLESS
         )
         finish_reason = None
         try:

@@ -118,7 +118,9 @@ class Carrier:
         rider = self.aboard.get(call_id)
         if rider is None:
             return 0
-        self.advance(now)
+        # Not `advance`: asking must not touch what decisions are made from, or a replayed run, in which nobody asks,
+        # could decide otherwise.
+        self._count_time(now)
         return self.time.so_far_us(rider.boarded_taken, express=rider.tier in EXPRESS)
 
     def foreseen_s(self, rider: Rider, now: float) -> float:
@@ -128,11 +130,14 @@ class Carrier:
 
     def advance(self, now: float) -> None:
         """Count the time until now as it was. Comes before every change of who is aboard, or of light and heavy."""
-        express = sum(self.express.values())
-        self.time.advance(now, express=express, others=len(self.aboard) - express, light=self.light)
+        self._count_time(now)
         if self.aboard and self.replica.curve is not None:
             self.given += (now - self.given_at) / self.replica.curve.seconds_per_token(len(self.aboard))
         self.given_at = now
+
+    def _count_time(self, now: float) -> None:
+        express = sum(self.express.values())
+        self.time.advance(now, express=express, others=len(self.aboard) - express, light=self.light)
 
 
 class Rows:

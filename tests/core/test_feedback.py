@@ -68,6 +68,22 @@ def test_the_company_a_stream_had_is_not_held_against_the_replica() -> None:
     assert carrier.feedback.slowness == pytest.approx(1.0)
 
 
+def test_asking_for_seat_time_changes_no_decision() -> None:
+    """A replayed run is not asked, and must come to the same figures to the last bit."""
+    asked, replayed = machine(), machine()
+    for m in (asked, replayed):
+        arrive(m, "f", "fast", 0.1)
+    for number in range(1, 50):
+        asked.seat_us("f", 0.1 + number * 0.0137)
+    for m in (asked, replayed):
+        m.step(Finished("f", 1, 50, 90.0), 1.0)
+    one, other = asked.boarding["m"].carrier("r0"), replayed.boarding["m"].carrier("r0")
+    assert one is not None
+    assert other is not None
+    assert one.given == other.given
+    assert one.feedback.slowness == other.feedback.slowness
+
+
 def test_one_slow_stream_moves_the_estimate_little_and_slow_ones_pull_harder_than_fast_ones() -> None:
     feedback = Feedback()
     feedback.observe(20.0, now=0.0)

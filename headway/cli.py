@@ -121,8 +121,7 @@ def calibrate_engine(
         ratio = floor_tps / curve.speed_tps(seats)
         table.add_row(f"{floor_tps:.1f}", f"{ratio:.2f}", str(curve.largest_batch(floor_tps, seats)))
     console.print(table)
-    line = ", ".join(f"[{batch}, {tps:.2f}]" for batch, tps in measured.points)
-    console.print(f"curve = [{line}]\nprompt_tps = {measured.prompt_tps:.0f}.0", markup=False, highlight=False)
+    console.print(measured.config_lines(), markup=False, highlight=False, soft_wrap=True, end="")
 
 
 @app.command(epilog="Example: `headway bench http://127.0.0.1:8001 --model my-model --seats 64 --out bench`")

@@ -17,14 +17,13 @@ from typing import Any
 
 import msgspec
 
-from headway.bench.calibrate import batches_for, nearly_all_got
+from headway.bench.calibrate import Calibration, batches_for, measure_prompts, nearly_all_got
 from headway.bench.client import Call, Client
 from headway.bench.load import Load, closed_loop, quantile
 from headway.core.curve import Curve, fit
 from headway.errors import SetupError
 
 CALLS_PER_RUN = 6  # at least, in each repeat of a point
-LONG_PROMPT_TOKENS = 600
 PAST_SATURATION = 1.5
 SHARES = {"p90": 0.9, "p99": 0.99}
 
@@ -146,8 +145,7 @@ class Sweep:
         slow = [
             (point.streams, nearly_all_got([1 / call.tpot_s for call in point.calls])) for point in self.within_seats()
         ]
-        curve = ", ".join(f"[{streams}, {tps:.2f}]" for streams, tps in slow)
-        return f"curve = [{curve}]\nprompt_tps = {self.prompt_tps:.0f}.0\n"
+        return Calibration(slow, self.prompt_tps).config_lines()
 
     def rows(self) -> list[dict[str, Any]]:
         return [_row(self, point) for point in self.points]
@@ -168,7 +166,7 @@ async def sweep(
     found = Sweep(model, plan, list(points.values()))
     client = Client(url, model, key, seed=int(time.time()))  # a cache may still know the prompts of the last time
     try:
-        found.prompt_tps = await _prompt_tps(client)
+        found.prompt_tps = await measure_prompts(client)
         for streams in plan.order():
             on_run(streams, None)
             generations = ceil(CALLS_PER_RUN / streams)
@@ -180,19 +178,6 @@ async def sweep(
     finally:
         client.close()
     return found
-
-
-async def _prompt_tps(client: Client) -> float:
-    """Tokens of a long prompt per second until its answer's first: the slowest of three, the first being warm-up."""
-    speeds = []
-    for _ in range(4):
-        request = client.request(LONG_PROMPT_TOKENS, 2)
-        call = Call(time.perf_counter(), 2)
-        await client.make(call, request, lambda _at, _tokens: None)
-        if call.error:
-            raise SetupError(f"The server cannot be measured: {call.error}")
-        speeds.append(call.prompt_tokens / call.ttft_s)
-    return min(speeds[1:])
 
 
 def _row(found: Sweep, point: Point) -> dict[str, Any]:

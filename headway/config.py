@@ -164,13 +164,9 @@ class SpeculationTable(_Table):
         """TOML has arrays where the type has tuples."""
         if not isinstance(ranges, list):
             return ranges
-        rows = [tuple(one) for one in ranges if isinstance(one, list)]
+        rows = [tuple(one) if isinstance(one, list) else () for one in ranges]
         whole = all(len(one) == 3 and all(isinstance(part, int) for part in one) for one in rows)
-        if (
-            len(rows) != len(ranges)
-            or not whole
-            or any(not 1 <= one[0] <= one[1] or not 0 <= one[2] <= 16 for one in rows)
-        ):
+        if not whole or any(not 1 <= one[0] <= one[1] or not 0 <= one[2] <= 16 for one in rows):
             raise ValueError("must be like [[1, 8, 4], [9, 64, 0]]: from and to how many streams, tokens guessed")
         return rows
 

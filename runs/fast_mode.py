@@ -18,7 +18,8 @@ from rich.progress import Progress
 from rich.table import Table
 from streams import Stream, call, chat_request, gateway
 
-from headway.bench.calibrate import SpeedPoint, calibrate, nearly_all_got
+from headway.bench.calibrate import SpeedPoint, measure_prompts, nearly_all_got
+from headway.bench.client import Client
 from headway.engines.http import EnginePool, fetch
 from headway.engines.vllm import read_metrics
 from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
@@ -76,7 +77,9 @@ async def measure_curve(light: str, heavy: str, into: Measured) -> None:
     request = chat_request(MODEL_NAME, FAST_TOKENS)
     async with load(heavy, chat_request(MODEL_NAME, STANDARD_TOKENS), SEATS) as full:
         await asyncio.sleep(15)
-        into.prompt_tps = (await calibrate(light, MODEL_NAME, 1, lambda _: None)).prompt_tps
+        client = Client(light, MODEL_NAME, seed=int(time.time()))
+        into.prompt_tps = await measure_prompts(client)
+        client.close()
         for batch, rounds in ((1, 12), (LIGHT_STREAMS, 12), (8, 3)):
             speeds: list[float] = []
             for _ in range(rounds):

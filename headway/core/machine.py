@@ -135,7 +135,6 @@ class Machine:
         boarding.free(journey.call.id, failed, now)
         journey.replica = None
         if event.stage == "put_off":
-            journey.call = replace(journey.call, was_put_off=True)
             actions.append(Hold(event.call_id, boarding.waiting.hold(journey.call, now, journey.avoid, returned=False)))
             self._settle(boarding, now, actions)
             return
@@ -203,7 +202,10 @@ class Machine:
             call, replica = boarded
             self._journeys[call.id].replica = replica
             actions.append(Board(call.id, replica, call.tier))
-        actions.extend(PutOff(call_id) for call_id in boarding.put_off(now))
+        for call_id in boarding.put_off(now):
+            journey = self._journeys[call_id]
+            journey.call = replace(journey.call, was_put_off=True)  # also if its replica fails before it lets go
+            actions.append(PutOff(call_id))
 
     def _refuse_or_downgrade(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
         if journey.call.tier not in EXPRESS or not journey.call.falls_back:

@@ -21,6 +21,7 @@ from headway.core.types import (
     PutOff,
     Refuse,
     Replica,
+    ReplicaSuspect,
     ReplicaUp,
     Ticked,
 )
@@ -144,6 +145,18 @@ def test_a_call_is_put_off_once_and_never_when_its_answer_has_begun() -> None:
     m.step(Left("f"), 1.2)
     m.step(Ticked(), 8.0)
     assert loads(m) == [2]
+    assert arrive(m, "g", "fast", 9.0) == [Hold("g", until=11.0)]
+
+
+def test_a_call_whose_replica_fails_while_it_makes_way_is_not_put_off_again() -> None:
+    m = machine(replicas=1, seats=2)
+    board_many(m, 2, "flex")
+    m.step(Delivering("flex1"), 0.5)
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), PutOff("flex0")]
+    m.step(ReplicaSuspect("r0"), 1.1)
+    m.step(Failed("flex0", "connect"), 1.1)
+    m.step(Left("f"), 1.2)
+    assert m.step(ReplicaUp(Replica("r0", "m", 2, CURVE)), 8.0) == [Board("flex0", "r0", "flex")]
     assert arrive(m, "g", "fast", 9.0) == [Hold("g", until=11.0)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
@@ -259,5 +260,5 @@ class Walk(RuleBasedStateMachine):
         assert boarding.waiting.held == len(self.deadline)
 
 
-TestWalk = Walk.TestCase
+TestWalk = pytest.mark.timeout(600 + EXAMPLES // 10)(Walk.TestCase)  # what it finds must have the time to be made small
 TestWalk.settings = settings(max_examples=EXAMPLES, stateful_step_count=60, deadline=None)

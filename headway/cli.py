@@ -20,6 +20,7 @@ from headway.bench.load import Load
 from headway.bench.report import frontier_table, require_pictures, run_in_words, write_report
 from headway.bench.sweep import Plan, sweep
 from headway.bench.sweep import write as write_rows
+from headway.cli_books import bill, keys_app, ledger_app
 from headway.config import load
 from headway.core.curve import fit
 from headway.demo import prepare_demo, run_demo
@@ -36,6 +37,9 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     help="Headway: fast mode for the models you run yourself, in front of vLLM.",
 )
+app.add_typer(keys_app, name="keys")
+app.add_typer(ledger_app, name="ledger")
+app.command(epilog="Example: `headway bill --by key,tier --format csv`")(bill)
 console = Console()
 complaints = Console(stderr=True)
 

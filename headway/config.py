@@ -30,7 +30,7 @@ class _Table(BaseModel):
 class GatewayTable(_Table):
     """Where Headway listens, and what it accepts."""
 
-    host: str = Field("127.0.0.1", description="Address to listen on. Any but loopback needs `key_hashes`.")
+    host: str = Field("127.0.0.1", description="Address to listen on. Any but loopback needs keys.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     key_hashes: list[Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]] = Field(
         [],
@@ -55,14 +55,43 @@ class GatewayTable(_Table):
         300.0, ge=0, le=86_400, description="After SIGTERM, running streams have this long to end."
     )
 
-    @model_validator(mode="after")
-    def _keys_beyond_loopback(self) -> GatewayTable:
-        if not self.key_hashes and not _is_loopback(self.host):
-            raise ValueError(
-                f"host {self.host!r} can be reached from elsewhere and there are no keys: "
-                'set host = "127.0.0.1", or add key_hashes'
-            )
-        return self
+
+class LedgerTable(_Table):
+    """The books: keys, budgets, and an entry for everything that costs. Without this table nothing is billed."""
+
+    store: Annotated[str, StringConstraints(pattern=r"^(sqlite:///.+|postgres(ql)?://.+)$")] = Field(
+        description="Where entries and keys are kept: `sqlite:///books.db` on one box, "
+        "`postgresql://user@host/name` for several."
+    )
+    spool: str = Field(
+        "spool",
+        description="A directory on a local disk, one for each gateway: entries are safe here before an answer ends, "
+        "and stay until the store has them.",
+    )
+    spool_bytes: int = Field(
+        2**30,
+        ge=64 * 2**10,
+        le=2**40,
+        description="How much the spool may hold while the store is away; beyond, new calls are refused with 503.",
+    )
+    key_cache_s: float = Field(
+        3600.0, ge=1, le=7 * 86_400, description="How long keys are believed while the store is away."
+    )
+    secret: str | None = Field(
+        None,
+        description="A file with the secret that signs the local copy of the keys and keeps tenants apart in the "
+        "engines' caches. The same for all gateways of an engine; made beside the spool where none is named.",
+    )
+
+
+class PriceTable(_Table):
+    """What standard costs, in the owner's currency; other tiers cost their multiple of it."""
+
+    input: Annotated[float, Field(ge=0, le=1_000_000)] = Field(description="A million prompt tokens.")
+    output: Annotated[float, Field(ge=0, le=1_000_000)] = Field(description="A million output tokens.")
+    replica_hour: Annotated[float, Field(ge=0, le=1_000_000)] | None = Field(
+        None, description="What an hour of one replica costs the owner: `headway bill` shows the margin then."
+    )
 
 
 class TierTable(_Table):
@@ -206,6 +235,14 @@ class ModelTable(_Table):
         0.5, ge=0, le=1, description="The part of its replicas whose doors stay open to standard calls."
     )
     replicas: list[ReplicaTable] = Field(min_length=1, description="The engines that serve it.")
+    price: PriceTable | None = Field(None, description="What it costs; nothing where there is no price.")
+    max_output_tokens: int = Field(
+        4096,
+        ge=1,
+        le=2**20,
+        description="The longest answer to a call that sets no limit itself, where its key has a budget: "
+        "the most a call can cost must be known before it is served.",
+    )
     engine: EngineTable | None = Field(None, description="How they are started, for `headway engine`.")
 
     @model_validator(mode="after")
@@ -227,7 +264,18 @@ class Config(_Table):
     """The whole of headway.toml."""
 
     gateway: GatewayTable = Field(default_factory=GatewayTable, description="The endpoint itself.")
+    ledger: LedgerTable | None = Field(None, description="Keys, budgets and bills.")
     models: list[ModelTable] = Field(min_length=1, description="What is served.")
+
+    @model_validator(mode="after")
+    def _keys_beyond_loopback(self) -> Config:
+        host = self.gateway.host
+        if not self.gateway.key_hashes and self.ledger is None and not _is_loopback(host):
+            raise ValueError(
+                f"gateway.host {host!r} can be reached from elsewhere and there are no keys: "
+                'set host = "127.0.0.1", add key_hashes, or keep a ledger'
+            )
+        return self
 
     @model_validator(mode="after")
     def _names_and_urls_once(self) -> Config:

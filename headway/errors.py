@@ -6,6 +6,7 @@
     │   ├── TooLarge        413
     │   └── UnknownModel    404
     ├── Unauthorized        401, no key or a wrong one; never raised because something of ours is down
+    ├── Forbidden           403, the key is good and not for this
     ├── Refused             no seat within the call's patience: 429 or 503, always with a retry-after
     └── EngineFailed        what the engine did to us
         ├── EngineAnswered  it answered with an error of its own: its status goes to the client
@@ -18,16 +19,32 @@ from __future__ import annotations
 
 from typing import Literal
 
-RefusalReason = Literal["full", "hold_timeout", "over_limit", "no_replica", "draining", "engine_failed"]
+RefusalReason = Literal[
+    "full",
+    "hold_timeout",
+    "over_limit",
+    "over_budget",
+    "no_replica",
+    "draining",
+    "engine_failed",
+    "books_full",
+    "books_away",
+]
 
-# What the client is told. The first three say "ask again"; the others say "we are not able to".
+# What the client is told: 429 says "ask again", 402 "not before there is money", 503 "we are not able to".
 REFUSALS: dict[RefusalReason, tuple[int, str]] = {
     "full": (429, "All seats for this model are taken and too many calls are already waiting."),
     "hold_timeout": (429, "No seat for this model became free in time."),
-    "over_limit": (429, "Your limit of tokens per minute for this tier is used up."),
+    "over_limit": (429, "Your limit per minute for this tier is used up."),
+    "over_budget": (
+        402,
+        "The budget of this key has less left than this call may cost; a lower `max_tokens` helps.",
+    ),
     "no_replica": (503, "No replica of this model is available at the moment."),
     "draining": (503, "This gateway is shutting down and takes no new calls."),
     "engine_failed": (503, "The engines that were tried for this call failed before they answered."),
+    "books_full": (503, "What this call costs could not be recorded at the moment."),
+    "books_away": (503, "The store of keys and budgets cannot be reached at the moment."),
 }
 
 
@@ -65,6 +82,10 @@ class UnknownModel(InvalidRequest):
 
 class Unauthorized(HeadwayError):
     status = 401
+
+
+class Forbidden(HeadwayError):
+    status = 403
 
 
 class Refused(HeadwayError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,25 @@ from pydantic.fields import FieldInfo
 from typer.main import get_command
 
 from headway.cli import app
-from headway.config import Config, EngineTable, GatewayTable, ModelTable, ReplicaTable, SpeculationTable, TierTable
+from headway.config import (
+    Config,
+    EngineTable,
+    GatewayTable,
+    LedgerTable,
+    ModelTable,
+    PriceTable,
+    ReplicaTable,
+    SpeculationTable,
+    TierTable,
+)
 from headway.core.machine import Machine
 from headway.gateway.metrics import Metrics
 
 TABLES: list[tuple[str, type[BaseModel]]] = [
     ("[gateway]", GatewayTable),
+    ("[ledger]", LedgerTable),
     ("[[models]]", ModelTable),
+    ("[models.price]", PriceTable),
     ("[[models.tiers]]", TierTable),
     ("[[models.replicas]]", ReplicaTable),
     ("[models.engine]", EngineTable),
@@ -88,7 +101,7 @@ def commands_page() -> str:
     command = get_command(app)
     assert isinstance(command, typer.core.TyperGroup)
     parts = [f"# Commands\n\n{WRITTEN_BY}`headway COMMAND --help` shows the same.\n"]
-    for name, one in command.commands.items():
+    for name, one in _each(command):
         rows = []
         for parameter in one.params:
             label = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.name or "").upper()
@@ -99,6 +112,14 @@ def commands_page() -> str:
         table = "\n| option | default | meaning |\n|---|---|---|\n" + "".join(rows) if rows else ""
         parts.append(f"## headway {name}\n\n{one.help}\n\n{one.epilog}\n{table}")
     return "\n".join(parts)
+
+
+def _each(group: typer.core.TyperGroup, before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, one in group.commands.items():
+        if isinstance(one, typer.core.TyperGroup):
+            yield from _each(one, f"{before}{name} ")
+        else:
+            yield f"{before}{name}", one
 
 
 def metrics_page() -> str:

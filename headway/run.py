@@ -13,10 +13,11 @@ import uvloop
 
 from headway.api.app import App
 from headway.api.server import Server, drain_on_signals, make_server
-from headway.config import Config, ModelTable, ReplicaTable, SpeculationTable
+from headway.config import Config, ModelTable, PriceTable, ReplicaTable, SpeculationTable
 from headway.core.allowance import TokenLimit
 from headway.core.curve import Curve, fit
 from headway.core.machine import Machine
+from headway.core.price import MICRO, MILLI, Price
 from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
 from headway.engines.base import Engine
 from headway.engines.vllm import VLLMEngine
@@ -24,9 +25,12 @@ from headway.errors import SetupError
 from headway.fleet.local import LocalEngine, installed_vllm
 from headway.gateway.events import EventLog
 from headway.gateway.serve import Gateway, Timing
+from headway.gateway.till import Till
+from headway.ledger.books import Books, BooksSettings
+from headway.ledger.opening import open_store
 
 
-def make_gateway(config: Config, record_to: Path | None = None) -> Gateway:
+def make_gateway(config: Config, record_to: Path | None = None, books: Books | None = None) -> Gateway:
     policies = {model.name: _policy(model) for model in config.models}
     fleet: list[tuple[Replica, Engine]] = [
         (
@@ -38,7 +42,29 @@ def make_gateway(config: Config, record_to: Path | None = None) -> Gateway:
     ]
     timing = Timing(config.gateway.probe_interval_s, config.gateway.stall_s, config.gateway.reader_stall_s)
     record = EventLog(record_to, policies) if record_to else None
-    return Gateway(Machine(policies), fleet, timing, record)
+    prices = {model.name: prices_of(model) for model in config.models}
+    return Gateway(Machine(policies), fleet, timing, record, Till(books, prices))
+
+
+def make_books(config: Config) -> Books | None:
+    ledger = config.ledger
+    if ledger is None:
+        return None
+    settings = BooksSettings(
+        Path(ledger.spool), ledger.spool_bytes, ledger.key_cache_s, Path(ledger.secret) if ledger.secret else None
+    )
+    return Books(settings, lambda: open_store(ledger.store))
+
+
+def prices_of(model: ModelTable) -> dict[Tier, Price]:
+    """A multiple that is not set is 1: the tier costs what standard does."""
+    per_mtok = model.price or PriceTable(input=0.0, output=0.0)
+    return {
+        tier.name: Price(
+            round(per_mtok.input * MICRO), round(per_mtok.output * MICRO), round((tier.price_multiple or 1.0) * MILLI)
+        )
+        for tier in model.tiers
+    }
 
 
 def _policy(model: ModelTable) -> ModelPolicy:
@@ -96,7 +122,15 @@ def _vllm_speculation(speculation: SpeculationTable | None) -> dict[str, object]
 
 
 def make_gateway_server(config: Config, gateway: Gateway) -> Server:
-    app = App(config, handle=gateway.handle, is_ready=gateway.is_ready, metrics_page=gateway.metrics.page)
+    books = gateway.books
+    app = App(
+        config,
+        handle=gateway.handle,
+        is_ready=gateway.is_ready,
+        metrics_page=gateway.metrics.page,
+        find_key=books.find_key if books is not None else None,
+        salt=books.salt if books is not None else None,
+    )
     return make_server(
         app,
         host=config.gateway.host,
@@ -110,10 +144,13 @@ async def run_gateway(
     config: Config, record_to: Path | None = None, on_listening: Callable[[int], None] | None = None
 ) -> int:
     """Serve until SIGTERM or SIGINT; returns the exit code: 0 if every call was served to its end."""
-    gateway = make_gateway(config, record_to)
+    books = make_books(config)
+    gateway = make_gateway(config, record_to, books)
     server = make_gateway_server(config, gateway)
     server.on_listening = on_listening
     drain_on_signals(server, gateway.drain)
+    if books is not None:
+        await books.start()
     gateway.start()
     # What is here now stays. Without this each full garbage collection walks all of it, and no stream moves meanwhile.
     gc.collect()
@@ -125,6 +162,8 @@ async def run_gateway(
         raise SetupError(f"cannot listen on {where}: is something else using it? Choose another port.") from None
     finally:
         await gateway.stop()
+        if books is not None:
+            await books.stop()
     return 1 if server.cut_calls else 0
 
 

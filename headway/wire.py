@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from headway.core.allowance import Allowance
+from headway.core.price import Bill, Price, bill
 from headway.core.types import Call, Tier
 from headway.errors import RefusalReason
 
@@ -26,7 +27,9 @@ class Served:
     reason: RefusalReason | None = None  # why it is not what was asked
     floor_tps: float = 0.0
     allowance: Allowance | None = None  # what the caller had left of its limit for the tier asked
+    price: Price | None = None  # of the tier served; None where nothing is billed
     seat_us: Callable[[], int] | None = None  # the call's seat-time until now, in microseconds; set when it boards
+    billed: Bill | None = None  # as the answer has said it
     reader_was_slow: bool = False  # the client read more slowly than the engine wrote: a measured speed is the client's
 
     def kept(self, output_tokens: int, speed_tps: float | None) -> bool | None:
@@ -36,7 +39,14 @@ class Served:
             return None
         return True if speed_tps >= self.floor_tps else None if self.reader_was_slow else False
 
-    def proof(self, output_tokens: int, speed_tps: float | None) -> dict[str, object]:
+    def bill(self, prompt_tokens: int, output_tokens: int, speed_tps: float | None) -> Bill:
+        """What the call costs so far."""
+        if self.price is None:
+            return Bill(0)
+        is_missed = self.kept(output_tokens, speed_tps) is False
+        return bill(self.price, prompt_tokens, output_tokens, is_missed=is_missed)
+
+    def proof(self, prompt_tokens: int, output_tokens: int, speed_tps: float | None) -> dict[str, object]:
         """What every answer says at its end."""
         proof: dict[str, object] = {
             "tier_asked": self.asked,
@@ -47,6 +57,9 @@ class Served:
             "kept": self.kept(output_tokens, speed_tps),
             "seat_seconds": self.seat_us() / 1e6 if self.seat_us is not None else None,
         }
+        if self.price is not None:
+            self.billed = self.bill(prompt_tokens, output_tokens, speed_tps)
+            proof |= {"billed_micro": self.billed.amount - self.billed.refund, "refunded_micro": self.billed.refund}
         if self.reader_was_slow:
             proof["reader_was_slow"] = True
         return proof
@@ -124,3 +137,5 @@ class Request:
     streaming: bool
     meter: Meter
     fold: FoldingMeter | None = None  # the meter, if the engine streams and the client gets the answer in one piece
+    max_output_tokens: int | None = None  # of each choice, as the client limits it; 0: nothing is generated
+    choices: int = 1

@@ -30,6 +30,7 @@ class Stream:
     sent_at: float = 0.0
     first_at: float = 0.0
     last_at: float = 0.0
+    ended_at: float = 0.0  # its terminator
     tokens: int = 0
     complete: bool = False
     status: bytes = b""
@@ -63,6 +64,7 @@ class _Caller(asyncio.Protocol):
         self._tail = (self._tail + data)[-1200:]
         if b"[DONE]" in self._tail:
             self.stream.complete = True
+            self.stream.ended_at = now
             usage = self._tail.rfind(b'"completion_tokens":')
             self.stream.tokens = int(self._tail[usage + 20 :].split(b",")[0].split(b"}")[0])
             proof = self._tail.rfind(b'"headway":{')
@@ -79,7 +81,7 @@ class _Caller(asyncio.Protocol):
         self._transport.close()
 
 
-def chat_request(model: str, max_tokens: int, **more: object) -> bytes:
+def chat_request(model: str, max_tokens: int, key: str = "none", **more: object) -> bytes:
     body = msgspec.json.encode(
         {
             **more,
@@ -92,6 +94,7 @@ def chat_request(model: str, max_tokens: int, **more: object) -> bytes:
         }
     )
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head += f"x-api-key: {key}\r\n"
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -146,11 +149,14 @@ def gateway(
     tiers: str = "",
     curve: str = "",
     timing: str = "",
+    ledger: str = "",
 ) -> Iterator[int]:
-    """`tiers` is TOML for the model's tiers, `curve` the line for each replica, `timing` lines for the gateway."""
+    """`tiers` is TOML for the model's tiers, `curve` the line for each replica, `timing` lines for the gateway,
+    `ledger` lines for its books."""
     replicas = "".join(f'[[models.replicas]]\nurl = "{url}"\nseats = {seats}\n{curve}\n' for url in engine_urls)
     config = folder / f"gateway-{port}.toml"
-    config.write_text(f'[gateway]\nport = {port}\n{timing}\n[[models]]\nname = "{model}"\n{tiers}\n{replicas}')
+    books = f"[ledger]\n{ledger}\n" if ledger else ""
+    config.write_text(f'[gateway]\nport = {port}\n{timing}\n{books}[[models]]\nname = "{model}"\n{tiers}\n{replicas}')
     command = [sys.executable, "-m", "headway", "serve", "--config", str(config)]
     with process(command, f"http://127.0.0.1:{port}/ready") as pid:
         yield pid

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from headway.config import Config
 from headway.engines.scripted import ScriptedEngine
 from headway.gateway.serve import Gateway
-from headway.run import make_gateway, make_gateway_server
+from headway.run import make_books, make_gateway, make_gateway_server
 
 MODEL = "scripted"
 
@@ -66,21 +66,27 @@ def config_for(
     tier: dict[str, Any] | None = None,
     express: list[dict[str, Any]] | None = None,
     curve: list[list[float]] | None = None,
+    price: dict[str, float] | None = None,
+    ledger: dict[str, Any] | None = None,
     **gateway: Any,
 ) -> Config:
     """`tier` sets the standard tier, `express` adds others, `curve` is what each replica was measured to give."""
     settings = {"port": 0, "probe_interval_s": 0.05, "stall_s": 0.5, **gateway}
     replicas = [{"url": engine.url, "seats": seats, "curve": curve} for engine in engines]
-    model = {"name": MODEL, "tiers": [{"name": "standard", **(tier or {})}, *(express or [])], "replicas": replicas}
-    return Config.model_validate({"gateway": settings, "models": [model]})
+    tiers = [{"name": "standard", **(tier or {})}, *(express or [])]
+    model = {"name": MODEL, "tiers": tiers, "replicas": replicas, "price": price}
+    return Config.model_validate({"gateway": settings, "models": [model], "ledger": ledger})
 
 
 @asynccontextmanager
 async def running_gateway(config: Config, record: Path | None = None, key: str = "none") -> AsyncIterator[Running]:
-    gateway = make_gateway(config, record)
+    books = make_books(config)
+    gateway = make_gateway(config, record, books)
     server = make_gateway_server(config, gateway)
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server.on_listening = listening.set_result
+    if books is not None:
+        await books.start()
     gateway.start()
     task = asyncio.create_task(server.serve())
     port = await listening
@@ -97,3 +103,5 @@ async def running_gateway(config: Config, record: Path | None = None, key: str =
         server.should_exit = True
         await task
         await gateway.stop()
+        if books is not None:
+            await books.stop()

@@ -61,7 +61,7 @@ def test_a_good_configuration(tmp_path: Path) -> None:
         ('url = "http://127.0.0.1:8002/"', 'url = "127.0.0.1:8002"', 'headway.toml:12: models.replicas.url: must be like'),
         ('url = "http://127.0.0.1:8002/"', "seats = 3", "headway.toml:11: `models.replicas.url` is missing: Where it listens"),
         ('name = "large"', 'name = "small"', "headway.toml:1: model 'small' is there 2 times: keep one"),
-        ("port = 8080", 'host = "0.0.0.0"', "there are no keys: set host = \"127.0.0.1\", or add key_hashes"),
+        ("port = 8080", 'host = "0.0.0.0"', "there are no keys: set host = \"127.0.0.1\", add key_hashes"),
         ("port = 8080", 'key_hashes = ["secret"]', "headway.toml:2: gateway.key_hashes = 'secret'"),
         ('name = "standard"', 'name = "warp"', "headway.toml:16: models.tiers.name = 'warp': Input should be 'ultrafast', 'fast', 'standard' or 'flex'"),
         ('name = "standard"', 'name = "fast"', "tier 'fast' is a promise: say which, as floor_tps = 40.0"),

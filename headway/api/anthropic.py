@@ -134,14 +134,17 @@ def read_messages(body: bytes, call_id: str) -> Request:
     encoded = _encode(request)
     describe_prompt(call, encoded, None, b"system", b"messages")
     meter = AnthropicMeter(folds=folds)
-    return Request(call, "/v1/messages", encoded, streaming, meter, meter if folds else None)
+    return Request(call, "/v1/messages", encoded, streaming, meter, meter if folds else None, request.max_tokens)
 
 
 def read_count_tokens(body: bytes, call_id: str) -> Request:
     request = _read_prompt(body)
     _check_schemas(request)
     call = Call(call_id, request.model, "standard")
-    return Request(call, "/v1/messages/count_tokens", _encode(request), streaming=False, meter=AnthropicMeter())
+    meter = AnthropicMeter()
+    return Request(
+        call, "/v1/messages/count_tokens", _encode(request), streaming=False, meter=meter, max_output_tokens=0
+    )
 
 
 def _check_schemas(request: Prompt) -> None:
@@ -180,6 +183,8 @@ def limit_headers(served: Served) -> HeaderList:
 ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",
@@ -275,7 +280,7 @@ class AnthropicMeter:
         return "fast" if self.served.tier in EXPRESS else "standard"
 
     def _proof(self) -> dict[str, Any]:
-        return {"speed": self._speed(), "headway": self.served.proof(self._output, self.speed_tps())}
+        return {"speed": self._speed(), "headway": self.served.proof(self._prompt, self._output, self.speed_tps())}
 
     def read_whole(self, body: bytes) -> bytes:
         self.complete = True

@@ -14,15 +14,18 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import ModuleType
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
 from headway.api import anthropic, openai
-from headway.api.auth import Headers, Keys
+from headway.api.auth import FindKey, Headers, Keys
 from headway.api.server import Connection, HTTPClient, Send
 from headway.config import Config, ModelTable
-from headway.errors import HeadwayError, InvalidRequest, Refused, TooLarge, UnknownModel
+from headway.core.allowance import TokenLimit
+from headway.core.types import EXPRESS
+from headway.errors import Forbidden, HeadwayError, InvalidRequest, Refused, TooLarge, UnknownModel
+from headway.ledger.keys import Key
 from headway.wire import Client, Request, Served
 
 log = logging.getLogger("headway.api")
@@ -50,19 +53,28 @@ class PageRoute:
     """An endpoint we answer ourselves: () -> (status, content type, body)."""
 
     page: Callable[[], tuple[int, bytes, bytes]]
-    needs_key: bool = True
+    who: Literal["anyone", "caller", "owner"] = "caller"
 
 
 class App:
-    """`handle` is the gateway's; `is_ready` and `metrics_page` tell of its state."""
+    """`handle` is the gateway's; `is_ready` and `metrics_page` tell of its state. Where there is a ledger, `find_key`
+    looks a key up by its hash and `salt` keeps tenants apart in the engines' caches."""
 
     def __init__(
-        self, config: Config, *, handle: Handle, is_ready: Callable[[], bool], metrics_page: Callable[[], bytes]
+        self,
+        config: Config,
+        *,
+        handle: Handle,
+        is_ready: Callable[[], bool],
+        metrics_page: Callable[[], bytes],
+        find_key: FindKey | None = None,
+        salt: Callable[[str], str] | None = None,
     ) -> None:
         self._handle = handle
         self._is_ready = is_ready
         self._metrics_page = metrics_page
-        self._keys = Keys(tuple(config.gateway.key_hashes))
+        self._keys = Keys(tuple(config.gateway.key_hashes), find_key)
+        self._salt = salt
         self._models = {model.name: model for model in config.models}
         self._max_body_bytes = config.gateway.max_body_bytes
         self._models_page = _models_page(config.models)
@@ -72,9 +84,9 @@ class App:
             ("POST", "/v1/messages"): CallRoute(anthropic, anthropic.read_messages),
             ("POST", "/v1/messages/count_tokens"): CallRoute(anthropic, anthropic.read_count_tokens),
             ("GET", "/v1/models"): PageRoute(lambda: (200, b"application/json", self._models_page)),
-            ("GET", "/metrics"): PageRoute(lambda: (200, b"text/plain; version=0.0.4", self._metrics_page())),
-            ("GET", "/health"): PageRoute(lambda: (200, b"text/plain", b"ok\n"), needs_key=False),
-            ("GET", "/ready"): PageRoute(self._ready_page, needs_key=False),
+            ("GET", "/metrics"): PageRoute(lambda: (200, b"text/plain; version=0.0.4", self._metrics_page()), "owner"),
+            ("GET", "/health"): PageRoute(lambda: (200, b"text/plain", b"ok\n"), "anyone"),
+            ("GET", "/ready"): PageRoute(self._ready_page, "anyone"),
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -91,13 +103,14 @@ class App:
         try:
             if route is None:
                 raise InvalidPath(scope["method"], scope["path"])
-            tenant = self._keys.check(headers) if isinstance(route, CallRoute) or route.needs_key else ""
             if isinstance(route, PageRoute):
+                self._authorise_page(route, headers)
                 await client.send_page(*route.page(), headers=[])
             else:
+                key = self._keys.check(headers)
                 body = await read_body(receive, headers, self._max_body_bytes)
                 request = self._read(route, body, call_id, headers)
-                request.call.tenant = tenant
+                self._belongs_to(request, key)
                 try:
                     await self._handle(request, client)
                 finally:
@@ -110,6 +123,31 @@ class App:
                 await _answer_error(client, dialect, Refused("draining", 1), call_id)
         finally:
             connection.task = None
+
+    def _authorise_page(self, route: PageRoute, headers: Headers) -> None:
+        if route.who == "caller":
+            self._keys.check(headers)
+        elif route.who == "owner":
+            self._keys.check_owner(headers)
+
+    def _belongs_to(self, request: Request, key: Key | None) -> None:
+        """Whose call it is, and what that allows. Raises Forbidden."""
+        if key is None:
+            return
+        call = request.call
+        if key.models is not None and call.model not in key.models:
+            raise Forbidden(f"This key is not for the model `{call.model}`, but for: {', '.join(key.models)}.")
+        if key.tiers is not None and call.tier not in key.tiers:
+            raise Forbidden(f"This key is not for the tier `{call.tier}`, but for: {', '.join(key.tiers)}.")
+        call.tenant, call.limit = key.id, _limit_of(key, is_express=call.tier in EXPRESS)
+        if self._salt is not None and request.max_output_tokens != 0:
+            # Prompts of one tenant are found in an engine's cache by that tenant's calls only.
+            call.affinity = f"{key.id} {call.affinity}" if call.affinity else ""
+            _add(request, "cache_salt", self._salt(key.id))
+        has_budget = key.budget_day is not None or key.budget_month is not None
+        if has_budget and request.max_output_tokens is None:
+            request.max_output_tokens = self._models[call.model].max_output_tokens
+            _add(request, "max_tokens", request.max_output_tokens)
 
     def _read(self, route: CallRoute, body: bytes, call_id: str, headers: Headers) -> Request:
         try:
@@ -194,6 +232,19 @@ def _choose_fallback(request: Request, headers: Headers) -> None:
     if wish not in (b"none", b"standard"):
         raise InvalidRequest("`Headway-Fallback` is `none` or `standard`.", "Headway-Fallback")
     request.call.falls_back = wish == b"standard"
+
+
+def _add(request: Request, field: str, value: str | int) -> None:
+    """One more field in what the engine is sent."""
+    request.body = request.body[:-1] + b',"%b":%b}' % (field.encode(), msgspec.json.encode(value))
+
+
+def _limit_of(key: Key, *, is_express: bool) -> TokenLimit | None:
+    if is_express:
+        said = (key.fast_input_tpm, key.fast_output_tpm, key.fast_requests_pm)
+    else:
+        said = (key.input_tpm, key.output_tpm, key.requests_pm)
+    return TokenLimit(*[part or 0 for part in said]) if any(part is not None for part in said) else None
 
 
 def _dialect_of(path: str, headers: Headers) -> ModuleType:

@@ -182,7 +182,10 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
         request.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
     body = _encode(request)
     describe_prompt(call, body, session, b"messages", b"prompt")
-    return Request(call, path, body, bool(request.stream), meter)
+    limits_said = (getattr(request, "max_completion_tokens", None), request.max_tokens)
+    max_output_tokens = next((limit for limit in limits_said if isinstance(limit, int)), None)
+    choices = request.n if isinstance(request.n, int) else 1
+    return Request(call, path, body, bool(request.stream), meter, None, max_output_tokens, choices)
 
 
 def _check_constraints(request: Sampling) -> None:
@@ -219,7 +222,8 @@ def limit_headers(_served: Served) -> HeaderList:
 
 # --- errors ----------------------------------------------------------------------------------------------------------
 
-ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 404: "invalid_request_error"}
+ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 402: "insufficient_quota"}
+ERROR_TYPES |= {403: "permission_error", 404: "invalid_request_error"}
 ERROR_TYPES |= {408: "invalid_request_error", 413: "invalid_request_error", 429: "rate_limit_error"}
 ERROR_CODES = {401: "invalid_api_key", 404: "not_found", 429: "rate_limit_exceeded"}
 
@@ -327,7 +331,7 @@ class OpenAIMeter:
 
     def _with_proof(self, chunk: dict[str, Any]) -> bytes:
         chunk["service_tier"] = self._service_tier()
-        chunk["usage"]["headway"] = self.served.proof(self._output, self.speed_tps())
+        chunk["usage"]["headway"] = self.served.proof(self._prompt, self._output, self.speed_tps())
         return b"data: " + _encode(chunk) + b"\n\n"
 
     def _service_tier(self) -> str:
@@ -347,7 +351,8 @@ class OpenAIMeter:
         if generation_ms and self._output > 1:
             self._engine_speed_tps = (self._output - 1) / (generation_ms / 1000)
         answer["service_tier"] = self._service_tier()
-        answer["usage"] = {**usage, "headway": self.served.proof(self._output, self._engine_speed_tps)}
+        proof = self.served.proof(self._prompt, self._output, self._engine_speed_tps)
+        answer["usage"] = {**usage, "headway": proof}
         return _encode(answer)
 
     def speed_tps(self) -> float | None:

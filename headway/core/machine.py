@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headway.core.allowance import Allowance, Allowances, TokenLimit
 from headway.core.boarding import Boarding
 from headway.core.types import (
     EXPRESS,
@@ -63,6 +64,7 @@ class Machine:
         self._journeys: dict[str, _Journey] = {}
         self._model_of: dict[str, str] = {}  # replica name -> model
         self._draining = False
+        self._allowances = Allowances()
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             Arrived: self._arrived,
             Delivering: self._delivering,
@@ -93,6 +95,18 @@ class Machine:
             return 0
         return self.boarding[journey.call.model].seat_us_so_far(call_id, journey.replica, now)
 
+    def allowance(self, call: Call, now: float) -> Allowance | None:
+        """What the call's tenant has left of its limit; None where there is none."""
+        return self._allowances.of(*self._limit(call), now)
+
+    def _limit(self, call: Call) -> tuple[str, TokenLimit]:
+        """Whose bucket a call draws on, and its size. A key with limits of its own has two buckets for all models, one
+        for the express tiers and one for the others; else each tier of each model has its own."""
+        if call.limit is not None:
+            return f"{call.tenant} {'express' if call.tier in EXPRESS else 'other'}", call.limit
+        tier = self.boarding[call.model].policy.tiers[call.tier]
+        return f"{call.tenant} {call.tier} {call.model}", tier.limit
+
     # --- calls ---
 
     def _arrived(self, event: Arrived, now: float, actions: list[Action]) -> None:
@@ -107,10 +121,11 @@ class Machine:
         if reason:
             self._refuse(journey, reason, now, actions)
             return
-        allowance = boarding.waiting.allowance(call, now)
+        allowance = self.allowance(call, now)
         if allowance is not None and allowance.is_used_up:
             self._refuse_or_downgrade(journey, "over_limit", now, actions)
         else:
+            self._allowances.spend(*self._limit(call), now, requests=1)
             self._board_or_hold(journey, now, actions, returned=False)
         if call.tier in EXPRESS:
             self._settle(boarding, now, actions)
@@ -222,7 +237,7 @@ class Machine:
         del self._journeys[journey.call.id]
         boarding = self.boarding[journey.call.model]
         retry_after_s = boarding.waiting.retry_after_s(journey.call.tier)
-        if reason == "over_limit" and (allowance := boarding.waiting.allowance(journey.call, now)):
+        if reason == "over_limit" and (allowance := self.allowance(journey.call, now)):
             retry_after_s = allowance.retry_after_s
         actions.append(Refuse(journey.call.id, reason, retry_after_s))
 
@@ -231,7 +246,8 @@ class Machine:
         if journey is None:
             return  # it ended before: the last word of a call may come twice
         boarding = self.boarding[journey.call.model]
-        boarding.waiting.charge(journey.call, event.prompt_tokens, event.output_tokens, now)
+        boarding.waiting.charge(journey.call, event.prompt_tokens + event.output_tokens)
+        self._allowances.spend(*self._limit(journey.call), now, input=event.prompt_tokens, output=event.output_tokens)
         if journey.replica is None:
             boarding.waiting.drop(journey.call)
         else:

@@ -32,6 +32,7 @@ class Call:
     affinity: str = ""  # calls with the same begin alike: an engine that has one in its cache is quicker with the next
     was_put_off: bool = False  # a flex call makes way once
     prompt_tokens: int = 0  # about as many, judged by its length: the engine counts them when it has read it
+    limit: TokenLimit | None = None  # its key's own, in place of the tier's
 
 
 @dataclass(slots=True)

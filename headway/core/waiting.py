@@ -1,4 +1,4 @@
-"""The calls of one model that wait for a seat, who of them is next, and what each tenant may still have.
+"""The calls of one model that wait for a seat, and who of them is next.
 
 Knows the order: those whose engine failed them first, then tier by tier in the policy's order, within a tier by
 fairness. Which seats there are is boarding.py's business.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Set
 
-from headway.core.allowance import Allowance, Allowances
 from headway.core.fairness import FairQueue, Held
 from headway.core.types import EXPRESS, Call, ModelPolicy, Tier
 
@@ -21,7 +20,6 @@ class WaitingRoom:
         self.returned: OrderedDict[str, Held] = OrderedDict()  # those whose engine failed: before all others
         self._tiers = policy.tiers
         self._queues = {tier: FairQueue() for tier in policy.tiers}
-        self._allowances = {tier: Allowances(tier_policy.limit) for tier, tier_policy in policy.tiers.items()}
         self._pace_s = 1.0  # smoothed time between two seats coming free
         self._last_freed_at: float | None = None
 
@@ -64,13 +62,8 @@ class WaitingRoom:
 
     # --- what tenants were served ---
 
-    def charge(self, call: Call, prompt_tokens: int, output_tokens: int, now: float) -> None:
-        self._queues[call.tier].charge(call.tenant, prompt_tokens + output_tokens)
-        self._allowances[call.tier].spend(call.tenant, prompt_tokens, output_tokens, now)
-
-    def allowance(self, call: Call, now: float) -> Allowance | None:
-        """What the call's tenant has left of its tier; None where there is no limit."""
-        return self._allowances[call.tier].of(call.tenant, now)
+    def charge(self, call: Call, tokens: int) -> None:
+        self._queues[call.tier].charge(call.tenant, tokens)
 
     # --- when to come again ---
 

@@ -25,6 +25,7 @@ PROGRESS_METRICS = (
     b"vllm:num_requests_running",
     b"vllm:num_requests_waiting",
 )
+COUNTS = (b"process_start_time_seconds", b"vllm:prompt_tokens_total", b"vllm:generation_tokens_total")
 
 
 class VLLMEngine:
@@ -44,6 +45,11 @@ class VLLMEngine:
     async def progress(self) -> tuple[float, ...]:
         _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
         return read_metrics(page, PROGRESS_METRICS)
+
+    async def counts(self) -> tuple[float, ...]:
+        """When it was started, in seconds since 1970, and the prompt and output tokens since then."""
+        _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
+        return read_metrics(page, COUNTS)
 
     async def produces_a_token(self) -> bool:
         try:

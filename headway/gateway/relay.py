@@ -15,9 +15,22 @@ from headway.wire import Client, Meter
 
 
 class Relay:
+    """`keeps_end` holds the piece with the last event back, in `end`: what the call cost must be written first."""
+
     def __init__(
-        self, answer: Answer, client: Client, meter: Meter, pulse: Pulse, clock: Callable[[], float], stall_s: float
+        self,
+        answer: Answer,
+        client: Client,
+        meter: Meter,
+        pulse: Pulse,
+        clock: Callable[[], float],
+        stall_s: float,
+        *,
+        keeps_end: bool = False,
     ) -> None:
+        self.end = b""
+        self._meter = meter
+        self._keeps_end = keeps_end
         self._answer = answer
         self._client = client
         self._served = meter.served
@@ -39,7 +52,9 @@ class Relay:
         now = self._clock()
         self._pulse.at = now
         passed = self._meter_feed(data, now)
-        if passed:
+        if self._keeps_end and self._meter.complete:
+            self.end += passed
+        elif passed:
             self._client_write(passed)
 
     def _pause(self) -> None:

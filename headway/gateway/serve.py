@@ -39,6 +39,8 @@ from headway.errors import EngineAnswered, EngineFailed, EngineLost, Refused
 from headway.gateway.events import EventLog
 from headway.gateway.metrics import Metrics
 from headway.gateway.relay import Relay
+from headway.gateway.till import Till
+from headway.ledger.books import Account
 from headway.wire import MIN_TOKENS_FOR_PROMISE, Client, Request, Served
 
 log = logging.getLogger("headway.gateway")
@@ -73,6 +75,7 @@ class _Trip:
     is_aboard: bool = False
     is_put_off: bool = False
     outcome: str = "left"
+    account: Account | None = None  # where there is a ledger
 
     def cut(self) -> None:
         if self.is_aboard:
@@ -83,7 +86,12 @@ class _Trip:
 
 class Gateway:
     def __init__(
-        self, machine: Machine, fleet: list[tuple[Replica, Engine]], timing: Timing, record: EventLog | None = None
+        self,
+        machine: Machine,
+        fleet: list[tuple[Replica, Engine]],
+        timing: Timing,
+        record: EventLog | None = None,
+        till: Till | None = None,
     ) -> None:
         self.machine = machine
         self.draining = False
@@ -91,6 +99,8 @@ class Gateway:
         self._engines = {replica.name: engine for replica, engine in fleet}
         self._timing = timing
         self._record = record
+        self._till = till or Till()
+        self.books = self._till.books
         self._clock = time.monotonic
         self._trips: dict[str, _Trip] = {}
         self._stopped = False
@@ -112,18 +122,22 @@ class Gateway:
 
     async def handle(self, request: Request, client: Client) -> None:
         """Boarding gives the call a seat, an engine answers, the relay carries the answer to the client."""
-        trip = self._set_out(request)
+        trip = self._set_out(request, await self._till.open(request))  # ledger/books.py may refuse it
         self.tell(Arrived(request.call))
         try:
             while trip.outcome != "finished":
                 engine = await trip.seat  # core/boarding.py decides; raises Refused
                 request.meter.served = trip.served
+                self._till.boards(trip.account, request, engine.name)
                 try:
                     await self._carry(trip, request, engine, client)  # engines/http.py -> relay.py -> api/server.py
                     trip.outcome = "finished"
                 except EngineFailed as failure:
                     await self._report(trip, engine, client, failure)  # raises what no other engine can mend
         finally:
+            if trip.outcome == "left" and request.streaming and request.meter.complete:
+                trip.outcome = "finished"  # many clients hang up at the last event, before the stream is closed
+            self._till.close(trip.account, request, trip.outcome, is_delivered=client.started)
             self._leave(trip, request)
             self._arrive(trip, request)
 
@@ -133,7 +147,7 @@ class Gateway:
                 trip.is_aboard = True
                 answer = await engine.send(request.path, request.body, request.call.id)
                 try:
-                    await self._pass_on(answer, request, engine, client)
+                    await self._pass_on(trip, answer, request, engine, client)
                 finally:
                     answer.close()
         except TimeoutError:
@@ -141,20 +155,32 @@ class Gateway:
         finally:
             trip.is_aboard = False
 
-    async def _pass_on(self, answer: Answer, request: Request, engine: Engine, client: Client) -> None:
+    async def _pass_on(self, trip: _Trip, answer: Answer, request: Request, engine: Engine, client: Client) -> None:
         if answer.status != 200:
             raise EngineAnswered(answer.status, await answer.read())
         if not request.streaming:
             whole = await self._read_whole(answer, request, engine)
             self.tell(Delivering(request.call.id))
+            await self._till.write(trip.account, request)
             await client.send_whole(b"application/json", whole, request.meter.served)
             return
         self.tell(Delivering(request.call.id))
         await client.start_stream(answer.content_type, request.meter.served)
-        relay = Relay(answer, client, request.meter, engine.pulse, self._clock, self._timing.reader_stall_s)
+        relay = Relay(
+            answer,
+            client,
+            request.meter,
+            engine.pulse,
+            self._clock,
+            self._timing.reader_stall_s,
+            keeps_end=trip.account is not None,
+        )
         await relay.run()
         if not request.meter.complete:
             raise EngineLost("the engine ended its answer in the middle")
+        await self._till.write(trip.account, request)
+        if relay.end:
+            client.write(relay.end)
         await client.end_stream()
 
     async def _read_whole(self, answer: Answer, request: Request, engine: Engine) -> bytes:
@@ -195,8 +221,6 @@ class Gateway:
 
     def _leave(self, trip: _Trip, request: Request) -> None:
         """The last word of every call. One that leaves in the middle keeps its seat until its engine has let go."""
-        if trip.outcome == "left" and request.streaming and request.meter.complete:
-            trip.outcome = "finished"  # many clients hang up at the last event, before the stream is closed
         if trip.outcome == "finished":
             self.tell(Finished(trip.call.id, *request.meter.usage(), self._engine_speed_tps(request)))
             return
@@ -237,7 +261,8 @@ class Gateway:
                 self._stop_deadline(trip)
                 self._tick_at(until, trip)
             case Downgrade(reason=reason):
-                trip.served = Served(trip.served.asked, "standard", reason, seat_us=trip.served.seat_us)
+                price = trip.served.price and self._till.price(trip.call.model, "standard")
+                trip.served = Served(trip.served.asked, "standard", reason, price=price, seat_us=trip.served.seat_us)
             case Cut():
                 trip.cut()
             case PutOff():
@@ -255,13 +280,14 @@ class Gateway:
 
     # --- trips ---
 
-    def _set_out(self, request: Request) -> _Trip:
+    def _set_out(self, request: Request, account: Account | None) -> _Trip:
         call = request.call
         now, boarding = self._clock(), self.machine.boarding[call.model]
         floor_tps = boarding.policy.tiers[call.tier].floor_tps
-        served = Served(call.tier, call.tier, None, floor_tps, boarding.waiting.allowance(call, now))
+        served = Served(call.tier, call.tier, None, floor_tps, self.machine.allowance(call, now))
+        served.price = self._till.price(call.model, call.tier) if account is not None else None
         served.seat_us = lambda: self.machine.seat_us(call.id, self._clock())
-        trip = _Trip(call, served, now, asyncio.get_running_loop().create_future())
+        trip = _Trip(call, served, now, asyncio.get_running_loop().create_future(), account=account)
         self._trips[call.id] = trip
         request.meter.served = served
         return trip

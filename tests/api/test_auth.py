@@ -5,7 +5,8 @@ import hashlib
 import pytest
 
 from headway.api.auth import Keys
-from headway.errors import Unauthorized
+from headway.errors import Forbidden, Unauthorized
+from headway.ledger.keys import Key
 
 HASH = hashlib.sha256(b"hw-secret").hexdigest()
 KEYS = Keys((hashlib.sha256(b"another").hexdigest(), HASH))
@@ -20,7 +21,10 @@ KEYS = Keys((hashlib.sha256(b"another").hexdigest(), HASH))
     ],
 )
 def test_a_known_key_is_let_in(headers: dict[bytes, bytes]) -> None:
-    assert KEYS.check(headers) == "key-1"
+    key = KEYS.check(headers)
+    assert key is not None
+    assert key.id == "key-1"
+    KEYS.check_owner(headers)
 
 
 @pytest.mark.parametrize(
@@ -44,4 +48,15 @@ def test_anything_else_is_not(headers: dict[bytes, bytes]) -> None:
 
 
 def test_without_keys_everyone_is_let_in() -> None:
-    assert Keys(()).check({}) == ""
+    assert Keys(()).check({}) is None
+    Keys(()).check_owner({})
+
+
+def test_the_ledgers_keys_are_callers_and_not_owners() -> None:
+    tenant = Key(id="t", hash=HASH)
+    keys = Keys((), lambda hashed: tenant if hashed == HASH else None)
+    assert keys.check({b"x-api-key": b"hw-secret"}) == tenant
+    with pytest.raises(Unauthorized):
+        keys.check({b"x-api-key": b"other"})
+    with pytest.raises(Forbidden):
+        keys.check_owner({b"x-api-key": b"hw-secret"})

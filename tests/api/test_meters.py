@@ -197,12 +197,12 @@ def test_the_proof_says_what_was_asked_served_measured_and_kept() -> None:
     proof["seat_seconds"] = 1.25
     assert got[-1]["usage"]["headway"] == proof
     meter.served = Served("fast", "fast", None, 2.0)
-    assert meter.served.proof(20, meter.speed_tps())["kept"] is False
+    assert meter.served.proof(0, 20, meter.speed_tps())["kept"] is False
 
 
 def test_short_answers_carry_no_promise() -> None:
-    assert Served("fast", "fast", None, 10.0).proof(15, 1.0)["kept"] is None
-    assert Served("standard", "standard").proof(500, 1.0)["kept"] is None
+    assert Served("fast", "fast", None, 10.0).proof(0, 15, 1.0)["kept"] is None
+    assert Served("standard", "standard").proof(0, 500, 1.0)["kept"] is None
 
 
 def test_a_downgraded_answer_says_so_in_its_dialect() -> None:

@@ -252,9 +252,9 @@ def test_a_stream_that_is_cut_counts_for_what_it_was_given() -> None:
 
 
 def test_a_bucket_fills_over_a_minute_and_no_further() -> None:
-    allowances = Allowances(TokenLimit(100, 0))
-    allowances.spend("t", 50, 1_000_000, now=0.0)
-    soon, later = allowances.of("t", 15.0), allowances.of("t", 300.0)
+    allowances, limit = Allowances(), TokenLimit(100, 0)
+    allowances.spend("t", limit, 0.0, input=50, output=1_000_000)
+    soon, later = allowances.of("t", limit, 15.0), allowances.of("t", limit, 300.0)
     assert soon is not None
     assert later is not None
     assert (soon.input_left, later.input_left) == (75, 100)
@@ -263,6 +263,6 @@ def test_a_bucket_fills_over_a_minute_and_no_further() -> None:
 
 
 def test_without_a_limit_nothing_is_kept() -> None:
-    allowances = Allowances(TokenLimit())
-    allowances.spend("t", 50, 50, now=0.0)
-    assert allowances.of("t", 1.0) is None
+    allowances = Allowances()
+    allowances.spend("t", TokenLimit(), 0.0, input=50, output=50)
+    assert allowances.of("t", TokenLimit(), 1.0) is None

@@ -63,7 +63,7 @@ async def relayed(paused_s: float) -> dict[str, Any]:
     meter.served = Served("fast", "fast", None, FLOOR_TPS)
     await Relay(engine, reader, meter, Pulse(), lambda: engine.now, stall_s=30.0).run()  # type: ignore[arg-type]
     assert meter.complete
-    return meter.served.proof(meter.usage()[1], meter.speed_tps())
+    return meter.served.proof(0, meter.usage()[1], meter.speed_tps())
 
 
 async def test_a_stream_that_is_read_as_it_comes_has_the_engines_speed() -> None:

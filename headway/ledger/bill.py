@@ -1,0 +1,115 @@
+"""The bill: entries added up by key, tier, model and day, with what the calls cost the owner beside what they brought.
+
+Also the entries as CloudEvents, whose ids are the entries' own: a billing system that is sent one twice counts it once.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from headway.core.price import MICRO
+from headway.ledger.entries import BILLED, Entry
+
+FIELDS = ("day", "key", "model", "tier")
+HOUR_US = 3_600 * 1_000_000
+
+
+class BillRow(msgspec.Struct, kw_only=True):
+    """Money in micro-units. `cost` is seat-time at what a replica's hour costs; None where that is not known."""
+
+    group: dict[str, str]
+    calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    served: int = 0
+    refunded: int = 0
+    seat_us: int = 0
+    cost: int | None = 0
+
+    @property
+    def total(self) -> int:
+        return self.served + self.refunded
+
+
+def make_bill(entries: Iterable[Entry], by: tuple[str, ...], replica_hour: dict[str, int]) -> list[BillRow]:
+    """`replica_hour` is what an hour of a replica of each model costs, in micro-units."""
+    rows: dict[tuple[str, ...], BillRow] = {}
+    seat_us: dict[tuple[str, ...], dict[str, int]] = {}
+    for entry in entries:
+        if entry.kind not in BILLED:
+            continue
+        place = tuple(str(getattr(entry, field)) for field in by)
+        row = rows.get(place)
+        if row is None:
+            row = rows[place] = BillRow(group=dict(zip(by, place, strict=True)))
+            seat_us[place] = {}
+        if entry.kind == "refunded":
+            row.refunded += entry.amount
+            continue
+        row.calls += 1
+        row.prompt_tokens += entry.prompt_tokens
+        row.output_tokens += entry.output_tokens
+        row.served += entry.amount
+        row.seat_us += entry.seat_us
+        seat_us[place][entry.model] = seat_us[place].get(entry.model, 0) + entry.seat_us
+    for place, row in rows.items():
+        known = all(model in replica_hour for model in seat_us[place])
+        row.cost = sum(us * replica_hour[m] // HOUR_US for m, us in seat_us[place].items()) if known else None
+    return [rows[place] for place in sorted(rows)]
+
+
+def as_records(rows: list[BillRow]) -> list[dict[str, Any]]:
+    """Money in the owner's currency, exact: a decimal text."""
+    return [
+        {
+            **row.group,
+            "calls": row.calls,
+            "prompt_tokens": row.prompt_tokens,
+            "output_tokens": row.output_tokens,
+            "served": money(row.served),
+            "refunded": money(row.refunded),
+            "total": money(row.total),
+            "seat_seconds": f"{row.seat_us / 1e6:.6f}",
+            "cost": money(row.cost) if row.cost is not None else "",
+            "margin": money(row.total - row.cost) if row.cost is not None else "",
+        }
+        for row in rows
+    ]
+
+
+def as_csv(rows: list[BillRow], by: tuple[str, ...]) -> str:
+    records = as_records(rows)
+    names = list(records[0]) if records else [*by, "calls"]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def as_cloud_events(entries: Iterable[Entry]) -> Iterator[bytes]:
+    """One JSON event per line, for what was billed."""
+    for entry in entries:
+        if entry.kind in BILLED:
+            event = {
+                "specversion": "1.0",
+                "id": entry.id,
+                "source": f"headway/{entry.gateway}",
+                "type": f"headway.{entry.kind}",
+                "subject": entry.key,
+                "time": datetime.fromtimestamp(entry.at_us / 1e6, UTC).isoformat(),
+                "datacontenttype": "application/json",
+                "data": entry,
+            }
+            yield msgspec.json.encode(event) + b"\n"
+
+
+def money(micro: int) -> str:
+    sign, size = "-" if micro < 0 else "", abs(micro)
+    return f"{sign}{size // MICRO}.{size % MICRO:06d}"

@@ -1,0 +1,141 @@
+"""Keys: who may call, for what, how much. A key is shown once, when it is made; stored is the SHA-256 of all of it.
+
+A key is 32 random bytes, so a plain hash is as good as a slow one: there is nothing to guess. Looking one up is one
+step in a table by hash, whatever was sent: its time says nothing about the keys that exist.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+from pathlib import Path
+
+import msgspec
+
+PREFIX = "hw-"
+SECRET_BYTES = 32
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """None, in a limit or a budget, is none; in `models` and `tiers`, all."""
+
+    id: str
+    hash: str
+    name: str = ""
+    models: list[str] | None = None
+    tiers: list[str] | None = None
+    requests_pm: int | None = None
+    input_tpm: int | None = None
+    output_tpm: int | None = None
+    fast_requests_pm: int | None = None
+    fast_input_tpm: int | None = None
+    fast_output_tpm: int | None = None
+    budget_day: int | None = None  # micro-units
+    budget_month: int | None = None
+    created_us: int = 0
+    revoked_us: int | None = None
+    old_hash: str | None = None  # what it was before it was rotated, and until when that is good too
+    old_hash_until_us: int = 0
+    version: int = 0  # of the table of keys, when this one was last changed
+
+
+def key_hash(key: bytes) -> str:
+    return hashlib.sha256(key).hexdigest()
+
+
+def new_secret() -> str:
+    return PREFIX + secrets.token_urlsafe(SECRET_BYTES)
+
+
+def new_key_id() -> str:
+    return f"key-{secrets.token_hex(5)}"
+
+
+class KeyTable:
+    """All keys by hash, as of `as_of_us`."""
+
+    def __init__(self) -> None:
+        self.as_of_us = 0
+        self.version = 0
+        self._keys: dict[str, Key] = {}  # by id
+        self._by_hash: dict[str, Key] = {}
+
+    def take(self, keys: list[Key], as_of_us: int) -> None:
+        """New and changed keys."""
+        for key in keys:
+            if (was := self._keys.get(key.id)) is not None:
+                for known in (was.hash, was.old_hash):
+                    self._by_hash.pop(known or "", None)
+            self._keys[key.id] = key
+            self._by_hash[key.hash] = key
+            if key.old_hash:
+                self._by_hash[key.old_hash] = key
+            self.version = max(self.version, key.version)
+        self.as_of_us = as_of_us
+
+    def find(self, hashed: str, now_us: int) -> Key | None:
+        key = self._by_hash.get(hashed)
+        if key is None or (key.revoked_us is not None and key.revoked_us <= now_us):
+            return None
+        if hashed == key.old_hash and key.old_hash_until_us <= now_us:
+            return None
+        return key
+
+    def by_id(self, key_id: str) -> Key | None:
+        return self._keys.get(key_id)
+
+    def all(self) -> list[Key]:
+        return list(self._keys.values())
+
+
+class _Cached(msgspec.Struct):
+    as_of_us: int
+    keys: list[Key]
+
+
+class KeyCache:
+    """The table on the local disk, so that a gateway can start while the store is away. Signed: a file that somebody
+    else wrote is not believed."""
+
+    def __init__(self, path: Path, secret: bytes) -> None:
+        self._path = path
+        self._secret = secret
+
+    def save(self, table: KeyTable) -> None:
+        body = msgspec.json.encode(_Cached(table.as_of_us, table.all()))
+        new = self._path.with_suffix(".new")
+        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(self._sign(body) + b"\n" + body)
+        new.replace(self._path)
+
+    def load(self, table: KeyTable) -> None:
+        """Into an empty table; leaves it empty if there is no cache, or not ours."""
+        try:
+            signature, _, body = self._path.read_bytes().partition(b"\n")
+            if hmac.compare_digest(signature, self._sign(body)):
+                cached = msgspec.json.decode(body, type=_Cached)
+                table.take(cached.keys, cached.as_of_us)
+        except (OSError, msgspec.MsgspecError):
+            return
+
+    def _sign(self, body: bytes) -> bytes:
+        return hmac.new(self._secret, b"keys\n" + body, hashlib.sha256).hexdigest().encode()
+
+
+def read_secret(path: Path) -> bytes:
+    """The owner's secret; made where there is none."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_bytes().strip()
+    with os.fdopen(fd, "wb") as file:
+        secret = secrets.token_hex(32).encode()
+        file.write(secret + b"\n")
+    return secret
+
+
+def cache_salt(secret: bytes, tenant: str) -> str:
+    """What keeps one tenant's prompts out of another's reach in an engine's prefix cache."""
+    return hmac.new(secret, b"cache\n" + tenant.encode(), hashlib.sha256).hexdigest()[:32]

@@ -1,0 +1,35 @@
+"""How the store's tables came to be: each step has a name, is done once, in this order, and is never edited afterwards.
+
+Plain SQL that both SQLite and PostgreSQL understand.
+"""
+
+from __future__ import annotations
+
+MIGRATIONS: dict[str, tuple[str, ...]] = {
+    "2026-11-15-entries": (
+        """CREATE TABLE entries (
+            id TEXT PRIMARY KEY, call_id TEXT NOT NULL, attempt INTEGER NOT NULL, kind TEXT NOT NULL,
+            at_us BIGINT NOT NULL, day TEXT NOT NULL, gateway TEXT NOT NULL, key TEXT NOT NULL, model TEXT NOT NULL,
+            replica TEXT NOT NULL, tier_asked TEXT NOT NULL, tier TEXT NOT NULL, input_price BIGINT NOT NULL,
+            output_price BIGINT NOT NULL, multiple_milli BIGINT NOT NULL, amount BIGINT NOT NULL,
+            outcome TEXT NOT NULL, prompt_tokens BIGINT NOT NULL, output_tokens BIGINT NOT NULL, seat_us BIGINT NOT NULL
+        )""",
+        "CREATE INDEX entries_by_call ON entries (call_id)",
+        "CREATE INDEX entries_by_day ON entries (day, key)",
+        "CREATE INDEX entries_by_gateway ON entries (gateway, key, day)",
+    ),
+    "2026-11-15-keys": (
+        """CREATE TABLE keys (
+            id TEXT PRIMARY KEY, hash TEXT NOT NULL UNIQUE, version BIGINT NOT NULL, key_json TEXT NOT NULL
+        )""",
+        "CREATE INDEX keys_by_version ON keys (version)",
+    ),
+    "2026-11-15-slices": (
+        """CREATE TABLE slices (
+            id TEXT PRIMARY KEY, key TEXT NOT NULL, period TEXT NOT NULL, gateway TEXT NOT NULL,
+            amount BIGINT NOT NULL, at_us BIGINT NOT NULL
+        )""",
+        "CREATE INDEX slices_by_period ON slices (key, period)",
+        "CREATE INDEX slices_by_gateway ON slices (gateway)",
+    ),
+}

@@ -1,0 +1,21 @@
+"""Which store a `[ledger] store` names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from headway.errors import SetupError
+from headway.ledger.postgres import PostgresStore
+from headway.ledger.sqlite import SQLiteStore
+from headway.ledger.store import Store
+
+
+def open_store(url: str) -> Store:
+    """Raises StoreAway."""
+    if url.startswith(("postgresql://", "postgres://")):
+        return PostgresStore(url)
+    if url.startswith("sqlite:///"):
+        return SQLiteStore(Path(url.removeprefix("sqlite:///")).expanduser())
+    raise SetupError(
+        f"store = {url.partition(':')[0]!r}: must be like sqlite:///books.db or postgresql://user@host/name"
+    )

@@ -1,0 +1,74 @@
+"""Books in production: PostgreSQL, with psycopg."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from headway.errors import SetupError
+from headway.ledger.store import Cursor, Store, StoreAway
+
+try:
+    import psycopg
+except ImportError:  # the extra `postgres` is not installed
+    psycopg = None  # type: ignore[assignment]
+
+CONNECT_S = 5
+OPTIONS = "-c statement_timeout=20000 -c lock_timeout=10000"
+
+
+class PostgresStore(Store):
+    def __init__(self, url: str) -> None:
+        if psycopg is None:
+            raise SetupError("PostgreSQL needs its driver: pip install 'headway[postgres]'")
+        try:
+            self._db = psycopg.connect(
+                url,
+                connect_timeout=CONNECT_S,
+                options=OPTIONS,
+                # One that has gone without a word (its machine lost power) is noticed, too.
+                keepalives_idle=5,
+                keepalives_interval=2,
+                keepalives_count=3,
+                tcp_user_timeout=15_000,
+            )
+        except psycopg.OperationalError as error:
+            raise StoreAway(str(error)) from error
+
+    @contextmanager
+    def transaction(self, *, lock: str | None = None) -> Iterator[Cursor]:
+        try:
+            with self._db.transaction(), self._db.cursor() as cursor:
+                if lock is not None:
+                    cursor.execute("SELECT pg_advisory_xact_lock(%s)", (zlib.crc32(lock.encode()),))
+                yield _QuestionMarks(cursor)
+        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+            raise StoreAway(str(error)) from error
+
+    def rows(self, sql: str, values: Sequence[Any]) -> Iterator[Any]:
+        with self.transaction(), self._db.cursor(name="rows") as cursor:
+            yield from cursor.execute(_percent_signs(sql), values)
+
+    def close(self) -> None:
+        self._db.close()
+
+
+class _QuestionMarks:
+    """The statements mark values with `?`, as SQLite does; this driver wants `%s`."""
+
+    def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
+        self._cursor = cursor
+        self.fetchone = cursor.fetchone
+        self.fetchall = cursor.fetchall
+
+    def execute(self, sql: str, values: Sequence[Any] = (), /) -> None:
+        self._cursor.execute(_percent_signs(sql), values)
+
+    def executemany(self, sql: str, rows: Sequence[Sequence[Any]], /) -> None:
+        self._cursor.executemany(_percent_signs(sql), rows)
+
+
+def _percent_signs(sql: str) -> str:
+    return sql.replace("?", "%s")

@@ -1,0 +1,304 @@
+"""The spool: entries on the local disk, in order, until the store has them.
+
+Lines are appended to a segment file with one write each, which a death of this process survives; `durable` waits until
+they have been synced, which a loss of power survives too. Segments are deleted when all their entries are in the store.
+
+Every line is a JSON array, by its first element:
+
+    ["entry", {...}]                                                  an entry, for the store
+    ["seen", [[call id, attempt, replica, prompt, output], ...]]      how far calls under way have come
+    ["open", [[reservation, attempt, replica, prompt, output], ...]]  first line of a segment: all calls under way
+
+The last two never leave the spool: with them, what was under way when a gateway died is closed by its next run, from
+the newest segment alone. Bounded: beyond `quota_bytes` no new call is taken; those under way can always be closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headway.errors import SetupError
+from headway.ledger.entries import Entry
+
+SEGMENT_BYTES = 4 * 2**20
+BATCH_ENTRIES = 1_000
+
+Seen = tuple[str, int, str, int, int]
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.decode
+
+
+@dataclass(slots=True)
+class OpenCall:
+    """A call under way, as far as its next run needs to know it."""
+
+    reserved: Entry
+    attempt: int = 1
+    replica: str = ""
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Entries in the order they were written, and where reading goes on when they are in the store."""
+
+    entries: list[Entry]
+    segment: Path
+    offset: int
+
+
+class Spool:
+    """One directory, one process. One other thread may call `next_batch` and `shipped`, and nothing else."""
+
+    def __init__(self, directory: Path, quota_bytes: int) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory = directory
+        self.quota_bytes = quota_bytes
+        self._segment_bytes = min(SEGMENT_BYTES, quota_bytes // 8)  # the newest one is never deleted
+        self._lock = _lock(directory)
+        self.gateway = _identity(directory)
+        self.open: dict[str, OpenCall] = {}
+        self._segments = sorted(directory.glob("*.jsonl"))
+        # Each of the two is changed by one thread only.
+        self._written_bytes = sum(path.stat().st_size for path in self._segments)
+        self._deleted_bytes = 0
+        self._read_at = 0  # in the oldest segment
+        self._unwritten: list[bytes] = []  # lines the disk had no room for
+        self._syncing: asyncio.Future[None] | None = None
+        self._sync_next: asyncio.Future[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "spool")
+        self._recover()
+        self._fd = -1
+        self._size = self._head_bytes = 0
+        self._begin_segment()
+
+    # --- writing ---
+
+    @property
+    def size_bytes(self) -> int:
+        return self._written_bytes - self._deleted_bytes
+
+    @property
+    def is_full(self) -> bool:
+        """No room for new calls."""
+        return bool(self._unwritten) or self.size_bytes >= self.quota_bytes
+
+    def reserve(self, entry: Entry) -> None:
+        self.open[entry.call_id] = OpenCall(entry, entry.attempt, entry.replica)
+        self._write(b'["entry",' + _encode(entry) + b"]\n")
+
+    def close_call(self, entries: list[Entry]) -> None:
+        """The entries with which a call ends, in one write."""
+        self.open.pop(entries[0].call_id, None)
+        self._write(b"".join(b'["entry",' + _encode(entry) + b"]\n" for entry in entries))
+
+    def seen(self, rows: list[Seen]) -> None:
+        """How far calls under way have come."""
+        for call_id, attempt, replica, prompt_tokens, output_tokens in rows:
+            if (call := self.open.get(call_id)) is not None:
+                call.attempt, call.replica = attempt, replica
+                call.prompt_tokens, call.output_tokens = prompt_tokens, output_tokens
+        if not self._unwritten:  # else the disk is full: should this gateway die, these calls are billed a step less
+            self._put(b'["seen",' + _encode(rows) + b"]\n")
+
+    def _write(self, line: bytes) -> None:
+        """What must not be lost: kept in memory while the disk has no room for it."""
+        self._unwritten.append(line)
+        self.retry()
+
+    def retry(self) -> None:
+        while self._unwritten and self._put(self._unwritten[0]):
+            del self._unwritten[0]
+
+    def _put(self, line: bytes) -> bool:
+        try:
+            written = os.write(self._fd, line)
+        except OSError:
+            written = 0
+        if written < len(line):
+            os.ftruncate(self._fd, self._size)  # no half lines in the middle
+            return False
+        self._size += written
+        self._written_bytes += written
+        if self._size >= max(self._segment_bytes, 4 * self._head_bytes):
+            self._begin_segment()
+        return True
+
+    def _begin_segment(self) -> None:
+        number = int(self._segments[-1].stem) + 1 if self._segments else 1
+        path = self.directory / f"{number:012d}.jsonl"
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL, 0o600)
+        rows = [
+            (call.reserved, call.attempt, call.replica, call.prompt_tokens, call.output_tokens)
+            for call in self.open.values()
+        ]
+        head = b'["open",' + _encode(rows) + b"]\n"
+        try:
+            os.write(fd, head)
+            os.fdatasync(fd)
+        except OSError as error:
+            os.close(fd)
+            path.unlink()
+            if self._fd < 0:
+                raise SetupError(f"cannot write to the spool in {self.directory}: {error}") from error
+            return  # the disk is full: stay with the segment we have
+        self._written_bytes += len(head)
+        if self._fd >= 0:
+            self._thread.submit(_sync_and_close, self._fd)
+        self._fd, self._size, self._head_bytes = fd, len(head), len(head)
+        self._segments.append(path)
+
+    # --- durability: one sync at a time, for all that was written before it began ---
+
+    def durable(self) -> asyncio.Future[None]:
+        """Done when everything written so far is on the disk; fails with OSError if it cannot be."""
+        loop = asyncio.get_running_loop()
+        self.retry()
+        if self._unwritten:
+            failed: asyncio.Future[None] = loop.create_future()
+            failed.set_exception(OSError("the disk of the spool is full"))
+            return failed
+        if self._syncing is None:
+            self._syncing = self._sync(loop)
+            return self._syncing
+        if self._sync_next is None:
+            self._sync_next = loop.create_future()
+        return self._sync_next
+
+    def _sync(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
+        syncing = loop.run_in_executor(self._thread, os.fdatasync, self._fd)
+        syncing.add_done_callback(lambda done: self._synced(done, loop))
+        return syncing
+
+    def _synced(self, done: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
+        waiting, self._sync_next, self._syncing = self._sync_next, None, None
+        if not done.cancelled():
+            done.exception()  # those who wait on it see it; nobody may
+        if waiting is not None:
+            self._syncing = self._sync(loop)
+            self._syncing.add_done_callback(lambda done: _hand_on(done, waiting))
+
+    # --- reading, by the thread that ships ---
+
+    def next_batch(self) -> Batch | None:
+        """Entries the store does not have yet; None if there are none."""
+        while True:
+            segment = self._segments[0]
+            is_newest = len(self._segments) == 1
+            entries, offset = _read_entries(segment, self._read_at)
+            if entries:
+                return Batch(entries, segment, offset)
+            self._read_at = offset
+            if is_newest:
+                return None
+            self._delete_oldest()
+
+    def shipped(self, batch: Batch) -> None:
+        """The store has committed the batch."""
+        self._read_at = batch.offset
+
+    def _delete_oldest(self) -> None:
+        segment = self._segments.pop(0)
+        self._deleted_bytes += segment.stat().st_size
+        segment.unlink()
+        self._read_at = 0
+
+    # --- what the last run left ---
+
+    def _recover(self) -> None:
+        for segment in self._segments:
+            for kind, value, _ in _read_lines(segment, 0):
+                self._replay(kind, value)
+
+    def _replay(self, kind: str, value: Any) -> None:
+        if kind == "open":
+            self.open = {}
+            for reserved, *rest in value:
+                entry = msgspec.convert(reserved, Entry)
+                self.open[entry.call_id] = OpenCall(entry, *rest)
+        elif kind == "seen":
+            for call_id, attempt, replica, prompt_tokens, output_tokens in value:
+                if (call := self.open.get(call_id)) is not None:
+                    call.attempt, call.replica = attempt, replica
+                    call.prompt_tokens, call.output_tokens = prompt_tokens, output_tokens
+        else:
+            entry = msgspec.convert(value, Entry)
+            if entry.kind == "reserved":
+                self.open[entry.call_id] = OpenCall(entry, entry.attempt, entry.replica)
+            elif entry.kind == "served":
+                self.open.pop(entry.call_id, None)
+
+    def stop(self) -> None:
+        self._thread.shutdown()
+        os.fdatasync(self._fd)
+        os.close(self._fd)
+        os.close(self._lock)
+
+
+def _hand_on(done: asyncio.Future[None], waiting: asyncio.Future[None]) -> None:
+    if waiting.done():
+        return
+    if error := done.exception():
+        waiting.set_exception(error)
+    else:
+        waiting.set_result(None)
+
+
+def _sync_and_close(fd: int) -> None:
+    os.fdatasync(fd)
+    os.close(fd)
+
+
+def _read_lines(segment: Path, offset: int) -> Iterator[tuple[str, Any, int]]:
+    """(kind, value, where the next line begins) of each whole line."""
+    with segment.open("rb") as file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return  # being written, or its writer died: nobody was told that it is there
+            offset += len(line)
+            kind, value = _decode(line)
+            yield kind, value, offset
+
+
+def _read_entries(segment: Path, offset: int) -> tuple[list[Entry], int]:
+    entries: list[Entry] = []
+    for kind, value, after in _read_lines(segment, offset):
+        offset = after
+        if kind == "entry":
+            entries.append(msgspec.convert(value, Entry))
+            if len(entries) >= BATCH_ENTRIES:
+                break
+    return entries, offset
+
+
+def _lock(directory: Path) -> int:
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise SetupError(f"another gateway uses the spool in {directory}: give each its own `spool`.") from None
+    return fd
+
+
+def _identity(directory: Path) -> str:
+    """Which gateway this is, for all its runs, and which of them."""
+    path = directory / "gateway"
+    name, run = path.read_text().split("/") if path.exists() else (f"gw-{secrets.token_hex(4)}", "0")
+    identity = f"{name}/{int(run) + 1}"
+    new = path.with_suffix(".new")
+    new.write_text(identity)
+    new.replace(path)
+    return identity

@@ -1,0 +1,42 @@
+"""Books for one box: SQLite in WAL mode. Several processes of the box may share the file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from headway.ledger.store import Cursor, Store, StoreAway
+
+BUSY_S = 10.0
+
+
+class SQLiteStore(Store):
+    def __init__(self, path: Path) -> None:
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")  # a commit that the spool relies on is on the disk
+        except (OSError, sqlite3.OperationalError) as error:
+            raise StoreAway(str(error)) from error
+
+    @contextmanager
+    def transaction(self, *, lock: str | None = None) -> Iterator[Cursor]:
+        """A file has one lock: every writer takes all of it, so the name does not matter."""
+        try:
+            with self._db:  # commits, or rolls back
+                cursor = self._db.cursor()
+                cursor.execute("BEGIN IMMEDIATE" if lock else "BEGIN")
+                yield cursor
+        except sqlite3.OperationalError as error:
+            raise StoreAway(str(error)) from error
+
+    def rows(self, sql: str, values: Sequence[Any]) -> Iterator[Any]:
+        with self.transaction():
+            yield from self._db.execute(sql, values)
+
+    def close(self) -> None:
+        self._db.close()

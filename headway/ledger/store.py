@@ -1,0 +1,177 @@
+"""The store: where entries, keys and slices of budgets are kept for good. The SQL is one; sqlite.py and postgres.py say
+how a connection is made and what locks.
+
+Synchronous: one thread of a gateway talks to it (books.py), and the commands do. Every method is one transaction. Any
+loss of the database is StoreAway; whoever asks decides what that means. All writes can be repeated: an entry or a slice
+that is there already stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+
+from headway.ledger.entries import BILLED, Entry
+from headway.ledger.keys import Key
+from headway.ledger.migrations import MIGRATIONS
+
+COLUMNS = ("id", *Entry.__struct_fields__)
+INSERT_ENTRY = (
+    f"INSERT INTO entries ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))}) ON CONFLICT (id) DO NOTHING"
+)
+IS_BILLED = f"kind IN ({', '.join(repr(kind) for kind in BILLED)})"
+
+
+# A slice is at most this part of what is left: the less there is, the less of it lies with a gateway that needs it not.
+PARTS_LEFT = 16
+
+
+class StoreAway(Exception):
+    """The database cannot be reached, or lost the connection in the middle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A gateway asks for a slice of a key's budget: at least `need`, and `want` where there is plenty."""
+
+    id: str
+    key: str
+    period: str
+    gateway: str
+    need: int
+    want: int
+
+
+class Cursor(Protocol):
+    """What both drivers' cursors have."""
+
+    def execute(self, sql: str, values: Sequence[Any] = (), /) -> Any: ...
+    def executemany(self, sql: str, rows: Sequence[Sequence[Any]], /) -> Any: ...
+    def fetchone(self) -> Any: ...
+    def fetchall(self) -> list[Any]: ...
+
+
+class Store:
+    def transaction(self, *, lock: str | None = None) -> AbstractContextManager[Cursor]:
+        """Committed at its end, or not at all. With `lock`, nobody else is inside one of the same name."""
+        raise NotImplementedError
+
+    def rows(self, sql: str, values: Sequence[Any]) -> Iterator[Any]:
+        """One after the other, never all in memory."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+    def migrate(self) -> list[str]:
+        """Do the steps that have not been done; returns their names."""
+        done = []
+        with self.transaction(lock="migrations") as cursor:
+            cursor.execute("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY)")
+            cursor.execute("SELECT name FROM migrations")
+            known = {name for (name,) in cursor.fetchall()}
+            for name, steps in MIGRATIONS.items():
+                if name not in known:
+                    for step in steps:
+                        cursor.execute(step)
+                    cursor.execute("INSERT INTO migrations (name) VALUES (?)", (name,))
+                    done.append(name)
+        return done
+
+    # --- entries ---
+
+    def insert(self, entries: list[Entry]) -> None:
+        rows = [(entry.id, *msgspec.structs.astuple(entry)) for entry in entries]
+        with self.transaction() as cursor:
+            cursor.executemany(INSERT_ENTRY, rows)
+
+    def entries(self, first_day: str = "", last_day: str = "9999") -> Iterator[Entry]:
+        """In the order of their calls."""
+        columns = ", ".join(Entry.__struct_fields__)
+        sql = f"SELECT {columns} FROM entries WHERE day >= ? AND day <= ? ORDER BY call_id, at_us, id"
+        for row in self.rows(sql, (first_day, last_day)):
+            yield Entry(**dict(zip(Entry.__struct_fields__, row, strict=True)))
+
+    # --- keys ---
+
+    def keys_since(self, version: int) -> list[Key]:
+        """Those that were made or changed after that version of the table."""
+        with self.transaction() as cursor:
+            cursor.execute("SELECT key_json FROM keys WHERE version > ? ORDER BY version", (version,))
+            return [msgspec.json.decode(text, type=Key) for (text,) in cursor.fetchall()]
+
+    def put_key(self, key: Key) -> Key:
+        """Make or change it; returns it with its version. One at a time, so that versions come in order."""
+        with self.transaction(lock="keys") as cursor:
+            cursor.execute("SELECT COALESCE(MAX(version), 0) + 1 FROM keys")
+            key = msgspec.structs.replace(key, version=int(cursor.fetchone()[0]))
+            cursor.execute(
+                "INSERT INTO keys (id, hash, version, key_json) VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE "
+                "SET hash = excluded.hash, version = excluded.version, key_json = excluded.key_json",
+                (key.id, key.hash, key.version, msgspec.json.encode(key).decode()),
+            )
+        return key
+
+    # --- slices of budgets (budget.py) ---
+
+    def lease(self, ask: Lease, budget: int, at_us: int) -> int:
+        """Give a gateway a slice of what is left of a budget; 0 if that is less than it needs. Asked again with the
+        same id (the answer to the first time was lost) it says what was given then."""
+        with self.transaction(lock=f"budget {ask.key} {ask.period}") as cursor:
+            cursor.execute("SELECT amount FROM slices WHERE id = ?", (ask.id,))
+            if (before := cursor.fetchone()) is not None:
+                return int(before[0])
+            cursor.execute(
+                "SELECT COALESCE(SUM(amount), 0) FROM slices WHERE key = ? AND period = ?", (ask.key, ask.period)
+            )
+            left = budget - int(cursor.fetchone()[0])
+            if left < ask.need:
+                return 0
+            amount = max(ask.need, min(ask.want, left // PARTS_LEFT))
+            self._put_slice(cursor, ask.id, ask.key, ask.period, ask.gateway, amount, at_us)
+            return amount
+
+    def give_back(self, slice_id: str, key: str, period: str, gateway: str, amount: int, at_us: int) -> None:
+        with self.transaction() as cursor:
+            self._put_slice(cursor, slice_id, key, period, gateway, -amount, at_us)
+
+    def settle_runs_before(self, gateway: str, at_us: int) -> None:
+        """This run of a gateway follows others, and all their entries are here: what they leased and did not spend is
+        free again."""
+        name, _, run = gateway.partition("/")
+        with self.transaction() as cursor:
+            cursor.execute(
+                "SELECT gateway, key, period, SUM(amount) FROM slices WHERE gateway LIKE ? AND NOT EXISTS "
+                "(SELECT 1 FROM slices AS s WHERE s.id = slices.gateway || ':' || slices.key || ':' || slices.period "
+                "|| ':settled') GROUP BY gateway, key, period",
+                (f"{name}/%",),
+            )
+            for before, key, period, leased in cursor.fetchall():
+                if int(before.partition("/")[2]) >= int(run):
+                    continue
+                cursor.execute(
+                    f"SELECT COALESCE(SUM(amount), 0) FROM entries "
+                    f"WHERE gateway = ? AND key = ? AND day >= ? AND day <= ? AND {IS_BILLED}",
+                    (before, key, period, period + "-99"),
+                )
+                unspent = int(leased) - int(cursor.fetchone()[0])
+                slice_id = f"{before}:{key}:{period}:settled"
+                self._put_slice(cursor, slice_id, key, period, before, -unspent, at_us)
+
+    @staticmethod
+    def _put_slice(cursor: Cursor, slice_id: str, key: str, period: str, gateway: str, amount: int, at_us: int) -> None:
+        cursor.execute(
+            "INSERT INTO slices (id, key, period, gateway, amount, at_us) VALUES (?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT (id) DO NOTHING",
+            (slice_id, key, period, gateway, amount, at_us),
+        )
+
+    def slices(self) -> list[tuple[str, str, str, int]]:
+        """(key, period, gateway, amount out) for each that has any."""
+        with self.transaction() as cursor:
+            cursor.execute("SELECT key, period, gateway, SUM(amount) FROM slices GROUP BY key, period, gateway")
+            return [(key, period, gateway, int(amount)) for key, period, gateway, amount in cursor.fetchall()]

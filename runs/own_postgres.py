@@ -1,0 +1,86 @@
+"""A PostgreSQL of our own, on a private port and directory, so that it can be killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+START_S = 60.0
+
+
+def find_program(name: str) -> str | None:
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, reversed(DEBIAN))]))
+
+
+class OwnPostgres:
+    """Made by `start`, which may be called again after `kill` or `stop`; `remove` ends it."""
+
+    def __init__(self) -> None:
+        programs = [find_program(name) for name in ("initdb", "postgres")]
+        if None in programs:
+            raise RuntimeError("PostgreSQL's server is not installed: apt-get install postgresql")
+        self._initdb, self._postgres = (str(program) for program in programs)
+        # It does not run as root: its files belong to the user that Debian made for it.
+        self._user = "postgres" if os.geteuid() == 0 else None
+        self._home = Path(tempfile.mkdtemp(prefix="headway-pg-"))
+        if self._user:
+            shutil.chown(self._home, self._user)
+        self._data = self._home / "data"
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port: int = free.getsockname()[1]
+        self.url = f"postgresql://headway@127.0.0.1:{self.port}/postgres"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = (self._home / "log").open("ab")
+        self._run(self._initdb, "-D", str(self._data), "-A", "trust", "-U", "headway", "--no-sync")
+
+    def start(self) -> None:
+        """Returns when it takes connections."""
+        settings = {"listen_addresses": "127.0.0.1", "port": self.port, "unix_socket_directories": ""}
+        arguments = [f"--{name}={value}" for name, value in settings.items()]
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline:
+            if self._process is None or self._process.poll() is not None:
+                # After a kill the children of the old one may need a moment to go: it says so, and ends.
+                self._process = subprocess.Popen(
+                    [self._postgres, "-D", self._data, *arguments], stdout=self._log, stderr=self._log, user=self._user
+                )
+            if self._is_ready():
+                return
+            time.sleep(0.05)
+        raise RuntimeError(f"PostgreSQL did not start: see {self._log.name}")
+
+    def kill(self, number: int = signal.SIGQUIT) -> None:
+        """SIGQUIT ends it at once and without a checkpoint, children and all; SIGKILL ends only its parent process."""
+        if self._process is not None:
+            self._process.send_signal(number)
+            self._process.wait()
+            self._process = None
+
+    def stop(self) -> None:
+        self.kill(signal.SIGINT)
+
+    def remove(self) -> None:
+        self.kill()
+        self._log.close()
+        shutil.rmtree(self._home)
+
+    def _is_ready(self) -> bool:
+        """It answers the first message of its protocol (a request for TLS, which it declines) when it is up."""
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), 1.0) as connection:
+                startup = b"user\0headway\0database\0postgres\0\0"
+                connection.sendall((len(startup) + 8).to_bytes(4, "big") + b"\0\3\0\0" + startup)
+                return connection.recv(1) == b"R"
+        except OSError:
+            return False
+
+    def _run(self, *command: str) -> None:
+        subprocess.run(command, check=True, stdout=self._log, stderr=self._log, user=self._user)

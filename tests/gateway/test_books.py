@@ -1,0 +1,348 @@
+"""Money through the whole gateway, with the official SDKs: the scripted engine's record says what was delivered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import msgspec
+import openai
+import pytest
+
+from headway.engines.scripted import Faults, Script, ScriptedEngine, running
+from headway.ledger.entries import Entry
+from headway.ledger.keys import Key, key_hash
+from headway.ledger.sqlite import SQLiteStore
+from headway.ledger.verify import verify, verify_budgets
+from tests.running import MODEL, Running, config_for, post, running_gateway
+
+pytestmark = pytest.mark.anyio
+QUICK = Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.002),))
+SLOW = Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.02),))
+CURVE = [[1, 500.0], [8, 400.0]]
+# One micro-unit per prompt token and ten per output token; fast is three times as much.
+PRICE = {"input": 1.0, "output": 10.0}
+FAST = {"name": "fast", "floor_tps": 20.0, "price_multiple": 3.0, "max_hold_s": 0.3}
+SECRET = "hw-a-key-for-tests"
+KEY = Key(id="key-test", hash=key_hash(SECRET.encode()))
+ASK: Any = [{"role": "user", "content": "two words"}]
+
+
+class Desk:
+    """A gateway with books, and the store beside it."""
+
+    def __init__(self, here: Running, store: SQLiteStore) -> None:
+        self.here = here
+        self.store = store
+
+    async def entries(self, calls: int = 1) -> list[Entry]:
+        """The entries in the store, when that many calls are over."""
+        async with asyncio.timeout(20):
+            while True:
+                entries = list(self.store.entries())
+                if sum(entry.kind == "released" for entry in entries) >= calls:
+                    return entries
+                await asyncio.sleep(0.02)
+
+    async def one(self, kind: str = "served") -> Entry:
+        [entry] = [entry for entry in await self.entries() if entry.kind == kind]
+        return entry
+
+
+@asynccontextmanager
+async def desk(
+    tmp_path: Path,
+    engines: list[ScriptedEngine],
+    key: Key = KEY,
+    floor_tps: float = 20.0,
+    ledger: dict[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Desk]:
+    store = SQLiteStore(tmp_path / "books.db")
+    store.migrate()
+    store.put_key(key)
+    tables = {"store": f"sqlite:///{tmp_path}/books.db", "spool": str(tmp_path / "spool"), **(ledger or {})}
+    config = config_for(
+        engines, express=[{**FAST, "floor_tps": floor_tps}], curve=CURVE, price=PRICE, ledger=tables, **settings
+    )
+    async with running_gateway(config, key=SECRET) as here:
+        yield Desk(here, store)
+    verdict = verify(store.entries())
+    verify_budgets(verdict, store.slices(), store.keys_since(0))
+    assert verdict.problems == []
+    assert verdict.open_calls == 0, "after the gateway has ended every call is closed"
+    store.close()
+
+
+async def test_every_call_is_billed_at_the_tier_served_and_the_answer_says_so(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
+        chat = at.here.openai.chat.completions
+        whole = await chat.create(model=MODEL, messages=ASK, max_tokens=20, service_tier="fast")
+        usage: Any = whole.usage
+        cost = 3 * (usage.prompt_tokens + 10 * 20)
+        assert (usage.headway["billed_micro"], usage.headway["refunded_micro"]) == (cost, 0)
+        stream = await chat.create(
+            model=MODEL, messages=ASK, max_tokens=20, stream=True, stream_options={"include_usage": True}
+        )
+        last: Any = [chunk async for chunk in stream][-1].usage
+        assert last.headway["billed_micro"] == cost // 3
+        message = await at.here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=20)
+        assert message.usage.headway["billed_micro"] == cost // 3  # type: ignore[attr-defined]
+        entries = await at.entries(3)
+        served = [entry for entry in entries if entry.kind == "served"]
+        assert [(entry.tier, entry.amount, entry.output_tokens) for entry in served] == [
+            ("fast", cost, 20),
+            ("standard", cost // 3, 20),
+            ("standard", cost // 3, 20),
+        ]
+        assert {entry.key for entry in entries} == {"key-test"}
+        assert all(entry.seat_us > 0 for entry in served)
+        # What is counted, not generated, costs nothing and leaves no entry.
+        await at.here.anthropic.messages.count_tokens(model=MODEL, messages=ASK)
+        assert len(await at.entries(3)) == 9
+
+
+async def test_a_missed_floor_is_refunded_to_the_standard_price_as_an_entry_of_its_own(tmp_path: Path) -> None:
+    async with running(SLOW) as engine, desk(tmp_path, [engine], floor_tps=200.0) as at:  # it gives 50
+        whole = await at.here.openai.chat.completions.create(
+            model=MODEL, messages=ASK, max_tokens=20, service_tier="fast"
+        )
+        usage: Any = whole.usage
+        standard = usage.prompt_tokens + 10 * 20
+        assert usage.headway["kept"] is False
+        assert (usage.headway["billed_micro"], usage.headway["refunded_micro"]) == (standard, 2 * standard)
+        assert (await at.one("served")).amount == 3 * standard
+        assert (await at.one("refunded")).amount == -2 * standard
+
+
+async def test_a_downgraded_call_costs_what_it_was_served_as(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, desk(tmp_path, [engine], floor_tps=5_000.0) as at:  # nobody keeps that
+        whole = await at.here.openai.chat.completions.create(
+            model=MODEL, messages=ASK, max_tokens=20, service_tier="fast"
+        )
+        assert whole.service_tier == "default"
+        served = await at.one()
+        assert (served.tier_asked, served.tier, served.multiple_milli) == ("fast", "standard", 1000)
+        assert served.amount == whole.usage.headway["billed_micro"]  # type: ignore[union-attr]
+
+
+async def test_a_stream_the_client_cut_is_billed_for_what_was_produced(tmp_path: Path) -> None:
+    async with running(SLOW) as engine, desk(tmp_path, [engine]) as at:
+        stream = await at.here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=500, stream=True)
+        async for number, _ in _numbered(stream):
+            if number == 10:
+                break
+        await stream.close()
+        served = await at.one()
+        assert served.outcome == "left"
+        assert 8 <= served.output_tokens <= engine.steps.requests[served.call_id].tokens_sent < 500
+        assert served.amount == served.prompt_tokens + 10 * served.output_tokens
+
+
+async def test_an_engine_that_dies_in_the_middle_is_not_billed_beyond_what_was_delivered(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
+        engine.faults = Faults(die_after_tokens=7, times=1)
+        stream = await at.here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=50, stream=True)
+        with pytest.raises(openai.APIError):
+            [chunk async for chunk in stream]
+        served = await at.one()
+        assert (served.outcome, served.output_tokens) == ("failed", 7)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_call_that_needed_two_engines_is_billed_once(tmp_path: Path, streaming: bool) -> None:
+    async with running(QUICK) as bad, running(QUICK) as good, desk(tmp_path, [bad, good]) as at:
+        bad.faults = Faults(die_after_tokens=0)
+
+        async def call(number: int) -> None:
+            answer: Any = await at.here.openai.completions.create(
+                model=MODEL, prompt=f"{number}", max_tokens=9, stream=streaming
+            )
+            if streaming:
+                [chunk async for chunk in answer]
+
+        await asyncio.gather(*[call(number) for number in range(8)])
+        served = [entry for entry in await at.entries(8) if entry.kind == "served"]
+        assert [(entry.output_tokens, entry.outcome) for entry in served] == [(9, "finished")] * 8
+        assert {entry.attempt for entry in served} == {1, 2}
+
+
+async def test_a_whole_answer_that_never_came_costs_nothing(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
+        engine.faults = Faults(die_after_tokens=5)
+        with pytest.raises(anthropic.APIStatusError):
+            await at.here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=30, speed="fast")
+        assert (await at.one()).amount == 0
+
+
+async def test_the_budget_is_asked_before_and_what_was_not_used_is_there_again(tmp_path: Path) -> None:
+    key = msgspec.structs.replace(KEY, budget_day=20_000)
+    async with running(QUICK) as engine, desk(tmp_path, [engine], key) as at:
+        for _ in range(5):  # each may cost most of the budget, and costs little
+            answer = await at.here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=1_000, stop=["river"])
+            assert answer.usage is not None
+            assert answer.usage.completion_tokens < 300
+        with pytest.raises(openai.APIStatusError, match="budget") as refused:
+            await at.here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=4_000)
+        assert refused.value.status_code == 402
+        with pytest.raises(anthropic.APIStatusError, match="budget") as said:
+            await at.here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=4_000)
+        assert said.value.status_code == 402
+        # One that sets no limit is given one, so that its worst case is known.
+        with pytest.raises(openai.APIStatusError, match="max_tokens"):
+            await at.here.openai.completions.create(model=MODEL, prompt="hi")
+
+
+async def test_keys_are_for_what_they_are_for(tmp_path: Path) -> None:
+    key = msgspec.structs.replace(KEY, tiers=["standard"], models=[MODEL], requests_pm=3)
+    async with running(QUICK) as engine, desk(tmp_path, [engine], key) as at:
+        completions = at.here.openai.completions
+        with pytest.raises(openai.PermissionDeniedError, match="not for the tier `fast`"):
+            await completions.create(model=MODEL, prompt="hi", max_tokens=2, extra_body={"service_tier": "fast"})
+        for _ in range(3):
+            await completions.create(model=MODEL, prompt="hi", max_tokens=2)
+        with pytest.raises(openai.RateLimitError) as refused:
+            await completions.create(model=MODEL, prompt="hi", max_tokens=2)
+        assert 0 < int(refused.value.response.headers["retry-after"]) <= 20
+        with pytest.raises(openai.AuthenticationError):
+            await at.here.openai.with_options(api_key="hw-unknown").models.list()
+        page = await at.here.raw(
+            b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-api-key: %b\r\n\r\n" % SECRET.encode()
+        )
+        assert b" 403 " in page.splitlines()[0], "what all tenants do is for the owner's key"
+        at.store.put_key(msgspec.structs.replace(key, revoked_us=1))
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    await at.here.openai.models.list()
+                except openai.AuthenticationError:
+                    break
+                await asyncio.sleep(0.05)
+
+
+async def test_an_end_is_released_only_when_what_it_cost_is_on_the_disk(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
+        assert at.here.gateway.books is not None
+        spool = at.here.gateway.books.spool
+        synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        spool.durable = lambda: synced  # type: ignore[method-assign]
+        body = b'{"model":"scripted","prompt":"hi","max_tokens":5,"stream":true}'
+        ask = post("/v1/completions", body, b"x-api-key: " + SECRET.encode())
+        reader, writer = await asyncio.open_connection("127.0.0.1", at.here.port)
+        writer.write(ask)
+        before = await reader.readuntil(b'"finish_reason":"length"')
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reader.readuntil(b"[DONE]"), 0.3)
+        [path] = spool.directory.glob("*.jsonl")
+        assert b'"kind":"served"' in path.read_bytes()
+        synced.set_result(None)
+        assert b"[DONE]" not in before
+        assert b"[DONE]" in await reader.read()
+        writer.close()
+
+
+async def test_a_killed_gateways_streams_are_billed_by_its_next_run(tmp_path: Path) -> None:
+    async with running(SLOW) as engine:
+        async with desk(tmp_path, [engine]) as at:
+            books = at.here.gateway.books
+            assert books is not None
+            stream = await at.here.openai.chat.completions.create(
+                model=MODEL, messages=ASK, max_tokens=300, stream=True, service_tier="fast"
+            )
+            async for number, _ in _numbered(stream):
+                if number == 20:
+                    break
+            # The directory as it is at this moment is what a kill leaves.
+            left = {path.name: path.read_bytes() for path in books.spool.directory.iterdir()}
+            await stream.close()
+        for path in tmp_path.glob("books.db*"):
+            path.unlink()
+        for name, content in left.items():
+            (tmp_path / "spool" / name).write_bytes(content)
+        async with desk(tmp_path, [engine]) as at:
+            served = await at.one()
+            assert served.outcome == "gateway_lost"
+            assert 20 - 8 <= served.output_tokens <= 21  # at most one checkpoint, of 0.1 s, low
+            assert (await at.one("refunded")).amount < 0  # nothing was proved of its speed
+
+
+async def test_with_the_store_away_calls_are_served_until_the_spool_is_full(tmp_path: Path) -> None:
+    (tmp_path / "away").mkdir()
+    ledger = {"store": f"sqlite:///{tmp_path}/away/books.db", "spool_bytes": 64 * 1024}
+    async with running(QUICK) as engine, desk(tmp_path, [engine]):
+        pass  # one run with the store there: it leaves its keys behind
+    (tmp_path / "away").rmdir()
+    (tmp_path / "away").write_text("in the way")
+    async with running(QUICK) as engine:
+        config = config_for([engine], price=PRICE, ledger={**ledger, "spool": str(tmp_path / "spool")})
+        async with running_gateway(config, key=SECRET) as here:
+            served = 0
+            with pytest.raises(openai.InternalServerError) as refused:
+                for _ in range(1_000):
+                    await here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=2)
+                    served += 1
+            assert refused.value.status_code == 503
+            assert "retry-after" in refused.value.response.headers
+            assert served > 20
+            with pytest.raises(openai.InternalServerError):  # perhaps it was made since: not 401
+                await here.openai.with_options(api_key="hw-unknown").models.list()
+            (tmp_path / "away").unlink()
+            async with asyncio.timeout(20):
+                while True:
+                    try:
+                        await here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=2)
+                        break
+                    except (openai.InternalServerError, openai.AuthenticationError):
+                        await asyncio.sleep(0.1)
+                        store = SQLiteStore(tmp_path / "away" / "books.db")
+                        store.migrate()
+                        store.put_key(KEY)
+                        store.close()
+        store = SQLiteStore(tmp_path / "away" / "books.db")
+        verdict = verify(store.entries())
+        assert (verdict.problems, verdict.calls) == ([], served + 1)
+        store.close()
+
+
+async def test_tenants_do_not_share_an_engines_cache_and_no_secret_is_written_anywhere(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    bodies: list[bytes] = []
+    async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
+        pool = at.here.gateway._engines[engine.url]
+        real_send = pool.send
+
+        async def send(path: str, body: bytes, request_id: str) -> Any:
+            bodies.append(body)
+            return await real_send(path, body, request_id)
+
+        pool.send = send  # type: ignore[method-assign]
+        other = "hw-another-key"
+        at.store.put_key(Key(id="key-other", hash=key_hash(other.encode())))
+        prompt = "the prompt that nobody may read"
+        async with asyncio.timeout(10):
+            while len(bodies) < 2:
+                try:
+                    sdk = at.here.openai.with_options(api_key=other)
+                    await sdk.completions.create(model=MODEL, prompt=prompt, max_tokens=2)
+                    await at.here.openai.completions.create(model=MODEL, prompt=prompt, max_tokens=2)
+                except openai.AuthenticationError:  # not known yet
+                    await asyncio.sleep(0.05)
+        salts = [msgspec.json.decode(body)["cache_salt"] for body in bodies]
+        assert len(set(salts)) == 2
+    written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()) + caplog.text.encode()
+    for secret in (SECRET, other, prompt):
+        assert secret.encode() not in written
+
+
+async def _numbered(stream: Any) -> AsyncIterator[tuple[int, Any]]:
+    number = 0
+    async for chunk in stream:
+        yield number, chunk
+        number += 1

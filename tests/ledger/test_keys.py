@@ -1,0 +1,95 @@
+"""Keys: found by hash, ended in time, copied to the disk under a signature; and the commands about money."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from headway.cli import app
+from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, key_hash, read_secret
+from headway.ledger.opening import open_store
+from tests.ledger.test_store import whole_call
+
+CONFIG = """\
+[ledger]
+store = "{store}"
+[[models]]
+name = "m"
+price = {{ input = 1.0, output = 2.0, replica_hour = 3600.0 }}
+[[models.tiers]]
+name = "standard"
+[[models.tiers]]
+name = "fast"
+floor_tps = 10.0
+[[models.replicas]]
+url = "http://127.0.0.1:1"
+curve = [[1, 20.0]]
+"""
+
+
+def test_a_table_follows_changes() -> None:
+    table = KeyTable()
+    table.take([Key(id="a", hash="1", version=1), Key(id="b", hash="2", version=2)], 10)
+    assert (table.find("1", 0), table.find("3", 0)) == (Key(id="a", hash="1", version=1), None)
+    table.take([Key(id="a", hash="3", old_hash="1", old_hash_until_us=50, version=3)], 20)
+    assert [table.find(hashed, 40) is not None for hashed in ("1", "3")] == [True, True]
+    assert [table.find(hashed, 60) is not None for hashed in ("1", "3")] == [False, True]
+    table.take([Key(id="a", hash="3", revoked_us=70, version=4)], 30)
+    assert [table.find("3", now) is not None for now in (69, 70)] == [True, False]
+    assert table.find("1", 40) is None
+    assert (table.version, table.as_of_us) == (4, 30)
+
+
+def test_the_copy_on_the_disk_is_believed_only_with_its_signature(tmp_path: Path) -> None:
+    table = KeyTable()
+    table.take([Key(id="a", hash="1", version=7)], 10)
+    path = tmp_path / "keys"
+    secret = read_secret(tmp_path / "secret")
+    assert read_secret(tmp_path / "secret") == secret
+    assert ((tmp_path / "secret").stat().st_mode & 0o777) == 0o600
+    KeyCache(path, secret).save(table)
+    again, forged, other, none = KeyTable(), KeyTable(), KeyTable(), KeyTable()
+    KeyCache(path, secret).load(again)
+    assert (again.all(), again.as_of_us, again.version) == (table.all(), 10, 7)
+    KeyCache(path, b"another secret").load(other)
+    path.write_bytes(path.read_bytes().replace(b'"a"', b'"b"'))
+    KeyCache(path, secret).load(forged)
+    KeyCache(tmp_path / "absent", secret).load(none)
+    assert [one.all() for one in (other, forged, none)] == [[], [], []]
+
+
+def test_tenants_have_salts_of_their_own() -> None:
+    salts = {cache_salt(secret, tenant) for secret in (b"x", b"y") for tenant in ("a", "b")}
+    assert len(salts) == 4
+
+
+def test_the_commands_about_money(tmp_path: Path, store_url: str) -> None:
+    config = tmp_path / "headway.toml"
+    config.write_text(CONFIG.format(store=store_url))
+
+    def run(*words: str) -> str:
+        result = CliRunner().invoke(app, [*words, "--config", str(config)], env={"COLUMNS": "200"})
+        assert result.exit_code == 0, (words, result.output, result.exception)
+        return result.output
+
+    made = run("keys", "create", "--name", "team", "--tier", "fast", "--budget-day", "1.5")
+    key_id, secret = made.split(":")[0], made.split()[-1]
+    store = open_store(store_url)
+    [key] = store.keys_since(0)
+    assert (key.id, key.hash, key.tiers, key.budget_day) == (key_id, key_hash(secret.encode()), ["fast"], 1_500_000)
+    assert secret not in key.hash
+    new_secret = run("keys", "rotate", key_id, "--keep-old-hours", "1").split()[-1]
+    [key] = store.keys_since(0)
+    assert (key.hash, key.old_hash) == (key_hash(new_secret.encode()), key_hash(secret.encode()))
+    run("keys", "revoke", key_id)
+    assert "revoked" in run("keys", "list")
+    store.insert(whole_call())
+    store.close()
+    assert "0.000300" in run("bill", "--since", "2026-11-01", "--by", "key")
+    assert run("bill", "--since", "2026-11-01", "--format", "csv").startswith("key,model,tier,calls")
+    assert '"c1:2:served"' in run("bill", "--since", "2026-11-01", "--format", "cloudevents")
+    assert "The books are right." in run("ledger", "verify")
+    assert "up to date" in run("ledger", "migrate")
+    wrong = CliRunner().invoke(app, ["keys", "create", "--tier", "warp", "--config", str(config)])
+    assert "there is no tier 'warp' here" in str(wrong.exception)

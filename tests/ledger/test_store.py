@@ -1,0 +1,126 @@
+"""Both stores: what is written twice is there once, budgets are never leased twice, and a lost database is StoreAway."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from headway.core.price import Bill
+from headway.ledger.entries import Entry
+from headway.ledger.keys import Key
+from headway.ledger.opening import open_store
+from headway.ledger.store import Lease, Store, StoreAway
+from runs.own_postgres import OwnPostgres
+
+
+def reserved(call_id: str = "c1", gateway: str = "gw/1", amount: int = 900, key: str = "k") -> Entry:
+    return Entry(
+        call_id=call_id,
+        attempt=1,
+        kind="reserved",
+        at_us=1_000,
+        day="2026-11-15",
+        gateway=gateway,
+        key=key,
+        model="m",
+        replica="r0",
+        tier_asked="fast",
+        tier="fast",
+        input_price=1_000_000,
+        output_price=2_000_000,
+        multiple_milli=3_000,
+        amount=amount,
+    )
+
+
+REFUNDED = Bill(900, 600)
+
+
+def whole_call(call_id: str = "c1", gateway: str = "gw/1", due: Bill = REFUNDED) -> list[Entry]:
+    first = reserved(call_id, gateway)
+    return [first, *first.closing("finished", 2, "r1", (100, 100), 5_000, due, 2_000)]
+
+
+def ask(number: int, need: int, want: int = 0, gateway: str = "gw/1", period: str = "2026-11-15") -> Lease:
+    return Lease(f"{gateway}:k:{period}:{number}", "k", period, gateway, need, want)
+
+
+def test_entries_come_back_as_they_went_in_and_once(store: Store) -> None:
+    entries = whole_call()
+    store.insert(entries)
+    store.insert(entries)
+    store.insert(entries[:2])
+    assert sorted(store.entries(), key=lambda entry: entry.id) == sorted(entries, key=lambda entry: entry.id)
+    assert [entry.id for entry in entries] == ["c1:1:reserved", "c1:2:served", "c1:2:refunded", "c1:2:released"]
+
+
+def test_migrations_are_done_once(store: Store) -> None:
+    assert store.migrate() == []
+
+
+def test_keys_are_read_by_what_changed(store: Store) -> None:
+    first = store.put_key(Key(id="a", hash="1", tiers=["fast"], budget_day=5))
+    second = store.put_key(Key(id="b", hash="2"))
+    assert store.keys_since(0) == [first, second]
+    changed = store.put_key(Key(id="a", hash="3", revoked_us=7))
+    assert store.keys_since(second.version) == [changed]
+
+
+def test_a_budget_is_leased_in_slices_until_there_is_no_more(store: Store) -> None:
+    assert store.lease(ask(1, need=100, want=1_000), budget=3_200, at_us=0) == 200  # a sixteenth
+    assert store.lease(ask(1, need=100, want=1_000), budget=3_200, at_us=0) == 200  # the same question
+    assert store.lease(ask(2, need=2_900), budget=3_200, at_us=0) == 2_900
+    assert store.lease(ask(3, need=101), budget=3_200, at_us=0) == 0
+    assert store.lease(ask(4, need=100), budget=3_200, at_us=0) == 100
+    store.give_back("gw/1:k:2026-11-15:5", "k", "2026-11-15", "gw/1", 150, 0)
+    store.give_back("gw/1:k:2026-11-15:5", "k", "2026-11-15", "gw/1", 150, 0)
+    assert store.lease(ask(6, need=151), budget=3_200, at_us=0) == 0
+    assert store.lease(ask(7, need=150), budget=3_200, at_us=0) == 150
+
+
+def test_what_a_run_that_is_over_did_not_spend_is_free_again(store: Store) -> None:
+    for period in ("2026-11-15", "2026-11"):
+        assert store.lease(ask(1, need=1_000, period=period), budget=1_000, at_us=0) == 1_000
+    store.insert([entry for entry in whole_call() if entry.kind != "refunded"])  # spent 900
+    store.settle_runs_before("gw/1", 0)  # the run itself is not over
+    assert store.lease(ask(2, need=1), budget=1_000, at_us=0) == 0
+    store.settle_runs_before("gw/2", 0)
+    store.settle_runs_before("gw/3", 0)
+    assert store.lease(ask(1, need=101, gateway="gw/3"), budget=1_000, at_us=0) == 0
+    assert store.lease(ask(2, need=100, gateway="gw/3"), budget=1_000, at_us=0) == 100
+    assert store.lease(ask(1, need=100, gateway="gw/3", period="2026-11"), budget=1_000, at_us=0) == 100
+
+
+def test_gateways_that_ask_at_once_get_no_more_than_there_is(store_url: str, store: Store) -> None:
+    given: list[int] = []
+
+    def gateway(name: str) -> None:
+        own = open_store(store_url)
+        given.extend(own.lease(ask(n, need=7, want=20, gateway=name), budget=500, at_us=0) for n in range(40))
+        own.close()
+
+    threads = [threading.Thread(target=gateway, args=(f"gw{number}/1",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(given) == sum(amount for *_, amount in store.slices())
+    assert 493 < sum(given) <= 500
+
+
+def test_a_lost_database_is_store_away(postgres: OwnPostgres) -> None:
+    store = open_store(postgres.url)
+    store.migrate()
+    postgres.kill()
+    try:
+        with pytest.raises(StoreAway):
+            store.keys_since(0)
+        with pytest.raises(StoreAway):
+            open_store(postgres.url)
+    finally:
+        postgres.start()
+        store.close()
+    again = open_store(postgres.url)
+    assert again.keys_since(0) is not None
+    again.close()

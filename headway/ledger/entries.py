@@ -15,6 +15,7 @@ An entry's id is made of what it says (`call:attempt:kind`), so writing it twice
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -24,7 +25,7 @@ from headway.core.types import EXPRESS
 
 Kind = Literal["reserved", "served", "refunded", "released"]
 BILLED: tuple[Kind, ...] = ("served", "refunded")
-HELD: tuple[Kind, ...] = ("reserved", "released")
+DAY_US = 86_400 * 1_000_000
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,7 +92,12 @@ def _follows(served: Entry, kind: Kind, amount: int) -> Entry:
 
 
 def day_of(at_us: int) -> str:
-    return datetime.fromtimestamp(at_us / 1e6, UTC).strftime("%Y-%m-%d")
+    return _day(at_us // DAY_US)
+
+
+@lru_cache(maxsize=4)
+def _day(number: int) -> str:
+    return datetime.fromtimestamp(number * DAY_US / 1e6, UTC).strftime("%Y-%m-%d")
 
 
 def month_of(day: str) -> str:

@@ -19,6 +19,7 @@ import asyncio
 import fcntl
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from headway.ledger.entries import Entry
 
 SEGMENT_BYTES = 4 * 2**20
 BATCH_ENTRIES = 1_000
+QUICK_SYNC_S = 0.0005  # a disk that syncs in less is synced in the event loop, any other in a thread
 
 Seen = tuple[str, int, str, int, int]
 _encode = msgspec.json.Encoder().encode
@@ -75,8 +77,9 @@ class Spool:
         self._deleted_bytes = 0
         self._read_at = 0  # in the oldest segment
         self._unwritten: list[bytes] = []  # lines the disk had no room for
-        self._syncing: asyncio.Future[None] | None = None
-        self._sync_next: asyncio.Future[None] | None = None
+        self._waiting: asyncio.Future[None] | None = None  # for the next sync
+        self._is_syncing = False
+        self._sync_s = 0.0  # smoothed time that one takes
         self._thread = ThreadPoolExecutor(1, "spool")
         self._recover()
         self._fd = -1
@@ -159,7 +162,7 @@ class Spool:
         self._fd, self._size, self._head_bytes = fd, len(head), len(head)
         self._segments.append(path)
 
-    # --- durability: one sync at a time, for all that was written before it began ---
+    # --- durability: one sync for all that was written in a turn of the loop, or while the last one lasted ---
 
     def durable(self) -> asyncio.Future[None]:
         """Done when everything written so far is on the disk; fails with OSError if it cannot be."""
@@ -169,25 +172,41 @@ class Spool:
             failed: asyncio.Future[None] = loop.create_future()
             failed.set_exception(OSError("the disk of the spool is full"))
             return failed
-        if self._syncing is None:
-            self._syncing = self._sync(loop)
-            return self._syncing
-        if self._sync_next is None:
-            self._sync_next = loop.create_future()
-        return self._sync_next
+        if self._waiting is None:
+            self._waiting = loop.create_future()
+            if not self._is_syncing:
+                loop.call_soon(self._sync, loop)
+        return self._waiting
 
-    def _sync(self, loop: asyncio.AbstractEventLoop) -> asyncio.Future[None]:
-        syncing = loop.run_in_executor(self._thread, os.fdatasync, self._fd)
-        syncing.add_done_callback(lambda done: self._synced(done, loop))
-        return syncing
+    def _sync(self, loop: asyncio.AbstractEventLoop) -> None:
+        waiting, self._waiting = self._waiting, None
+        assert waiting is not None
+        if self._sync_s <= QUICK_SYNC_S:
+            # On a quick disk two changes of thread cost more than the sync itself.
+            self._synced(waiting, self._timed_sync(self._fd), loop)
+            return
+        self._is_syncing = True
+        syncing = loop.run_in_executor(self._thread, self._timed_sync, self._fd)
+        syncing.add_done_callback(lambda done: self._synced(waiting, done.result(), loop))
 
-    def _synced(self, done: asyncio.Future[None], loop: asyncio.AbstractEventLoop) -> None:
-        waiting, self._sync_next, self._syncing = self._sync_next, None, None
-        if not done.cancelled():
-            done.exception()  # those who wait on it see it; nobody may
-        if waiting is not None:
-            self._syncing = self._sync(loop)
-            self._syncing.add_done_callback(lambda done: _hand_on(done, waiting))
+    def _timed_sync(self, fd: int) -> OSError | None:
+        began = time.perf_counter()
+        try:
+            os.fdatasync(fd)
+        except OSError as error:
+            return error
+        self._sync_s += 0.1 * (time.perf_counter() - began - self._sync_s)
+        return None
+
+    def _synced(self, waiting: asyncio.Future[None], error: OSError | None, loop: asyncio.AbstractEventLoop) -> None:
+        self._is_syncing = False
+        if not waiting.done():
+            if error is None:
+                waiting.set_result(None)
+            else:
+                waiting.set_exception(error)
+        if self._waiting is not None:
+            loop.call_soon(self._sync, loop)
 
     # --- reading, by the thread that ships ---
 
@@ -244,15 +263,6 @@ class Spool:
         os.fdatasync(self._fd)
         os.close(self._fd)
         os.close(self._lock)
-
-
-def _hand_on(done: asyncio.Future[None], waiting: asyncio.Future[None]) -> None:
-    if waiting.done():
-        return
-    if error := done.exception():
-        waiting.set_exception(error)
-    else:
-        waiting.set_result(None)
 
 
 def _sync_and_close(fd: int) -> None:

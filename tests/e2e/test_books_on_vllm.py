@@ -1,0 +1,134 @@
+"""The books in front of real vLLM: what is billed is what the engines themselves counted, tenant by tenant."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anthropic import Anthropic
+from openai import OpenAI
+
+from headway.engines.vllm import read_metrics
+from headway.fleet.engine_env import MODEL_NAME as MODEL
+from headway.fleet.local import EngineProcess, free_port
+from headway.ledger.keys import Key, key_hash
+from headway.ledger.sqlite import SQLiteStore
+from headway.ledger.verify import verify
+from tests.e2e.conftest import CURVE, SEATS, get, wait_until
+
+pytestmark = pytest.mark.engine
+FIRST, SECOND = "hw-first-tenant", "hw-second-tenant"
+CONFIG = """\
+[gateway]
+port = {port}
+probe_interval_s = 0.5
+stall_s = 20.0
+[ledger]
+store = "sqlite:///{folder}/books.db"
+spool = "{folder}/spool"
+[[models]]
+name = "{model}"
+price = {{ input = 1.0, output = 10.0 }}
+[[models.tiers]]
+name = "standard"
+[[models.tiers]]
+name = "fast"
+floor_tps = 0.5
+price_multiple = 3.0
+{replicas}"""
+LONG = "The bus left at seven. " * 60  # several blocks of the engine's prefix cache
+
+
+class Books:
+    def __init__(self, port: int, folder: Path, config: Path) -> None:
+        self.url = f"http://127.0.0.1:{port}"
+        self.folder = folder
+        self.config = config
+        command = [sys.executable, "-m", "headway", "serve", "--config", str(config)]
+        self.process = subprocess.Popen(command)
+
+    def openai(self, key: str) -> OpenAI:
+        return OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0)
+
+    def is_ready(self) -> bool:
+        try:
+            return get(self.url + "/ready") == b"ready\n"
+        except (urllib.error.URLError, ConnectionError):
+            return False
+
+
+@pytest.fixture(scope="module")
+def books(engines: list[EngineProcess], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Books]:
+    folder, port = tmp_path_factory.mktemp("books"), free_port()
+    config = folder / "headway.toml"
+    replicas = "".join(f'[[models.replicas]]\nurl = "{one.url}"\nseats = {SEATS}\n{CURVE}\n' for one in engines)
+    config.write_text(CONFIG.format(port=port, folder=folder, model=MODEL, replicas=replicas))
+    store = SQLiteStore(folder / "books.db")
+    store.migrate()
+    for name, secret in (("first", FIRST), ("second", SECOND)):
+        store.put_key(Key(id=name, hash=key_hash(secret.encode()), budget_day=10**9))
+    store.close()
+    started = Books(port, folder, config)
+    wait_until("the gateway is ready", started.is_ready)
+    yield started
+    if started.process.poll() is None:
+        started.process.terminate()
+        started.process.wait(30)
+
+
+def test_one_tenants_prompts_are_not_in_anothers_cache(books: Books, engines: list[EngineProcess]) -> None:
+    def hits() -> float:
+        return sum(read_metrics(get(one.url + "/metrics"), (b"vllm:prefix_cache_hits_total",))[0] for one in engines)
+
+    def ask(key: str) -> float:
+        """What the engines found in their caches for it."""
+        before = hits()
+        with books.openai(key) as sdk:
+            sdk.completions.create(model=MODEL, prompt=LONG, max_tokens=1)
+        return hits() - before
+
+    assert ask(FIRST) == 0
+    assert ask(FIRST) > 100, "its own prompt is found again"
+    assert ask(SECOND) == 0, "another's is not"
+
+
+def test_what_is_billed_is_what_the_engines_counted(books: Books) -> None:
+    messages: Any = [{"role": "user", "content": "Count from one to five."}]
+    with books.openai(FIRST) as sdk:
+        stream = sdk.chat.completions.create(
+            model=MODEL, messages=messages, max_tokens=24, service_tier="fast", stream=True,
+            stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        usage: Any = next(chunk.usage for chunk in stream if chunk.usage)
+        assert usage.headway["billed_micro"] == 3 * (usage.prompt_tokens + 10 * 24)
+        whole: Any = sdk.chat.completions.create(model=MODEL, messages=messages, max_tokens=8).usage
+        assert whole.headway["billed_micro"] == whole.prompt_tokens + 10 * whole.completion_tokens
+        cut = sdk.chat.completions.create(
+            model=MODEL, messages=messages, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        )
+        for number, _ in enumerate(cut):
+            if number == 5:
+                break
+        cut.close()
+    with Anthropic(base_url=books.url, api_key=SECOND, max_retries=0) as anthropic:
+        message: Any = anthropic.messages.create(model=MODEL, messages=messages, max_tokens=8, speed="fast")
+        assert message.usage.headway["billed_micro"] == 3 * (
+            message.usage.input_tokens + 10 * message.usage.output_tokens
+        )
+    books.process.terminate()
+    assert books.process.wait(30) == 0
+    store = SQLiteStore(books.folder / "books.db")
+    verdict, entries = verify(store.entries()), list(store.entries())
+    store.close()
+    assert (verdict.problems, verdict.open_calls) == ([], 0)
+    [left] = [entry for entry in entries if entry.outcome == "left" and entry.kind == "served"]
+    assert 5 <= left.output_tokens < 400
+    command = [sys.executable, "-m", "headway", "ledger", "verify", "--engines", "--config", str(books.config)]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stdout + said.stderr
+    assert "The books are right." in said.stdout

@@ -21,6 +21,7 @@ from headway.bench.report import frontier_table, require_pictures, run_in_words,
 from headway.bench.sweep import Plan, sweep
 from headway.bench.sweep import write as write_rows
 from headway.cli_books import bill, keys_app, ledger_app
+from headway.cli_sim import simulate
 from headway.config import load
 from headway.core.curve import fit
 from headway.demo import prepare_demo, run_demo
@@ -40,6 +41,9 @@ app = typer.Typer(
 app.add_typer(keys_app, name="keys")
 app.add_typer(ledger_app, name="ledger")
 app.command(epilog="Example: `headway bill --by key,tier --format csv`")(bill)
+app.command(epilog="Example: `headway simulate --calls-per-s 20 --share fast=0.2 --replicas 4 --out simulated`")(
+    simulate
+)
 console = Console()
 complaints = Console(stderr=True)
 

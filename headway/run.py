@@ -15,7 +15,7 @@ from headway.api.app import App
 from headway.api.server import Server, drain_on_signals, make_server
 from headway.config import Config, ModelTable, PriceTable, ReplicaTable, SpeculationTable
 from headway.core.allowance import TokenLimit
-from headway.core.curve import Curve, fit
+from headway.core.curve import fit
 from headway.core.machine import Machine
 from headway.core.price import MICRO, MILLI, Price
 from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
@@ -31,12 +31,9 @@ from headway.ledger.opening import open_store
 
 
 def make_gateway(config: Config, record_to: Path | None = None, books: Books | None = None) -> Gateway:
-    policies = {model.name: _policy(model) for model in config.models}
+    policies = {model.name: policy_of(model) for model in config.models}
     fleet: list[tuple[Replica, Engine]] = [
-        (
-            Replica(replica.url, model.name, replica.seats, _curve(replica), replica.prompt_tps or 0.0),
-            VLLMEngine(replica.url, replica.url, model.name),
-        )
+        (replica_of(model, replica, name=replica.url), VLLMEngine(replica.url, replica.url, model.name))
         for model in config.models
         for replica in model.replicas
     ]
@@ -67,7 +64,7 @@ def prices_of(model: ModelTable) -> dict[Tier, Price]:
     }
 
 
-def _policy(model: ModelTable) -> ModelPolicy:
+def policy_of(model: ModelTable) -> ModelPolicy:
     """The tiers in the order in which held calls board: the fastest first, flex last."""
     tiers = {
         tier.name: TierPolicy(
@@ -82,8 +79,9 @@ def _policy(model: ModelTable) -> ModelPolicy:
     return ModelPolicy(in_order, standard_share=model.standard_share)
 
 
-def _curve(replica: ReplicaTable) -> Curve | None:
-    return fit([(batch, 1.0 / tps) for batch, tps in replica.curve]) if replica.curve else None
+def replica_of(model: ModelTable, replica: ReplicaTable, name: str) -> Replica:
+    curve = fit([(batch, 1.0 / tps) for batch, tps in replica.curve]) if replica.curve else None
+    return Replica(name, model.name, replica.seats, curve, replica.prompt_tps or 0.0)
 
 
 def engine_commands(config: Config) -> dict[str, str]:

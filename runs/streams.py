@@ -150,6 +150,7 @@ def gateway(
     curve: str = "",
     timing: str = "",
     ledger: str = "",
+    record: Path | None = None,
 ) -> Iterator[int]:
     """`tiers` is TOML for the model's tiers, `curve` the line for each replica, `timing` lines for the gateway,
     `ledger` lines for its books."""
@@ -158,6 +159,7 @@ def gateway(
     books = f"[ledger]\n{ledger}\n" if ledger else ""
     config.write_text(f'[gateway]\nport = {port}\n{timing}\n{books}[[models]]\nname = "{model}"\n{tiers}\n{replicas}')
     command = [sys.executable, "-m", "headway", "serve", "--config", str(config)]
+    command += ["--record", str(record)] if record is not None else []
     with process(command, f"http://127.0.0.1:{port}/ready") as pid:
         yield pid
 

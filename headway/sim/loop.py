@@ -1,7 +1,7 @@
 """The simulator: a heap of times where the gateway has a clock, around the very machine that serves.
 
-Drives core/machine.py with arrivals, completions and ticks, and does what it says on replicas in virtual time. The same
-inputs give the same run, to the last digit. Policy is not known here.
+Drives core/machine.py with arrivals, completions, ticks and faults, and does what it says on replicas in virtual time.
+The same inputs give the same run, to the last digit. Policy is not known here.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
+from typing import Literal
 
 from headway.core.machine import Machine
 from headway.core.types import (
@@ -17,11 +18,17 @@ from headway.core.types import (
     Arrived,
     Board,
     Call,
+    Cut,
+    Delivering,
     Downgrade,
+    Failed,
     Finished,
     Hold,
+    Left,
+    PutOff,
     Refuse,
     Replica,
+    ReplicaDown,
     ReplicaUp,
     Ticked,
     Tier,
@@ -29,6 +36,9 @@ from headway.core.types import (
 from headway.sim.engine import SimReplica
 
 TICK_S = 1.0
+MIN_TOKENS_FOR_SPEED = 16  # as live: the speed of a shorter answer says nothing
+
+How = Literal["finished", "refused", "cut"]
 
 
 @dataclass(slots=True)
@@ -47,47 +57,76 @@ class Trip:
     job: Job
     tier: Tier  # as served
     boarded_at: float | None = None
+    first_at: float = 0.0
     ended_at: float | None = None
-    refused: bool = False
+    how: How = "finished"
 
     @property
     def speed_tps(self) -> float:
-        assert self.boarded_at is not None
+        """(tokens - 1) / (last token - first token), as a floor is about."""
         assert self.ended_at is not None
-        return self.job.tokens / max(1e-9, self.ended_at - self.boarded_at)
+        return (self.job.tokens - 1) / max(1e-9, self.ended_at - self.first_at)
+
+    @property
+    def refused(self) -> bool:
+        return self.how == "refused"
 
     @property
     def waited_s(self) -> float:
         return (self.boarded_at if self.boarded_at is not None else self.job.at) - self.job.at
 
 
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A replica dies and comes back, or its steps take `slowness` times as long for a while."""
+
+    at: float
+    replica: str
+    lasts_s: float
+    slowness: float | None = None  # None: it dies
+
+
 class Simulation:
-    def __init__(self, machine: Machine, replicas: list[Replica]) -> None:
+    def __init__(
+        self, machine: Machine, replicas: list[Replica], first_token_s: float = 0.0, faults: tuple[Fault, ...] = ()
+    ) -> None:
         self.now = 0.0
         self.machine = machine
         self.trips: dict[str, Trip] = {}
+        self._known = {replica.name: replica for replica in replicas}
+        self._first_token_s = first_token_s
         self._replicas: dict[str, SimReplica] = {}
-        self._heap: list[tuple[float, int, str, int]] = []  # time, order, replica or "", its version
+        self._aboard: dict[str, SimReplica] = {}  # call -> where it is
+        # Time, order, and what then happens: something at a replica, if its version is still this; the first token of a
+        # flex call; or, with None, a deadline.
+        self._heap: list[tuple[float, int, SimReplica | str | None, int]] = []
         self._order = count()
-        for replica in replicas:
-            assert replica.curve is not None
-            self._replicas[replica.name] = SimReplica(replica.name, replica.curve)
-            self._do_all(machine.step(ReplicaUp(replica), 0.0))
+        self._faults: list[tuple[float, int, Fault, bool]] = []  # time, order, what, is it its end
+        for number, fault in enumerate(faults):
+            heappush(self._faults, (fault.at, number, fault, False))
+        for name in self._known:
+            self._start(name)
 
     def run(self, jobs: Iterator[Job], until: float) -> Iterator[Trip]:
         """Play the jobs, which come in order of time; yields each trip when it ends."""
         next_job = next(jobs, None)
         next_tick = TICK_S
+        heap, faults = self._heap, self._faults
         while True:
-            at = min(next_tick, next_job.at if next_job else until, self._heap[0][0] if self._heap else until)
-            if at >= until:
+            at = heap[0][0] if heap else until
+            if next_job is not None and next_job.at < at:
+                at = next_job.at
+            at = min(at, next_tick, faults[0][0] if faults else until)
+            if at >= until or (next_job is None and not self.trips):
                 return
             self.now = at
-            if self._heap and self._heap[0][0] <= at:
-                yield from self._complete()
+            if heap and heap[0][0] <= at:
+                yield from self._due()
             elif next_job is not None and next_job.at <= at:
                 yield from self._arrive(next_job)
                 next_job = next(jobs, None)
+            elif faults and faults[0][0] <= at:
+                yield from self._fault()
             else:
                 next_tick += TICK_S
                 yield from self._do_all(self.machine.step(Ticked(), at))
@@ -96,42 +135,91 @@ class Simulation:
         self.trips[job.call.id] = Trip(job, job.call.tier)
         return self._do_all(self.machine.step(Arrived(job.call), self.now))
 
-    def _complete(self) -> list[Trip]:
-        _, _, name, version = heappop(self._heap)
-        if not name:
+    def _due(self) -> list[Trip]:
+        _, _, replica, version = heappop(self._heap)
+        if replica is None:
             return self._do_all(self.machine.step(Ticked(), self.now))
-        replica = self._replicas[name]
+        if isinstance(replica, str):
+            if replica in self._aboard and self.trips[replica].first_at <= self.now:
+                return self._do_all(self.machine.step(Delivering(replica), self.now))
+            return []
         if version != replica.version:
             return []
-        call_id = replica.finish(self.now)
+        call_id = replica.due(self.now)
         self._expect(replica)
+        if call_id is None:
+            return []
+        del self._aboard[call_id]
         trip = self.trips.pop(call_id)
         trip.ended_at = self.now
-        return [trip, *self._do_all(self.machine.step(Finished(call_id, 0, trip.job.tokens, trip.speed_tps), self.now))]
+        job = trip.job
+        speed_tps = trip.speed_tps if job.tokens >= MIN_TOKENS_FOR_SPEED else None
+        finished = Finished(call_id, job.call.prompt_tokens, job.tokens, speed_tps)
+        return [trip, *self._do_all(self.machine.step(finished, self.now))]
 
     def _do_all(self, actions: list[Action]) -> list[Trip]:
-        ended = []
+        ended: list[Trip] = []
         for action in actions:
             trip = self.trips.get(action.call_id)
-            if trip is None:
-                continue
-            match action:
-                case Board(replica=name, tier=tier):
-                    trip.boarded_at, trip.tier = self.now, tier
-                    replica = self._replicas[name]
-                    replica.board(action.call_id, trip.job.tokens, self.now)
-                    self._expect(replica)
-                case Hold(until=until):
-                    heappush(self._heap, (until, next(self._order), "", 0))
-                case Downgrade():
-                    trip.tier = "standard"
-                case Refuse():
-                    trip.refused = True
-                    trip.ended_at = self.now
-                    ended.append(self.trips.pop(action.call_id))
+            if trip is not None:
+                self._do(action, trip, ended)
         return ended
 
+    def _do(self, action: Action, trip: Trip, ended: list[Trip]) -> None:
+        match action:
+            case Board(replica=name, tier=tier):
+                replica = self._aboard[action.call_id] = self._replicas[name]
+                trip.boarded_at, trip.tier = self.now, tier
+                job = trip.job
+                trip.first_at = replica.board(action.call_id, job.call.prompt_tokens, job.tokens, self.now)
+                self._expect(replica)
+                if tier == "flex":  # may be put off until its first token; of others core need not know when that comes
+                    heappush(self._heap, (trip.first_at, next(self._order), action.call_id, 0))
+            case Hold(until=until):
+                heappush(self._heap, (until, next(self._order), None, 0))
+            case Downgrade():
+                trip.tier = "standard"
+            case Refuse():
+                trip.how = "refused"
+                trip.ended_at = self.now
+                ended.append(self.trips.pop(action.call_id))
+            case PutOff() | Cut():
+                ended += self._take_off(action.call_id, trip, is_put_off=isinstance(action, PutOff))
+
+    def _take_off(self, call_id: str, trip: Trip, *, is_put_off: bool) -> list[Trip]:
+        """Core has taken the call off its replica. One that had nothing yet is given to another."""
+        replica = self._aboard.pop(call_id)
+        replica.leave(call_id, self.now)
+        self._expect(replica)
+        if is_put_off or self.now < trip.first_at:
+            trip.boarded_at = None
+            return self._do_all(self.machine.step(Failed(call_id, "put_off" if is_put_off else "waiting"), self.now))
+        trip.how, trip.ended_at = "cut", self.now
+        del self.trips[call_id]
+        return [trip, *self._do_all(self.machine.step(Left(call_id), self.now))]
+
+    # --- replicas ---
+
+    def _start(self, name: str) -> list[Trip]:
+        known = self._known[name]
+        assert known.curve is not None
+        self._replicas[name] = SimReplica(name, known.curve, known.prompt_tps, self._first_token_s)
+        return self._do_all(self.machine.step(ReplicaUp(known), self.now))
+
+    def _fault(self) -> list[Trip]:
+        _, number, fault, is_end = heappop(self._faults)
+        if not is_end:
+            heappush(self._faults, (fault.at + fault.lasts_s, number, fault, True))
+        if fault.slowness is None:
+            if is_end:
+                return self._start(fault.replica)
+            return self._do_all(self.machine.step(ReplicaDown(fault.replica), self.now))
+        replica = self._replicas[fault.replica]
+        replica.slow_down(1.0 if is_end else fault.slowness, self.now)
+        self._expect(replica)
+        return []
+
     def _expect(self, replica: SimReplica) -> None:
-        at = replica.next_completion()
+        at = replica.next_event()
         if at is not None:
-            heappush(self._heap, (at, next(self._order), replica.name, replica.version))
+            heappush(self._heap, (at, next(self._order), replica, replica.version))

@@ -1,0 +1,136 @@
+"""`headway simulate`: the policy of a configuration in virtual time, under a demand one has or fears."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import repeat
+from pathlib import Path
+from typing import Annotated, get_args
+
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from headway.config import Config, ModelTable, load
+from headway.core.price import MICRO
+from headway.core.types import Replica, Tier
+from headway.errors import SetupError
+from headway.run import policy_of, prices_of, replica_of
+from headway.sim.loop import Fault, Job
+from headway.sim.picture import draw
+from headway.sim.report import SHOWN, as_csv, by_tier, money
+from headway.sim.scenario import Scenario, play
+from headway.sim.traces import read_trace
+from headway.sim.workload import FLAT_HOURS, OFFICE_HOURS, Lengths, Recipe, synthesize
+
+console = Console()
+DEFAULT_CONFIG = Path("headway.toml")
+
+
+def simulate(
+    calls_per_s: Annotated[float, typer.Option(min=0.001, help="Mean demand.")] = 10.0,
+    share: Annotated[list[str] | None, typer.Option(help="Part of the calls that ask for a tier: fast=0.2")] = None,
+    hours: Annotated[float, typer.Option(min=0.01, help="How long to play.")] = 1.0,
+    seeds: Annotated[int, typer.Option(min=1, max=15, help="How often, each time with other chance.")] = 5,
+    replicas: Annotated[int | None, typer.Option(min=1, help="Replicas like the first; else as configured.")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="Tenants, a few of which make most calls.")] = 100,
+    day: Annotated[bool, typer.Option(help="Demand follows the hours of a working day.")] = False,
+    prompt_tokens: Annotated[float, typer.Option(min=1, help="Median length of prompts.")] = 1100.0,
+    answer_tokens: Annotated[float, typer.Option(min=1, help="Median length of answers.")] = 150.0,
+    trace: Annotated[Path | None, typer.Option(help="Replay this one: Azure's CSV or Mooncake's .jsonl.")] = None,
+    fault: Annotated[
+        list[str] | None, typer.Option(help="REPLICA:AT_S:LASTS_S dies, with :FACTOR it is so much slower. 0:600:120")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Which of the configured models.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write a picture over time and a CSV here.")] = None,
+    config: Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")] = DEFAULT_CONFIG,
+) -> None:
+    """What the policy that serves would do: floors kept, waits, refusals, money and margin, by tier."""
+    table = _model(load(config), model)
+    fleet = _fleet(table, replicas)
+    recipe = Recipe(
+        calls_per_s,
+        clients=clients,
+        hours=OFFICE_HOURS if day else FLAT_HOURS,
+        prompts=Lengths(prompt_tokens, 0.95, 128_000),
+        answers=Lengths(answer_tokens, 1.0, 16_000),
+        tiers=_shares(share or [], table),
+    )
+    jobs = partial(_replayed, trace, table.name) if trace is not None else partial(synthesize, recipe, model=table.name)
+    replica_hour = table.price.replica_hour if table.price is not None else None
+    scenario = Scenario(
+        policy_of(table),
+        fleet,
+        jobs,
+        hours * 3600,
+        prices_of(table),
+        round((replica_hour or 0.0) * MICRO),
+        tuple(_fault(one, fleet) for one in fault or ()),
+    )
+    with ProcessPoolExecutor(2) as pool:
+        outcomes = list(
+            track(pool.map(play, repeat(scenario, seeds), range(seeds)), total=seeds, console=console, transient=True)
+        )
+    found = by_tier(outcomes)
+    shown = Table("tier asked", *found, title=f"{len(fleet)} replicas, {seeds} seeds of {hours:g} h")
+    for name, _, spec in SHOWN:
+        shown.add_row(name, *[format(figures[name], spec) for figures in found.values()])
+    console.print(shown)
+    for name, one in money(outcomes).items():
+        console.print(f"{name}: {format(one, '.1%' if 'of' in name else ',.2f')}", highlight=False)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "simulation.csv").write_text(as_csv(outcomes), encoding="utf-8")
+        draw(outcomes[0].moments, f"{table.name}, {len(fleet)} replicas", out)
+        console.print(f"{out / 'simulation.svg'} and simulation.csv show it.", highlight=False)
+
+
+def _replayed(trace: Path, model: str, _seed: int) -> Iterator[Job]:
+    return read_trace(trace, model)
+
+
+def _model(settings: Config, name: str | None) -> ModelTable:
+    for table in settings.models:
+        if name is None or table.name == name:
+            if any(replica.curve is None for replica in table.replicas):
+                raise SetupError(f"a replica of {table.name} has no curve: measure it with `headway bench`.")
+            return table
+    raise SetupError(f"there is no model {name!r} here. Known: {', '.join(one.name for one in settings.models)}.")
+
+
+def _fleet(table: ModelTable, count: int | None) -> list[Replica]:
+    if count is None:
+        return [replica_of(table, replica, name=str(n)) for n, replica in enumerate(table.replicas)]
+    return [replica_of(table, table.replicas[0], name=str(n)) for n in range(count)]
+
+
+def _shares(said: list[str], table: ModelTable) -> dict[Tier, float]:
+    offered: list[Tier] = [tier.name for tier in table.tiers]
+    shares: dict[Tier, float] = {}
+    for one in said:
+        name, _, part = one.partition("=")
+        known = next((tier for tier in get_args(Tier) if tier == name and tier in offered), None)
+        try:
+            shares[known or "standard"] = float(part)
+        except ValueError:
+            known = None
+        if known is None:
+            raise SetupError(f"--share {one}: must be like fast=0.2, of the tiers {', '.join(offered)}.")
+    if sum(shares.values()) > 1.0 or min(shares.values(), default=0.0) < 0.0:
+        raise SetupError("--share: the parts must be positive and add up to 1 at most.")
+    return {"standard": 1.0 - sum(shares.values()), **shares} if "standard" not in shares else shares
+
+
+def _fault(said: str, fleet: list[Replica]) -> Fault:
+    parts = said.split(":")
+    try:
+        name, at, lasts_s = parts[0], float(parts[1]), float(parts[2])
+        slowness = float(parts[3]) if len(parts) > 3 else None
+    except (IndexError, ValueError):
+        raise SetupError(f"--fault {said}: must be like 0:600:120 (it dies) or 0:600:120:3 (3 times slower).") from None
+    if name not in {replica.name for replica in fleet}:
+        raise SetupError(f"--fault {said}: replicas are numbered from 0 to {len(fleet) - 1}.")
+    return Fault(at, name, lasts_s, slowness)

@@ -1,0 +1,61 @@
+"""One run over time: streams aboard and calls held, and how many replicas are light. Vega-Lite, as SVG and PNG."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from headway.errors import SetupError
+from headway.sim.scenario import Moment
+
+BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#8A8A8A"  # Okabe and Ito: told apart by everyone
+WIDE = 860
+
+
+def draw(moments: list[Moment], title: str, out: Path) -> None:
+    """Writes `simulation.svg` and `.png`."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise SetupError("The picture needs what draws it: pip install 'headway[pictures]'") from None
+    streams = [("aboard", BLUE, [4, 0]), ("held, waiting for a seat", ORANGE, [4, 2])]
+    replicas = [("open", GREY, [4, 0]), ("light", GREEN, [4, 2])]
+    rows = {
+        "aboard": [(one.at_s, one.aboard) for one in moments],
+        "held, waiting for a seat": [(one.at_s, one.held) for one in moments],
+        "open": [(one.at_s, one.open) for one in moments],
+        "light": [(one.at_s, one.light) for one in moments],
+    }
+    spec = {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "title": {"text": title, "anchor": "start", "fontSize": 16},
+        "vconcat": [_strip("calls", streams, rows, 220), _strip("replicas", replicas, rows, 120)],
+        "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}},
+        "config": {"font": "Helvetica, Arial, sans-serif", "view": {"stroke": None}},
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    svg = vl_convert.vegalite_to_svg(spec)
+    (out / "simulation.svg").write_text(svg, encoding="utf-8")
+    (out / "simulation.png").write_bytes(vl_convert.svg_to_png(svg, scale=1.5))
+
+
+def _strip(
+    what: str, lines: list[tuple[str, str, list[int]]], rows: dict[str, list[tuple[float, int]]], height: int
+) -> dict[str, Any]:
+    names = [name for name, _, _ in lines]
+    legend = {"title": None, "orient": "top", "direction": "horizontal", "labelFontSize": 12, "symbolSize": 300}
+    values = [{"at": at / 3600, "n": number, "what": name} for name in names for at, number in rows[name]]
+    colours = {"domain": names, "range": [colour for _, colour, _ in lines]}
+    dashes = {"domain": names, "range": [dash for _, _, dash in lines]}
+    return {
+        "width": WIDE,
+        "height": height,
+        "data": {"values": values},
+        "mark": {"type": "line", "strokeWidth": 1.8, "interpolate": "step-after"},
+        "encoding": {
+            "x": {"field": "at", "type": "quantitative", "title": "hours", "axis": {"grid": False}},
+            "y": {"field": "n", "type": "quantitative", "title": what},
+            "color": {"field": "what", "type": "nominal", "scale": colours, "legend": legend},
+            "strokeDash": {"field": "what", "type": "nominal", "scale": dashes, "legend": legend},
+        },
+    }

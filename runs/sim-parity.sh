@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# A live run with tiers, limits and faults on scripted replicas, recorded, and replayed through core (about a minute). Exits 0
+# only if every action is the same. An argument sets the seconds.
+source "$(dirname "$0")/prepare.bash"
+exec "$PY" runs/sim_parity.py "$@"

@@ -97,15 +97,20 @@ class Machine:
 
     def allowance(self, call: Call, now: float) -> Allowance | None:
         """What the call's tenant has left of its limit; None where there is none."""
-        return self._allowances.of(*self._limit(call), now)
+        bucket = self._bucket(call)
+        return self._allowances.of(*bucket, now) if bucket is not None else None
 
-    def _limit(self, call: Call) -> tuple[str, TokenLimit]:
-        """Whose bucket a call draws on, and its size. A key with limits of its own has two buckets for all models, one
-        for the express tiers and one for the others; else each tier of each model has its own."""
+    def _bucket(self, call: Call) -> tuple[str, TokenLimit] | None:
+        """Whose bucket a call draws on, and its size; None without a limit. A key with limits of its own has two for
+        all models, one for the express tiers and one for the others; else each tier of each model has its own."""
         if call.limit is not None:
             return f"{call.tenant} {'express' if call.tier in EXPRESS else 'other'}", call.limit
-        tier = self.boarding[call.model].policy.tiers[call.tier]
-        return f"{call.tenant} {call.tier} {call.model}", tier.limit
+        limit = self.boarding[call.model].policy.tiers[call.tier].limit
+        return None if limit.is_none else (f"{call.tenant} {call.tier} {call.model}", limit)
+
+    def _spend(self, call: Call, now: float, *, input: int = 0, output: int = 0, requests: int = 0) -> None:
+        if (bucket := self._bucket(call)) is not None:
+            self._allowances.spend(*bucket, now, input=input, output=output, requests=requests)
 
     # --- calls ---
 
@@ -125,7 +130,7 @@ class Machine:
         if allowance is not None and allowance.is_used_up:
             self._refuse_or_downgrade(journey, "over_limit", now, actions)
         else:
-            self._allowances.spend(*self._limit(call), now, requests=1)
+            self._spend(call, now, requests=1)
             self._board_or_hold(journey, now, actions, returned=False)
         if call.tier in EXPRESS:
             self._settle(boarding, now, actions)
@@ -247,7 +252,7 @@ class Machine:
             return  # it ended before: the last word of a call may come twice
         boarding = self.boarding[journey.call.model]
         boarding.waiting.charge(journey.call, event.prompt_tokens + event.output_tokens)
-        self._allowances.spend(*self._limit(journey.call), now, input=event.prompt_tokens, output=event.output_tokens)
+        self._spend(journey.call, now, input=event.prompt_tokens, output=event.output_tokens)
         if journey.replica is None:
             boarding.waiting.drop(journey.call)
         else:

@@ -254,9 +254,12 @@ def test_an_engine_that_stands_still_is_found_and_its_call_served_elsewhere(
 
         def call(name: str) -> None:
             ask: Any = [{"role": "user", "content": f"{name} stood still. Count to five."}]
-            answers.append(gateway.openai.chat.completions.create(model=MODEL, messages=ask, max_tokens=8))
+            answers.append(
+                gateway.openai.chat.completions.create(model=MODEL, messages=ask, max_tokens=60, extra_body=ENDLESS)
+            )
 
-        # One boards each replica: they begin differently, so nothing draws them to the same one.
+        # One boards each replica: they begin differently, so nothing draws them to the same one, and are long enough for
+        # the first to be aboard when the second comes.
         callers = [threading.Thread(target=call, args=(name,)) for name in ("Ann", "Ben")]
         for caller in callers:
             caller.start()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +19,7 @@ from headway.core.price import MICRO
 from headway.engines.vllm import VLLMEngine
 from headway.errors import SetupError
 from headway.ledger.bill import FIELDS, as_cloud_events, as_csv, as_records, make_bill, money
-from headway.ledger.entries import day_of
+from headway.ledger.entries import day_of, now_us
 from headway.ledger.keys import Key, key_hash, new_key_id, new_secret
 from headway.ledger.opening import open_store
 from headway.ledger.store import Store, StoreAway
@@ -91,7 +90,7 @@ def create(
         fast_output_tpm=fast_output_tokens,
         budget_day=_micro(budget_day),
         budget_month=_micro(budget_month),
-        created_us=_now_us(),
+        created_us=now_us(),
     )
     with store_of(settings, config) as store:
         store.put_key(key)
@@ -117,7 +116,7 @@ def revoke(
 ) -> None:
     """End a key. Gateways that reach the store refuse it within two seconds; calls under way are served."""
     with store_of(load(config), config) as store:
-        store.put_key(msgspec.structs.replace(_find(store, key_id), revoked_us=_now_us()))
+        store.put_key(msgspec.structs.replace(_find(store, key_id), revoked_us=now_us()))
     console.print(f"{key_id} is revoked.")
 
 
@@ -129,7 +128,7 @@ def rotate(
 ) -> None:
     """Give a key a new secret, with the same rights, budgets and bill."""
     secret = new_secret()
-    until_us = _now_us() + int(keep_old_hours * 3600e6)
+    until_us = now_us() + int(keep_old_hours * 3600e6)
     with store_of(load(config), config) as store:
         key = _find(store, key_id)
         hashes = {"hash": key_hash(secret.encode()), "old_hash": key.hash, "old_hash_until_us": until_us}
@@ -166,10 +165,6 @@ def _micro(amount: float | None) -> int | None:
     return round(amount * MICRO) if amount is not None else None
 
 
-def _now_us() -> int:
-    return time.time_ns() // 1_000
-
-
 # --- bills -----------------------------------------------------------------------------------------------------------
 
 
@@ -193,7 +188,7 @@ def bill(
         if model.price is not None and model.price.replica_hour is not None
     }
     with store_of(settings, config) as store:
-        entries = store.entries(since or day_of(_now_us())[:8] + "01", until)
+        entries = store.entries(since or day_of(now_us())[:8] + "01", until)
         if form == "cloudevents":
             sys.stdout.writelines(event.decode() for event in as_cloud_events(entries))
             return

@@ -12,10 +12,8 @@ from typing import Protocol
 
 from headway.core.allowance import Allowance
 from headway.core.price import Bill, Price, bill
-from headway.core.types import Call, Tier
+from headway.core.types import MIN_TOKENS_FOR_PROMISE, Call, Tier
 from headway.errors import RefusalReason
-
-MIN_TOKENS_FOR_PROMISE = 16
 
 
 @dataclass(slots=True)

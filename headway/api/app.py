@@ -23,7 +23,6 @@ from headway.api.auth import FindKey, Headers, Keys
 from headway.api.server import Connection, HTTPClient, Send
 from headway.config import Config, ModelTable
 from headway.core.allowance import TokenLimit
-from headway.core.types import EXPRESS
 from headway.errors import Forbidden, HeadwayError, InvalidRequest, Refused, TooLarge, UnknownModel
 from headway.ledger.keys import Key
 from headway.wire import Client, Request, Served
@@ -139,7 +138,9 @@ class App:
             raise Forbidden(f"This key is not for the model `{call.model}`, but for: {', '.join(key.models)}.")
         if key.tiers is not None and call.tier not in key.tiers:
             raise Forbidden(f"This key is not for the tier `{call.tier}`, but for: {', '.join(key.tiers)}.")
-        call.tenant, call.limit = key.id, _limit_of(key, is_express=call.tier in EXPRESS)
+        call.tenant = key.id
+        call.express_limit = _limit(key.fast_input_tpm, key.fast_output_tpm, key.fast_requests_pm)
+        call.other_limit = _limit(key.input_tpm, key.output_tpm, key.requests_pm)
         if self._salt is not None and request.max_output_tokens != 0:
             # Prompts of one tenant are found in an engine's cache by that tenant's calls only.
             call.affinity = f"{key.id} {call.affinity}" if call.affinity else ""
@@ -239,11 +240,7 @@ def _add(request: Request, field: str, value: str | int) -> None:
     request.body = request.body[:-1] + b',"%b":%b}' % (field.encode(), msgspec.json.encode(value))
 
 
-def _limit_of(key: Key, *, is_express: bool) -> TokenLimit | None:
-    if is_express:
-        said = (key.fast_input_tpm, key.fast_output_tpm, key.fast_requests_pm)
-    else:
-        said = (key.input_tpm, key.output_tpm, key.requests_pm)
+def _limit(*said: int | None) -> TokenLimit | None:
     return TokenLimit(*[part or 0 for part in said]) if any(part is not None for part in said) else None
 
 

@@ -103,8 +103,9 @@ class Machine:
     def _bucket(self, call: Call) -> tuple[str, TokenLimit] | None:
         """Whose bucket a call draws on, and its size; None without a limit. A key with limits of its own has two for
         all models, one for the express tiers and one for the others; else each tier of each model has its own."""
-        if call.limit is not None:
-            return f"{call.tenant} {'express' if call.tier in EXPRESS else 'other'}", call.limit
+        own = call.express_limit if call.tier in EXPRESS else call.other_limit
+        if own is not None:
+            return f"{call.tenant} {'express' if call.tier in EXPRESS else 'other'}", own
         limit = self.boarding[call.model].policy.tiers[call.tier].limit
         return None if limit.is_none else (f"{call.tenant} {call.tier} {call.model}", limit)
 

@@ -18,6 +18,7 @@ from headway.errors import RefusalReason
 Tier = Literal["ultrafast", "fast", "standard", "flex"]
 EXPRESS: tuple[Tier, ...] = ("ultrafast", "fast")  # the tiers with a promised floor
 Stage = Literal["connect", "full", "waiting", "put_off"]
+MIN_TOKENS_FOR_PROMISE = 16  # the speed of a shorter answer says nothing
 
 
 @dataclass(slots=True)
@@ -32,7 +33,9 @@ class Call:
     affinity: str = ""  # calls with the same begin alike: an engine that has one in its cache is quicker with the next
     was_put_off: bool = False  # a flex call makes way once
     prompt_tokens: int = 0  # about as many, judged by its length: the engine counts them when it has read it
-    limit: TokenLimit | None = None  # its key's own, in place of the tier's
+    # Its key's own limits, in place of the tiers': for the express tiers, and for the others.
+    express_limit: TokenLimit | None = None
+    other_limit: TokenLimit | None = None
 
 
 @dataclass(slots=True)

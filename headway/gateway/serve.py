@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from headway.core.machine import Machine
 from headway.core.types import (
+    MIN_TOKENS_FOR_PROMISE,
     Action,
     Arrived,
     Board,
@@ -41,7 +42,7 @@ from headway.gateway.metrics import Metrics
 from headway.gateway.relay import Relay
 from headway.gateway.till import Till
 from headway.ledger.books import Account
-from headway.wire import MIN_TOKENS_FOR_PROMISE, Client, Request, Served
+from headway.wire import Client, Request, Served
 
 log = logging.getLogger("headway.gateway")
 

@@ -25,10 +25,9 @@ class Till:
         call = request.call
         if self.books is None or request.max_output_tokens == 0:
             return None
-        price = self._prices[call.model][call.tier]
         output_tokens = request.choices * (request.max_output_tokens or 0)
-        worst = price.amount(len(request.body) + TEMPLATE_TOKENS, output_tokens)
-        return await self.books.open(call, price, worst)
+        worst = self._prices[call.model][call.tier].amount(len(request.body) + TEMPLATE_TOKENS, output_tokens)
+        return await self.books.open(call, worst)
 
     def price(self, model: str, tier: Tier) -> Price | None:
         return self._prices[model][tier] if self.books is not None else None

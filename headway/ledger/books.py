@@ -22,7 +22,7 @@ from headway.core.price import Bill, Price
 from headway.core.types import Call
 from headway.errors import Refused
 from headway.ledger.budget import Budgets
-from headway.ledger.entries import Entry, day_of
+from headway.ledger.entries import Entry, day_of, now_us
 from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, read_secret
 from headway.ledger.spool import Spool
 from headway.ledger.store import Lease, Store, StoreAway
@@ -35,6 +35,7 @@ CACHE_REFRESH_S = 60.0
 SHIP_S = 0.2
 RECONNECT_S = 1.0
 LAST_SHIPPING_S = 10.0
+LEASE_S = 5.0  # a call waits no longer for an answer about its budget
 RETRY_AFTER_S = 5
 
 Usage = Callable[[], tuple[int, int]]
@@ -51,13 +52,12 @@ class BooksSettings:
 class Account:
     """The money of one call."""
 
-    def __init__(self, books: Books, call: Call, tenant: Key | None, price: Price, worst: int, day: str) -> None:
+    def __init__(self, books: Books, call: Call, tenant: Key | None, worst: int, day: str) -> None:
         self._books = books
         self._call = call
         self._tenant = tenant
         self._worst = worst
         self._day = day
-        self.price = price
         self.reserved: Entry | None = None  # written when the call is first sent to an engine
         self.attempt = 0
         self.replica = ""
@@ -68,9 +68,9 @@ class Account:
     def boards(self, replica: str, tier: str, price: Price, usage: Usage) -> None:
         """It is sent to an engine, as this tier."""
         self.attempt += 1
-        self.replica, self.price, self.usage = replica, price, usage
+        self.replica, self.usage = replica, usage
         if self.reserved is None:
-            self.reserved = self._books.reserve(self, self._call, tier, self._worst, self._day)
+            self.reserved = self._books.reserve(self, self._call, tier, price, self._worst, self._day)
 
     def close(self, outcome: str, usage: tuple[int, int], due: Bill, seat_us: int) -> None:
         """It is over: write what it cost."""
@@ -137,10 +137,10 @@ class Books:
 
     def find_key(self, hashed: str) -> Key | None:
         """None: there is no such key. Raises Refused while that cannot be said."""
-        now_us = _now_us()
-        if now_us - self.keys.as_of_us > self._key_cache_us:
+        now = now_us()
+        if now - self.keys.as_of_us > self._key_cache_us:
             raise Refused("books_away", RETRY_AFTER_S)
-        key = self.keys.find(hashed, now_us)
+        key = self.keys.find(hashed, now)
         if key is None and self.is_away:
             raise Refused("books_away", RETRY_AFTER_S)  # it may have been made since
         return key
@@ -152,13 +152,13 @@ class Books:
 
     # --- calls ---
 
-    async def open(self, call: Call, price: Price, worst: int) -> Account:
+    async def open(self, call: Call, worst: int) -> Account:
         """Take the worst case out of the key's budgets. Raises Refused: over the budget, or no room in the books."""
         if self.spool.is_full:
             self.spool.retry()
             if self.spool.is_full:
                 raise Refused("books_full", RETRY_AFTER_S)
-        day = day_of(_now_us())
+        day = day_of(now_us())
         key = self.keys.by_id(call.tenant)
         if key is not None:
             try:
@@ -167,14 +167,14 @@ class Books:
                 raise Refused("books_away", RETRY_AFTER_S) from None
             if not has_money:
                 raise Refused("over_budget", _seconds_left_of_day())
-        return Account(self, call, key, price, worst, day)
+        return Account(self, call, key, worst, day)
 
-    def reserve(self, account: Account, call: Call, tier: str, worst: int, day: str) -> Entry:
+    def reserve(self, account: Account, call: Call, tier: str, price: Price, worst: int, day: str) -> Entry:
         entry = Entry(
             call_id=call.id,
             attempt=account.attempt,
             kind="reserved",
-            at_us=_now_us(),
+            at_us=now_us(),
             day=day,
             gateway=self.gateway,
             key=call.tenant,
@@ -182,9 +182,9 @@ class Books:
             replica=account.replica,
             tier_asked=call.tier,
             tier=tier,
-            input_price=account.price.input_micro,
-            output_price=account.price.output_micro,
-            multiple_milli=account.price.multiple_milli,
+            input_price=price.input_micro,
+            output_price=price.output_micro,
+            multiple_milli=price.multiple_milli,
             amount=worst,
         )
         self.spool.reserve(entry)
@@ -196,7 +196,7 @@ class Books:
     ) -> None:
         del self._accounts[reserved.call_id]
         self.spool.close_call(
-            reserved.closing(outcome, account.attempt, account.replica, usage, seat_us, due, _now_us())
+            reserved.closing(outcome, account.attempt, account.replica, usage, seat_us, due, now_us())
         )
 
     def settle(self, key: Key | None, day: str, reserved: int, spent: int) -> None:
@@ -221,7 +221,7 @@ class Books:
         lost = list(self.spool.open.values())
         for call in lost:
             usage = (call.prompt_tokens, call.output_tokens)
-            self.spool.close_call(call.reserved.lost(call.attempt, call.replica, usage, _now_us()))
+            self.spool.close_call(call.reserved.lost(call.attempt, call.replica, usage, now_us()))
         if lost:
             log.warning("the last run of this gateway was killed with %d calls under way: closed", len(lost))
 
@@ -234,19 +234,23 @@ class Books:
 
         def job(store: Store) -> None:
             try:
-                given = store.lease(lease, budget, _now_us())
+                given = store.lease(lease, budget, now_us())
             except StoreAway as error:
                 self._loop.call_soon_threadsafe(_fail, answer, error)
                 raise
             self._loop.call_soon_threadsafe(_answer, answer, given)
 
         self._jobs.put(job)
-        return await answer
+        try:
+            async with asyncio.timeout(LEASE_S):
+                return await answer
+        except TimeoutError:  # the store went away before it came to this: the same question is asked again later
+            raise StoreAway from None
 
     def _give_back(self, slice_id: str, key: str, period: str, amount: int) -> None:
         def job(store: Store) -> None:
             try:
-                store.give_back(slice_id, key, period, self.gateway, amount, _now_us())
+                store.give_back(slice_id, key, period, self.gateway, amount, now_us())
             except StoreAway:
                 self._jobs.put(job)  # perhaps it was written: its id makes that the same
                 raise
@@ -287,7 +291,7 @@ class Books:
                 refreshed_at = now
             is_empty = self._ship(store)
             if is_empty and not is_settled:
-                store.settle_runs_before(self.gateway, _now_us())
+                store.settle_runs_before(self.gateway, now_us())
                 is_settled = True
             if self._stopping.is_set():
                 stop_at = stop_at or now + LAST_SHIPPING_S
@@ -316,7 +320,7 @@ class Books:
             return
 
     def _refresh_keys(self, store: Store) -> None:
-        as_of_us = _now_us()
+        as_of_us = now_us()
         changed = store.keys_since(self.keys.version)
         self._tell_loop(self._take_keys, changed, as_of_us)
 
@@ -351,10 +355,6 @@ def _answer(future: asyncio.Future[int], value: int) -> None:
 def _fail(future: asyncio.Future[int], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1_000
 
 
 def _seconds_left_of_day() -> int:

@@ -14,6 +14,7 @@ An entry's id is made of what it says (`call:attempt:kind`), so writing it twice
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal
@@ -89,6 +90,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def _follows(served: Entry, kind: Kind, amount: int) -> Entry:
     return msgspec.structs.replace(served, kind=kind, amount=amount, prompt_tokens=0, output_tokens=0, seat_us=0)
+
+
+def now_us() -> int:
+    return time.time_ns() // 1_000
 
 
 def day_of(at_us: int) -> str:

@@ -21,7 +21,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,6 @@ class Batch:
     """Entries in the order they were written, and where reading goes on when they are in the store."""
 
     entries: list[Entry]
-    segment: Path
     offset: int
 
 
@@ -80,6 +79,7 @@ class Spool:
         self._waiting: asyncio.Future[None] | None = None  # for the next sync
         self._is_syncing = False
         self._sync_s = 0.0  # smoothed time that one takes
+        self._closing: Future[None] | None = None  # the last sync of the segment before this one
         self._thread = ThreadPoolExecutor(1, "spool")
         self._recover()
         self._fd = -1
@@ -108,12 +108,15 @@ class Spool:
 
     def seen(self, rows: list[Seen]) -> None:
         """How far calls under way have come."""
+        self._note(rows)
+        if not self._unwritten:  # else the disk is full: should this gateway die, these calls are billed a step less
+            self._put(b'["seen",' + _encode(rows) + b"]\n")
+
+    def _note(self, rows: list[Seen]) -> None:
         for call_id, attempt, replica, prompt_tokens, output_tokens in rows:
             if (call := self.open.get(call_id)) is not None:
                 call.attempt, call.replica = attempt, replica
                 call.prompt_tokens, call.output_tokens = prompt_tokens, output_tokens
-        if not self._unwritten:  # else the disk is full: should this gateway die, these calls are billed a step less
-            self._put(b'["seen",' + _encode(rows) + b"]\n")
 
     def _write(self, line: bytes) -> None:
         """What must not be lost: kept in memory while the disk has no room for it."""
@@ -158,7 +161,7 @@ class Spool:
             return  # the disk is full: stay with the segment we have
         self._written_bytes += len(head)
         if self._fd >= 0:
-            self._thread.submit(_sync_and_close, self._fd)
+            self._closing = self._thread.submit(_sync_and_close, self._fd)
         self._fd, self._size, self._head_bytes = fd, len(head), len(head)
         self._segments.append(path)
 
@@ -181,8 +184,9 @@ class Spool:
     def _sync(self, loop: asyncio.AbstractEventLoop) -> None:
         waiting, self._waiting = self._waiting, None
         assert waiting is not None
-        if self._sync_s <= QUICK_SYNC_S:
-            # On a quick disk two changes of thread cost more than the sync itself.
+        if self._sync_s <= QUICK_SYNC_S and (self._closing is None or self._closing.done()):
+            # On a quick disk two changes of thread cost more than the sync itself. Not while the thread syncs the
+            # segment before this one: what waits may be in that.
             self._synced(waiting, self._timed_sync(self._fd), loop)
             return
         self._is_syncing = True
@@ -217,7 +221,7 @@ class Spool:
             is_newest = len(self._segments) == 1
             entries, offset = _read_entries(segment, self._read_at)
             if entries:
-                return Batch(entries, segment, offset)
+                return Batch(entries, offset)
             self._read_at = offset
             if is_newest:
                 return None
@@ -247,10 +251,7 @@ class Spool:
                 entry = msgspec.convert(reserved, Entry)
                 self.open[entry.call_id] = OpenCall(entry, *rest)
         elif kind == "seen":
-            for call_id, attempt, replica, prompt_tokens, output_tokens in value:
-                if (call := self.open.get(call_id)) is not None:
-                    call.attempt, call.replica = attempt, replica
-                    call.prompt_tokens, call.output_tokens = prompt_tokens, output_tokens
+            self._note(value)
         else:
             entry = msgspec.convert(value, Entry)
             if entry.kind == "reserved":

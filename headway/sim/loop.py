@@ -14,6 +14,7 @@ from typing import Literal
 
 from headway.core.machine import Machine
 from headway.core.types import (
+    MIN_TOKENS_FOR_PROMISE,
     Action,
     Arrived,
     Board,
@@ -36,7 +37,6 @@ from headway.core.types import (
 from headway.sim.engine import SimReplica
 
 TICK_S = 1.0
-MIN_TOKENS_FOR_SPEED = 16  # as live: the speed of a shorter answer says nothing
 
 How = Literal["finished", "refused", "cut"]
 
@@ -153,7 +153,7 @@ class Simulation:
         trip = self.trips.pop(call_id)
         trip.ended_at = self.now
         job = trip.job
-        speed_tps = trip.speed_tps if job.tokens >= MIN_TOKENS_FOR_SPEED else None
+        speed_tps = trip.speed_tps if job.tokens >= MIN_TOKENS_FOR_PROMISE else None
         finished = Finished(call_id, job.call.prompt_tokens, job.tokens, speed_tps)
         return [trip, *self._do_all(self.machine.step(finished, self.now))]
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from headway.core.machine import Machine
 from headway.core.price import Price, bill
-from headway.core.types import EXPRESS, ModelPolicy, Replica, Tier
-from headway.sim.loop import MIN_TOKENS_FOR_SPEED, Fault, Job, Simulation, Trip
+from headway.core.types import EXPRESS, MIN_TOKENS_FOR_PROMISE, ModelPolicy, Replica, Tier
+from headway.sim.loop import Fault, Job, Simulation, Trip
 
 SAMPLE = 20_000
 
@@ -71,7 +71,7 @@ class Tally:
         self.tokens += job.tokens
         self.first_tokens_s.add(trip.first_at - job.at)
         is_missed = False
-        if job.tokens >= MIN_TOKENS_FOR_SPEED:
+        if job.tokens >= MIN_TOKENS_FOR_PROMISE:
             self.speeds_tps.add(trip.speed_tps)
             if trip.tier in EXPRESS:
                 self.promised += 1

@@ -10,7 +10,10 @@ from headway.core.allowance import Allowances, TokenLimit
 from headway.core.feedback import IN_A_ROW, SHUT_OUT_S, Feedback
 from headway.core.machine import Machine
 from headway.core.types import (
+    Action,
+    Arrived,
     Board,
+    Call,
     Delivering,
     Downgrade,
     Failed,
@@ -24,6 +27,7 @@ from headway.core.types import (
     ReplicaSuspect,
     ReplicaUp,
     Ticked,
+    Tier,
 )
 from tests.core.test_express import CURVE, TIERS, arrive, board_many, loads, machine
 
@@ -266,3 +270,24 @@ def test_without_a_limit_nothing_is_kept() -> None:
     allowances = Allowances()
     allowances.spend("t", TokenLimit(), 0.0, input=50, output=50)
     assert allowances.of("t", TokenLimit(), 1.0) is None
+
+
+def test_a_key_has_limits_of_its_own_and_one_that_is_downgraded_draws_on_the_others() -> None:
+    m = machine(replicas=1)
+    express, other = TokenLimit(requests_pm=1), TokenLimit(requests_pm=2)
+
+    def call(name: str, tier: Tier) -> Call:
+        return Call(name, "m", tier, "t", falls_back=True, express_limit=express, other_limit=other)
+
+    def ask(name: str, tier: Tier, now: float) -> list[Action]:
+        return m.step(Arrived(call(name, tier)), now)
+
+    assert ask("f0", "fast", 0.0)[0] == Board("f0", "r0", "fast")
+    assert ask("f1", "fast", 0.1)[0] == Downgrade("f1", "over_limit")
+    m.step(Finished("f1", 5, 5), 0.2)
+    left = m.allowance(call("s", "standard"), 0.2)
+    assert left is not None
+    assert (left.limit, left.requests_left, left.output_left) == (other, 2, -5), "its tokens are in the others' bucket"
+    assert ask("s0", "standard", 0.3)[0] == Board("s0", "r0", "standard")
+    assert ask("s1", "standard", 0.3)[0] == Board("s1", "r0", "standard")
+    assert ask("s2", "standard", 0.3) == [Refuse("s2", "over_limit", 30)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,9 +16,11 @@ import openai
 import pytest
 
 from headway.engines.scripted import Faults, Script, ScriptedEngine, running
+from headway.ledger import books as books_module
 from headway.ledger.entries import Entry
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
+from headway.ledger.store import Lease
 from headway.ledger.verify import verify, verify_budgets
 from tests.running import MODEL, Running, config_for, post, running_gateway
 
@@ -196,6 +199,27 @@ async def test_the_budget_is_asked_before_and_what_was_not_used_is_there_again(t
         # One that sets no limit is given one, so that its worst case is known.
         with pytest.raises(openai.APIStatusError, match="max_tokens"):
             await at.here.openai.completions.create(model=MODEL, prompt="hi")
+
+
+async def test_a_question_about_a_budget_that_the_store_does_not_answer_is_a_503(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(books_module, "LEASE_S", 0.2)
+    may_answer, real = threading.Event(), SQLiteStore.lease
+
+    def late(store: SQLiteStore, lease: Lease, budget: int, at_us: int) -> int:
+        may_answer.wait(10)
+        return real(store, lease, budget, at_us)
+
+    monkeypatch.setattr(SQLiteStore, "lease", late)
+    key = msgspec.structs.replace(KEY, budget_day=10**9)
+    async with running(QUICK) as engine, desk(tmp_path, [engine], key) as at:
+        with pytest.raises(openai.InternalServerError) as refused:
+            await at.here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=5)
+        assert refused.value.status_code == 503
+        may_answer.set()
+        await at.here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=5)
+        assert len(at.store.slices()) == 1, "the same question, answered once"
 
 
 async def test_keys_are_for_what_they_are_for(tmp_path: Path) -> None:

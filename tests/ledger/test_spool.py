@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -154,4 +155,29 @@ async def test_many_who_wait_share_a_sync_and_one_who_gives_up_harms_nobody(
     assert sum(isinstance(result, asyncio.CancelledError) for result in results) == 2
     assert sum(result is None for result in results) == 48
     assert syncs <= 3
+    spool.stop()
+
+
+async def test_a_sync_does_not_overtake_that_of_the_segment_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "SEGMENT_BYTES", 1_000)
+    spool = Spool(tmp_path, QUOTA)
+    before = spool._fd
+    may_end = threading.Event()
+    real = os.fdatasync
+
+    def slow_for_the_first(fd: int) -> None:
+        if fd == before:
+            may_end.wait(10)
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", slow_for_the_first)
+    while spool._fd == before:
+        spool.reserve(reserved(f"c{spool.size_bytes}"))
+    waiting = asyncio.ensure_future(spool.durable())
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiting), 0.1)
+    may_end.set()
+    await waiting
     spool.stop()

@@ -247,22 +247,22 @@ def test_an_engine_that_stands_still_is_found_and_its_call_served_elsewhere(
     gateway: GatewayProcess, engines: list[EngineProcess]
 ) -> None:
     """The API server answers /health as before; the process that computes does not run."""
-    stopped = engines[0].engine_core_pid()
+    answers: list[Any] = []
+
+    def call(name: str) -> None:
+        ask: Any = [{"role": "user", "content": f"{name} stood still. Count to five."}]
+        answers.append(
+            gateway.openai.chat.completions.create(model=MODEL, messages=ask, max_tokens=60, extra_body=ENDLESS)
+        )
+
+    callers = [threading.Thread(target=call, args=(name,)) for name in ("Ann", "Ben")]
+    for caller in callers:
+        caller.start()
+    # Stopped is one that has a call: which that is depends on whether light seats are still kept for fast calls.
+    wait_until("a call is aboard", lambda: any(running_on(engine) for engine in engines))
+    stopped = next(engine for engine in engines if running_on(engine)).engine_core_pid()
     os.kill(stopped, signal.SIGSTOP)
     try:
-        answers: list[Any] = []
-
-        def call(name: str) -> None:
-            ask: Any = [{"role": "user", "content": f"{name} stood still. Count to five."}]
-            answers.append(
-                gateway.openai.chat.completions.create(model=MODEL, messages=ask, max_tokens=60, extra_body=ENDLESS)
-            )
-
-        # One boards each replica: they begin differently, so nothing draws them to the same one, and are long enough for
-        # the first to be aboard when the second comes.
-        callers = [threading.Thread(target=call, args=(name,)) for name in ("Ann", "Ben")]
-        for caller in callers:
-            caller.start()
         wait_until("the engine is taken out", lambda: gateway.open_replicas() == 1, 20)
         for caller in callers:
             caller.join(30)

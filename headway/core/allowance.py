@@ -14,7 +14,7 @@ MINUTE_S = 60.0
 MAX_TENANTS = 65_536
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TokenLimit:
     """Per minute; 0 is no limit."""
 
@@ -27,7 +27,7 @@ class TokenLimit:
         return not (self.input_tpm or self.output_tpm or self.requests_pm)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Allowance:
     """What is left of a limit, and how long until nothing is missing from it."""
 

@@ -20,7 +20,7 @@ Point = tuple[int, float]  # batch, seconds per token
 DEFAULT_MARGIN = 0.1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Curve:
     a: float
     c: float

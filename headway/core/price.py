@@ -14,7 +14,7 @@ MTOK = 1_000_000
 MILLI = 1_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Price:
     """What tokens cost: micro-units per million of them, times the tier's multiple in thousandths."""
 
@@ -32,7 +32,7 @@ class Price:
         return replace(self, multiple_milli=MILLI)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Bill:
     """What a call costs, and how much of that is given back because its promise was missed."""
 

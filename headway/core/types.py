@@ -3,7 +3,8 @@
 Knows nothing of HTTP, clocks or sockets. Events say what happened, actions say what shall be done; both are plain
 values that can be written to a file and compared, which is what `headway replay` does. They are treated as immutable;
 they are not declared `frozen` because a frozen dataclass takes three times as long to make, and the simulator makes
-several per call.
+several per call; nor are other values of core, because a frozen one that was compiled (setup.py) cannot be sent to
+another process.
 """
 
 from __future__ import annotations

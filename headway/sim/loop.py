@@ -76,7 +76,7 @@ class Trip:
         return (self.boarded_at if self.boarded_at is not None else self.job.at) - self.job.at
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fault:
     """A replica dies and comes back, or its steps take `slowness` times as long for a while."""
 

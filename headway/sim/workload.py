@@ -29,7 +29,7 @@ FLAT_HOURS = (1.0,) * 24
 WEEK = (1.12, 1.15, 1.15, 1.13, 1.08, 0.68, 0.69)  # Monday first
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lengths:
     """Lognormal: the median and the spread of its logarithm, cut at `most`."""
 
@@ -43,7 +43,7 @@ class Lengths:
         return min(self.most, max(self.least, drawn))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recipe:
     """A workload to make up. The defaults are those of a public trace of conversations (Azure 2024)."""
 

@@ -1,0 +1,46 @@
+"""The simulator compiled and as Python runs it: the same decisions at the same times, to the last digit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+RUN = """
+import hashlib, pickle, sys
+import headway.core.machine
+from headway.core.curve import Curve
+from headway.core.machine import Machine
+from headway.core.types import ModelPolicy, Replica, TierPolicy
+from headway.sim.loop import Fault, Simulation
+from headway.sim.workload import Recipe, synthesize
+
+tiers = {"fast": TierPolicy(100, 5.0, floor_tps=25.0), "standard": TierPolicy(1_000, 60.0), "flex": TierPolicy(9, 600.0)}
+recipe = Recipe(30.0, tiers={"standard": 0.7, "fast": 0.2, "flex": 0.1})
+fleet = [Replica(f"r{n}", "m", 8, Curve(0.01, 0.01, 0.0), 10_000.0) for n in range(6)]
+assert pickle.loads(pickle.dumps((recipe, fleet, tiers))) == (recipe, fleet, tiers)  # seeds are played in processes
+simulation = Simulation(Machine({"m": ModelPolicy(tiers)}), fleet, 0.01, (Fault(30.0, "r1", 20.0),))
+lines = [f"{t.job.call.id} {t.tier} {t.how} {t.first_at!r} {t.ended_at!r}" for t in simulation.run(synthesize(recipe, 1), 300)]
+print(headway.core.machine.__file__.endswith(".so"), len(lines), hashlib.sha256("\\n".join(lines).encode()).hexdigest())
+"""
+
+
+def run(path: str) -> list[str]:
+    env = os.environ | {"PYTHONPATH": path}
+    return subprocess.run(
+        [sys.executable, "-c", RUN], env=env, cwd=ROOT.parent, capture_output=True, check=True, text=True
+    ).stdout.split()
+
+
+@pytest.mark.timeout(300)
+def test_compiled_it_does_the_same() -> None:
+    build = f'set -e; cd "{ROOT}"; PY="{sys.executable}"; source runs/compiled.bash; echo "$PYTHONPATH"'
+    built = subprocess.run(["bash", "-c", build], capture_output=True, check=True, text=True).stdout.strip()
+    compiled, plain = run(built), run(str(ROOT))
+    assert (compiled[0], plain[0]) == ("True", "False")
+    assert int(plain[1]) > 5_000
+    assert compiled[1:] == plain[1:]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from setuptools import setup
 
-SIMULATED = ["sim/engine.py", "sim/loop.py", "sim/workload.py"]
+SIMULATED = ["sim/cell.py", "sim/engine.py", "sim/loop.py", "sim/workload.py"]
 
 wanted = os.environ.get("HEADWAY_COMPILE") == "1"
 modules = []

@@ -19,10 +19,12 @@ from headway.core.price import MICRO
 from headway.core.types import Replica, Tier
 from headway.errors import SetupError
 from headway.run import policy_of, prices_of, replica_of
-from headway.sim.loop import Fault, Job
+from headway.sim.arguments import auto_rungs, gateway_dies, replica_fault
+from headway.sim.loop import AnyFault, Job
 from headway.sim.picture import draw
-from headway.sim.report import SHOWN, as_csv, by_tier, money
-from headway.sim.scenario import Scenario, play
+from headway.sim.report import SHOWN, as_csv, by_tier, figure, money
+from headway.sim.report import auto as auto_calls
+from headway.sim.scenario import Outcome, Scenario, play
 from headway.sim.traces import read_trace
 from headway.sim.workload import FLAT_HOURS, OFFICE_HOURS, Lengths, Recipe, synthesize
 
@@ -43,6 +45,13 @@ def simulate(
     trace: Annotated[Path | None, typer.Option(help="Replay this one: Azure's CSV or Mooncake's .jsonl.")] = None,
     fault: Annotated[
         list[str] | None, typer.Option(help="REPLICA:AT_S:LASTS_S dies, with :FACTOR it is so much slower. 0:600:120")
+    ] = None,
+    gateways: Annotated[int, typer.Option(min=1, max=1000, help="They share the replicas.")] = 1,
+    summary_s: Annotated[float, typer.Option(min=0.01, help="How old what gateways know of each other may be.")] = 0.5,
+    gateway_fault: Annotated[list[str] | None, typer.Option(help="GATEWAY:AT_S:LASTS_S dies. 0:600:120")] = None,
+    auto: Annotated[
+        str | None,
+        typer.Option(help="Standard calls that a student serves first. share=0.5,replicas=2,faster=5,escalated=0.3"),
     ] = None,
     model: Annotated[str | None, typer.Option(help="Which of the configured models.")] = None,
     out: Annotated[Path | None, typer.Option(help="Write a picture over time and a CSV here.")] = None,
@@ -68,24 +77,44 @@ def simulate(
         hours * 3600,
         prices_of(table),
         round((replica_hour or 0.0) * MICRO),
-        tuple(_fault(one, fleet) for one in fault or ()),
+        _faults(fault or [], fleet, gateway_fault or [], gateways),
+        gateways=gateways,
+        summary_s=summary_s,
+        rungs=auto_rungs(auto, policy_of(table), fleet[0], prices_of(table)["standard"]) if auto is not None else None,
     )
-    with ProcessPoolExecutor(2) as pool:
-        outcomes = list(
-            track(pool.map(play, repeat(scenario, seeds), range(seeds)), total=seeds, console=console, transient=True)
-        )
-    found = by_tier(outcomes)
-    shown = Table("tier asked", *found, title=f"{len(fleet)} replicas, {seeds} seeds of {hours:g} h")
-    for name, _, spec in SHOWN:
-        shown.add_row(name, *[format(figures[name], spec) for figures in found.values()])
-    console.print(shown)
-    for name, one in money(outcomes).items():
-        console.print(f"{name}: {format(one, '.1%' if 'of' in name else ',.2f')}", highlight=False)
+    outcomes = _played(scenario, seeds)
+    _show(outcomes, f"{len(fleet)} replicas, {seeds} seeds of {hours:g} h")
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / "simulation.csv").write_text(as_csv(outcomes), encoding="utf-8")
         draw(outcomes[0].moments, f"{table.name}, {len(fleet)} replicas", out)
         console.print(f"{out / 'simulation.svg'} and simulation.csv show it.", highlight=False)
+
+
+def _faults(replicas: list[str], fleet: list[Replica], dying: list[str], gateways: int) -> tuple[AnyFault, ...]:
+    return *[replica_fault(one, fleet) for one in replicas], *[gateway_dies(one, gateways) for one in dying]
+
+
+def _played(scenario: Scenario, seeds: int) -> list[Outcome]:
+    with ProcessPoolExecutor(2) as pool:
+        each = pool.map(play, repeat(scenario, seeds), range(seeds))
+        return list(track(each, total=seeds, console=console, transient=True))
+
+
+def _show(outcomes: list[Outcome], title: str) -> None:
+    found = by_tier(outcomes)
+    shown = Table("tier asked", *found, title=title)
+    for name, _, spec in SHOWN:
+        shown.add_row(name, *[format(figures[name], spec) for figures in found.values()])
+    console.print(shown)
+    if outcomes[0].auto is not None:
+        figures = [f"{name} {one:{form}}" for name, (one, form) in auto_calls(outcomes).items()]
+        console.print("auto calls:", "; ".join(figures), highlight=False)
+    if any(outcome.handed_on for outcome in outcomes):
+        handed_on = figure([outcome.handed_on / outcome.calls for outcome in outcomes])
+        console.print(f"handed on between gateways: {handed_on:.1%} of the calls", highlight=False)
+    for name, one in money(outcomes).items():
+        console.print(f"{name}: {format(one, '.1%' if 'of' in name else ',.2f')}", highlight=False)
 
 
 def _replayed(trace: Path, model: str, _seed: int) -> Iterator[Job]:
@@ -122,15 +151,3 @@ def _shares(said: list[str], table: ModelTable) -> dict[Tier, float]:
     if sum(shares.values()) > 1.0 or min(shares.values(), default=0.0) < 0.0:
         raise SetupError("--share: the parts must be positive and add up to 1 at most.")
     return {"standard": 1.0 - sum(shares.values()), **shares} if "standard" not in shares else shares
-
-
-def _fault(said: str, fleet: list[Replica]) -> Fault:
-    parts = said.split(":")
-    try:
-        name, at, lasts_s = parts[0], float(parts[1]), float(parts[2])
-        slowness = float(parts[3]) if len(parts) > 3 else None
-    except (IndexError, ValueError):
-        raise SetupError(f"--fault {said}: must be like 0:600:120 (it dies) or 0:600:120:3 (3 times slower).") from None
-    if name not in {replica.name for replica in fleet}:
-        raise SetupError(f"--fault {said}: replicas are numbered from 0 to {len(fleet) - 1}.")
-    return Fault(at, name, lasts_s, slowness)

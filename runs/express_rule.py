@@ -17,8 +17,8 @@ from rich.progress import track
 from rich.table import Table
 
 from headway.core.curve import Curve
-from headway.core.machine import Machine
 from headway.core.types import Call, ModelPolicy, Replica, TierPolicy
+from headway.sim.cell import Cell
 from headway.sim.loop import Job, Simulation
 
 console = Console(width=120)
@@ -119,7 +119,7 @@ def split_of(name: str) -> int:
 
 def look(name: str, simulation: Simulation) -> Moment:
     """The state now: who is there, and what standard streams get at the present batches."""
-    boarding = simulation.machine.boarding["m"]
+    boarding = simulation.cell.machines[0].boarding["m"]
     standard_tps = 0.0
     for carrier in (boarding.carrier(f"r{n}") for n in range(split_of(name), REPLICAS)):
         assert carrier is not None
@@ -136,7 +136,7 @@ def look(name: str, simulation: Simulation) -> Moment:
 
 def simulate(name: str, seed: int) -> Outcome:
     policies, replicas, jobs = fleet(name, seed)
-    simulation = Simulation(Machine(policies), replicas)
+    simulation = Simulation(Cell(policies), replicas)
     outcome = Outcome(name, seed)
     fast_seen = kept = refused = tokens = 0
     for trip in simulation.run(jobs, SECONDS):

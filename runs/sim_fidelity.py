@@ -17,10 +17,10 @@ from rich.table import Table
 from streams import Stream, call, chat_request, gateway, scripted
 
 from headway.config import load
-from headway.core.machine import Machine
 from headway.core.types import Tier
 from headway.fleet.local import free_port
 from headway.run import policy_of, replica_of
+from headway.sim.cell import Cell
 from headway.sim.loop import Job, Simulation, Trip
 from headway.sim.workload import Lengths, Recipe, synthesize
 
@@ -74,7 +74,7 @@ async def live(url: str, jobs: list[Job]) -> list[tuple[Job, Stream, float]]:
 def simulated(config: Path, jobs: list[Job]) -> list[Trip]:
     table = load(config).models[0]
     fleet = [replica_of(table, replica, name=replica.url) for replica in table.replicas]
-    simulation = Simulation(Machine({MODEL: policy_of(table)}), fleet, FIRST_TOKEN_S)
+    simulation = Simulation(Cell({MODEL: policy_of(table)}), fleet, FIRST_TOKEN_S)
     return list(simulation.run(iter(jobs), 1e9))
 
 

@@ -16,8 +16,8 @@ from rich.table import Table
 
 import headway.core.machine
 from headway.core.curve import Curve
-from headway.core.machine import Machine
 from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
+from headway.sim.cell import Cell
 from headway.sim.loop import Job, Simulation
 from headway.sim.workload import OFFICE_HOURS, Recipe, synthesize
 
@@ -39,9 +39,7 @@ MOST_DAY_S, MOST_GROWTH = 180.0, 0.05
 
 def simulation(replicas: int) -> Simulation:
     policy = ModelPolicy(TIERS, standard_share=0.5)
-    return Simulation(
-        Machine({"m": policy}), [Replica(f"r{n}", "m", SEATS, CURVE, PROMPT_TPS) for n in range(replicas)]
-    )
+    return Simulation(Cell({"m": policy}), [Replica(f"r{n}", "m", SEATS, CURVE, PROMPT_TPS) for n in range(replicas)])
 
 
 def play(sim: Simulation, jobs: Iterator[Job], until: float = 1e12) -> tuple[int, int, float]:

@@ -60,7 +60,9 @@ WHY_PURE = (
 # Chance with a seed, and the dates that are written in a trace: both are inputs of a simulation, not of a decision.
 SEEDED_OR_READ = {
     ("headway.sim.workload", "random"),
-    ("headway.sim.scenario", "random"),
+    ("headway.sim.sample", "random"),
+    ("headway.sim.cell", "random"),
+    ("headway.sim.rungs", "random"),
     ("headway.sim.traces", "datetime"),
 }
 VAGUE = {"utils", "util", "common", "helpers", "helper", "manager", "misc", "base_classes"}

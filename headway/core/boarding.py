@@ -58,6 +58,7 @@ class Boarding:
         self._trails = Trails()
         self._light_capacity = 0
         self._ready = 0
+        self._free_heavy = 0  # free seats of open heavy replicas
         self._reserve = Reserve(policy.reserve_window_s, policy.reserve_headroom)
 
     # --- replicas ---
@@ -96,6 +97,11 @@ class Boarding:
 
     def carrier(self, replica: str) -> Carrier | None:
         return self._carriers.get(replica)
+
+    @property
+    def streams(self) -> int:
+        """Aboard all replicas."""
+        return sum(len(carrier.aboard) for carrier in self._carriers.values())
 
     def aboard(self, replica: str) -> int:
         return len(carrier.aboard) if (carrier := self.carrier(replica)) else 0
@@ -145,6 +151,19 @@ class Boarding:
             self._place(carrier, now)
 
     # --- seats ---
+
+    def room(self, tier: Tier, now: float) -> int:
+        """How many calls of the tier would board at once, as far as can be said without trying: prompts and streams
+        with a stricter floor are not looked at."""
+        if self.waiting.is_anyone_held(tier):
+            return 0
+        if tier not in EXPRESS:
+            reserve = self._reserve.wanted_seats(now) - self._reserve.present
+            return self._free_heavy + max(0, self._ready - max(0, reserve))
+        room = self._ready
+        if self.light_replicas < self.max_light_replicas and (lightest := self._lightest_heavy()) is not None:
+            room += max(0, lightest.caps[tier] - len(lightest.aboard))
+        return room
 
     def seat(self, call: Call, avoid: Set[str], now: float) -> str | None:
         """Give the call a seat; None if there is none that it may take."""
@@ -319,6 +338,8 @@ class Boarding:
         """Put the carrier where it belongs after any change, and count what it has ready."""
         name, load = carrier.replica.name, len(carrier.aboard)
         if carrier.rows is not None:
+            if carrier.rows is self._heavy:
+                self._free_heavy -= carrier.replica.seats - carrier.row
             carrier.rows.take(carrier)
         self._full.pop(name, None)
         self._idle_light.pop(name, None)
@@ -340,6 +361,7 @@ class Boarding:
                 self._idle_light[name] = carrier
         elif load < carrier.replica.seats:
             self._heavy.put(carrier, load)
+            self._free_heavy += carrier.replica.seats - load
         else:
             self._full[name] = carrier
 

@@ -31,6 +31,10 @@ class WaitingRoom:
     def held_express(self) -> int:
         return sum(len(self._queues[tier]) for tier in EXPRESS if tier in self._queues)
 
+    def is_anyone_held(self, tier: Tier) -> bool:
+        """Of this tier, or returned by an engine that failed them."""
+        return bool(self.returned) or len(self._queues[tier]) > 0
+
     def is_full(self, tier: Tier) -> bool:
         return len(self._queues[tier]) >= self._tiers[tier].max_held
 

@@ -1,7 +1,7 @@
 """The simulator: a heap of times where the gateway has a clock, around the very machine that serves.
 
-Drives core/machine.py with arrivals, completions, ticks and faults, and does what it says on replicas in virtual time.
-The same inputs give the same run, to the last digit. Policy is not known here.
+Drives core/machine.py, one for each gateway (cell.py), with arrivals, completions, ticks and faults, and does what it
+says on replicas in virtual time. The same inputs give the same run, to the last digit. Policy is not known here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Literal
 
-from headway.core.machine import Machine
 from headway.core.types import (
     MIN_TOKENS_FOR_PROMISE,
     Action,
@@ -22,6 +21,7 @@ from headway.core.types import (
     Cut,
     Delivering,
     Downgrade,
+    Event,
     Failed,
     Finished,
     Hold,
@@ -34,6 +34,7 @@ from headway.core.types import (
     Ticked,
     Tier,
 )
+from headway.sim.cell import Cell
 from headway.sim.engine import SimReplica
 
 TICK_S = 1.0
@@ -56,6 +57,7 @@ class Trip:
 
     job: Job
     tier: Tier  # as served
+    gateway: int = 0
     boarded_at: float | None = None
     first_at: float = 0.0
     ended_at: float | None = None
@@ -86,24 +88,44 @@ class Fault:
     slowness: float | None = None  # None: it dies
 
 
+@dataclass(slots=True)
+class GatewayFault:
+    """A gateway dies and comes back; what it owned is taken over when its lease has ended."""
+
+    at: float
+    gateway: int
+    lasts_s: float
+    lease_s: float = 10.0
+
+
+AnyFault = Fault | GatewayFault
+Phase = Literal["begins", "ends", "lease ends"]
+
+
 class Simulation:
     def __init__(
-        self, machine: Machine, replicas: list[Replica], first_token_s: float = 0.0, faults: tuple[Fault, ...] = ()
+        self,
+        cell: Cell,
+        replicas: list[Replica],
+        first_token_s: float = 0.0,
+        faults: tuple[AnyFault, ...] = (),
     ) -> None:
         self.now = 0.0
-        self.machine = machine
+        self.cell = cell
         self.trips: dict[str, Trip] = {}
         self._known = {replica.name: replica for replica in replicas}
         self._first_token_s = first_token_s
         self._replicas: dict[str, SimReplica] = {}
         self._aboard: dict[str, SimReplica] = {}  # call -> where it is
         # Time, order, and what then happens: something at a replica, if its version is still this; the first token of a
-        # flex call; or, with None, a deadline.
+        # flex call; or, with None, a deadline of a call at this gateway.
         self._heap: list[tuple[float, int, SimReplica | str | None, int]] = []
         self._order = count()
-        self._faults: list[tuple[float, int, Fault, bool]] = []  # time, order, what, is it its end
+        self._faults: list[tuple[float, int, AnyFault, Phase]] = []
+        self._down: set[str] = set()  # replicas that are dead
+        self._orphans: dict[int, list[str]] = {}  # replicas of a gateway that died, until its lease has ended
         for number, fault in enumerate(faults):
-            heappush(self._faults, (fault.at, number, fault, False))
+            heappush(self._faults, (fault.at, number, fault, "begins"))
         for name in self._known:
             self._start(name)
 
@@ -111,37 +133,47 @@ class Simulation:
         """Play the jobs, which come in order of time; yields each trip when it ends."""
         next_job = next(jobs, None)
         next_tick = TICK_S
+        next_summary = 0.0 if self.cell.gateways > 1 else until
         heap, faults = self._heap, self._faults
         while True:
             at = heap[0][0] if heap else until
             if next_job is not None and next_job.at < at:
                 at = next_job.at
-            at = min(at, next_tick, faults[0][0] if faults else until)
+            at = min(at, next_tick, next_summary, faults[0][0] if faults else until)
             if at >= until or (next_job is None and not self.trips):
                 return
             self.now = at
             if heap and heap[0][0] <= at:
                 yield from self._due()
             elif next_job is not None and next_job.at <= at:
-                yield from self._arrive(next_job)
+                yield from self.arrive(next_job)
                 next_job = next(jobs, None)
             elif faults and faults[0][0] <= at:
                 yield from self._fault()
+            elif next_summary <= at:
+                next_summary += self.cell.summary_s
+                self.cell.tell(at)
             else:
                 next_tick += TICK_S
-                yield from self._do_all(self.machine.step(Ticked(), at))
+                for gateway in range(self.cell.gateways):
+                    yield from self._step(gateway, Ticked())
 
-    def _arrive(self, job: Job) -> list[Trip]:
-        self.trips[job.call.id] = Trip(job, job.call.tier)
-        return self._do_all(self.machine.step(Arrived(job.call), self.now))
+    def arrive(self, job: Job) -> list[Trip]:
+        """The job comes now. Returns the trips that this ended."""
+        gateway = self.cell.gateway_for(job.call, self.now)
+        self.trips[job.call.id] = Trip(job, job.call.tier, gateway)
+        return self._step(gateway, Arrived(job.call))
+
+    def _step(self, gateway: int, event: Event) -> list[Trip]:
+        return self._do_all(self.cell.machines[gateway].step(event, self.now))
 
     def _due(self) -> list[Trip]:
         _, _, replica, version = heappop(self._heap)
         if replica is None:
-            return self._do_all(self.machine.step(Ticked(), self.now))
+            return self._step(version, Ticked())
         if isinstance(replica, str):
-            if replica in self._aboard and self.trips[replica].first_at <= self.now:
-                return self._do_all(self.machine.step(Delivering(replica), self.now))
+            if replica in self._aboard and (flex := self.trips[replica]).first_at <= self.now:
+                return self._step(flex.gateway, Delivering(replica))
             return []
         if version != replica.version:
             return []
@@ -154,8 +186,7 @@ class Simulation:
         trip.ended_at = self.now
         job = trip.job
         speed_tps = trip.speed_tps if job.tokens >= MIN_TOKENS_FOR_PROMISE else None
-        finished = Finished(call_id, job.call.prompt_tokens, job.tokens, speed_tps)
-        return [trip, *self._do_all(self.machine.step(finished, self.now))]
+        return [trip, *self._step(trip.gateway, Finished(call_id, job.call.prompt_tokens, job.tokens, speed_tps))]
 
     def _do_all(self, actions: list[Action]) -> list[Trip]:
         ended: list[Trip] = []
@@ -176,7 +207,7 @@ class Simulation:
                 if tier == "flex":  # may be put off until its first token; of others core need not know when that comes
                     heappush(self._heap, (trip.first_at, next(self._order), action.call_id, 0))
             case Hold(until=until):
-                heappush(self._heap, (until, next(self._order), None, 0))
+                heappush(self._heap, (until, next(self._order), None, trip.gateway))
             case Downgrade():
                 trip.tier = "standard"
             case Refuse():
@@ -193,10 +224,10 @@ class Simulation:
         self._expect(replica)
         if is_put_off or self.now < trip.first_at:
             trip.boarded_at = None
-            return self._do_all(self.machine.step(Failed(call_id, "put_off" if is_put_off else "waiting"), self.now))
+            return self._step(trip.gateway, Failed(call_id, "put_off" if is_put_off else "waiting"))
         trip.how, trip.ended_at = "cut", self.now
         del self.trips[call_id]
-        return [trip, *self._do_all(self.machine.step(Left(call_id), self.now))]
+        return [trip, *self._step(trip.gateway, Left(call_id))]
 
     # --- replicas ---
 
@@ -204,20 +235,45 @@ class Simulation:
         known = self._known[name]
         assert known.curve is not None
         self._replicas[name] = SimReplica(name, known.curve, known.prompt_tps, self._first_token_s)
-        return self._do_all(self.machine.step(ReplicaUp(known), self.now))
+        return self._step(self.cell.owner(name), ReplicaUp(known))
+
+    # --- faults ---
 
     def _fault(self) -> list[Trip]:
-        _, number, fault, is_end = heappop(self._faults)
-        if not is_end:
-            heappush(self._faults, (fault.at + fault.lasts_s, number, fault, True))
+        _, number, fault, phase = heappop(self._faults)
+        if phase == "begins":
+            heappush(self._faults, (fault.at + fault.lasts_s, number, fault, "ends"))
+        if isinstance(fault, GatewayFault):
+            if phase == "begins":
+                heappush(self._faults, (fault.at + fault.lease_s, number, fault, "lease ends"))
+            return self._gateway_fault(fault, phase)
         if fault.slowness is None:
-            if is_end:
-                return self._start(fault.replica)
-            return self._do_all(self.machine.step(ReplicaDown(fault.replica), self.now))
+            orphan = any(fault.replica in orphans for orphans in self._orphans.values())
+            if phase == "ends":
+                self._down.discard(fault.replica)
+                return [] if orphan else self._start(fault.replica)
+            self._down.add(fault.replica)
+            return [] if orphan else self._step(self.cell.owner(fault.replica), ReplicaDown(fault.replica))
         replica = self._replicas[fault.replica]
-        replica.slow_down(1.0 if is_end else fault.slowness, self.now)
+        replica.slow_down(1.0 if phase == "ends" else fault.slowness, self.now)
         self._expect(replica)
         return []
+
+    def _gateway_fault(self, fault: GatewayFault, phase: Phase) -> list[Trip]:
+        if phase == "ends":
+            self.cell.come_back(fault.gateway)
+            return []
+        if phase == "lease ends":
+            orphans = [name for name in self._orphans.pop(fault.gateway) if name not in self._down]
+            return [trip for name in orphans for trip in self._start(name)]
+        self._orphans[fault.gateway] = self.cell.die(fault.gateway)
+        lost = [trip for trip in self.trips.values() if trip.gateway == fault.gateway]
+        for trip in lost:  # their clients have no connection any more, held or aboard
+            trip.how, trip.ended_at = "cut", self.now
+            del self.trips[trip.job.call.id]
+            if (replica := self._aboard.pop(trip.job.call.id, None)) is not None:
+                replica.leave(trip.job.call.id, self.now)
+        return lost
 
     def _expect(self, replica: SimReplica) -> None:
         at = replica.next_event()

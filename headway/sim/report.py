@@ -71,7 +71,10 @@ def by_tier(outcomes: list[Outcome]) -> dict[Tier, dict[str, Figure]]:
 def money(outcomes: list[Outcome]) -> dict[str, Figure]:
     """Of the whole fleet, for an hour."""
     per_hour = 3600 / MICRO
-    billed = [sum(tally.billed - tally.refunded for tally in one.tallies.values()) for one in outcomes]
+    billed = [
+        sum(tally.billed - tally.refunded for tally in one.tallies.values()) + (one.auto.billed if one.auto else 0)
+        for one in outcomes
+    ]
     money_in = [amount * per_hour / one.seconds for amount, one in zip(billed, outcomes, strict=True)]
     cost = [one.cost * per_hour / one.seconds for one in outcomes]
     busy = [(sum(one.seat_us.values()) + one.reserve_us) / 1e6 for one in outcomes]
@@ -83,6 +86,20 @@ def money(outcomes: list[Outcome]) -> dict[str, Figure]:
             [one.reserve_us / 1e6 / total if total else 0.0 for one, total in zip(outcomes, busy, strict=True)]
         ),
     }
+
+
+def auto(outcomes: list[Outcome]) -> dict[str, tuple[Figure, str]]:
+    """Of the auto calls: each figure and how it is written."""
+    seeds = [one.auto for one in outcomes if one.auto is not None]
+    took: dict[str, tuple[list[float], str]] = {
+        "served by the student": ([_share(one.by_student, one.calls) for one in seeds], ".1%"),
+        "mistakes": ([_share(one.mistakes, one.calls - one.refused) for one in seeds], ".2%"),
+        "mistakes of the full model": ([one.rungs.full_mistakes for one in seeds], ".2%"),
+        "refused or cut": ([_share(one.refused, one.calls) for one in seeds], ".2%"),
+        "whole answer p50, s": ([one.seconds.quantile(0.5) for one in seeds], ".2f"),
+        "whole answer p99, s": ([one.seconds.quantile(0.99) for one in seeds], ".2f"),
+    }
+    return {name: (figure(values), form) for name, (values, form) in took.items()}
 
 
 def as_csv(outcomes: list[Outcome]) -> str:

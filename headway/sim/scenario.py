@@ -1,4 +1,4 @@
-"""What if: a fleet, its policy, its prices, a workload and what goes wrong, played for some seeds.
+"""What if: a fleet, its policy, its prices, its gateways, a workload and what goes wrong, played for some seeds.
 
 Tallies by the tier that was asked for: what callers got of what they asked. Waits and speeds are kept as a sample that
 is bounded however long the run, so a day of millions of calls takes no more memory than an hour.
@@ -6,36 +6,15 @@ is bounded however long the run, so a day of millions of calls takes no more mem
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from headway.core.machine import Machine
 from headway.core.price import Price, bill
 from headway.core.types import EXPRESS, MIN_TOKENS_FOR_PROMISE, ModelPolicy, Replica, Tier
-from headway.sim.loop import Fault, Job, Simulation, Trip
-
-SAMPLE = 20_000
-
-
-class Sample:
-    """So many values of a stream of them, each as likely to be kept as any other."""
-
-    def __init__(self, seed: str) -> None:
-        self.values: list[float] = []
-        self._seen = 0
-        self._chance = random.Random(seed)
-
-    def add(self, value: float) -> None:
-        self._seen += 1
-        if len(self.values) < SAMPLE:
-            self.values.append(value)
-        elif (place := int(self._chance.random() * self._seen)) < SAMPLE:
-            self.values[place] = value
-
-    def quantile(self, share: float) -> float:
-        ordered = sorted(self.values)
-        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+from headway.sim.cell import Cell
+from headway.sim.loop import AnyFault, Job, Simulation, Trip
+from headway.sim.rungs import STUDENT, AutoTally, Rungs
+from headway.sim.sample import Sample
 
 
 @dataclass
@@ -55,6 +34,10 @@ class Tally:
     tokens: int = 0
     billed: int = 0  # micro-units
     refunded: int = 0
+
+    @classmethod
+    def empty(cls, seed: str) -> Tally:
+        return cls(Sample(f"{seed} wait"), Sample(f"{seed} first"), Sample(f"{seed} speed"))
 
     def add(self, trip: Trip, floor_tps: float, price: Price) -> None:
         job = trip.job
@@ -103,44 +86,77 @@ class Scenario:
     seconds: float
     prices: dict[Tier, Price]
     replica_hour: int = 0  # micro-units
-    faults: tuple[Fault, ...] = ()
+    faults: tuple[AnyFault, ...] = ()
     first_token_s: float = 0.0
+    gateways: int = 1
+    summary_s: float = 0.5  # how old what gateways know of each other may be
+    rungs: Rungs | None = None
     moments: int = 200
+
+    @property
+    def fleet(self) -> list[Replica]:
+        return self.replicas + (self.rungs.replicas if self.rungs else [])
 
 
 @dataclass
 class Outcome:
     seed: int
     seconds: float
-    tallies: dict[Tier, Tally]
+    tallies: dict[Tier, Tally]  # without auto calls
     seat_us: dict[Tier, int] = field(default_factory=dict)  # by the tier served
     reserve_us: int = 0
     moments: list[Moment] = field(default_factory=list)
     cost: int = 0  # of the whole fleet for the time, in micro-units
+    handed_on: int = 0  # calls that went from one gateway to another
+    auto: AutoTally | None = None
+
+    @property
+    def calls(self) -> int:
+        return sum(tally.calls for tally in self.tallies.values()) + (self.auto.calls if self.auto else 0)
 
 
 def play(scenario: Scenario, seed: int) -> Outcome:
     [model] = {replica.model for replica in scenario.replicas}
-    machine = Machine({model: scenario.policy})
-    simulation = Simulation(machine, scenario.replicas, scenario.first_token_s, scenario.faults)
-    tallies = {
-        tier: Tally(Sample(f"{seed} {tier} wait"), Sample(f"{seed} {tier} first"), Sample(f"{seed} {tier} speed"))
-        for tier in scenario.policy.tiers
-    }
-    boarding = machine.boarding[model]
-    outcome = Outcome(seed, scenario.seconds, tallies)
+    policies, rungs = {model: scenario.policy}, scenario.rungs
+    jobs = scenario.jobs(seed)
+    auto = None
+    if rungs is not None:
+        auto = AutoTally(rungs, seed)
+        policies[STUDENT] = rungs.policy
+        jobs = auto.jobs(jobs)
+    cell = Cell(policies, scenario.gateways, scenario.summary_s)
+    simulation = Simulation(cell, scenario.fleet, scenario.first_token_s, scenario.faults)
+    outcome = Outcome(seed, scenario.seconds, {tier: Tally.empty(f"{seed} {tier}") for tier in scenario.policy.tiers})
     every_s = scenario.seconds / scenario.moments
     look_at = every_s
-    for trip in simulation.run(scenario.jobs(seed), scenario.seconds):
-        floor_tps = scenario.policy.tiers[trip.tier].floor_tps
-        tallies[trip.job.call.tier].add(trip, floor_tps, scenario.prices[trip.tier])
+    for ended in simulation.run(jobs, scenario.seconds):
+        trips = [ended]
+        while trips:  # one that ends may be followed by another, which may end at once
+            trip = trips.pop()
+            price = scenario.prices[trip.tier]
+            if auto is None or not auto.is_auto(trip.job.call):
+                outcome.tallies[trip.job.call.tier].add(trip, scenario.policy.tiers[trip.tier].floor_tps, price)
+            elif (job := auto.ended(trip, model, price, simulation.now)) is not None:
+                trips += simulation.arrive(job)
         if simulation.now >= look_at:
-            aboard = sum(boarding.aboard(replica.name) for replica in scenario.replicas)
-            held = boarding.waiting.held
-            moment = Moment(simulation.now, aboard, held, boarding.light_replicas, boarding.open_replicas)
-            outcome.moments.append(moment)
+            outcome.moments.append(_look(simulation, model))
             look_at = simulation.now + every_s
-    outcome.seat_us = dict(boarding.seat_us)
-    outcome.reserve_us = boarding.reserve_us
-    outcome.cost = round(len(scenario.replicas) * scenario.replica_hour * scenario.seconds / 3600)
+    for machine in cell.machines:
+        boarding = machine.boarding[model]
+        outcome.reserve_us += boarding.reserve_us
+        for tier, seat_us in boarding.seat_us.items():
+            outcome.seat_us[tier] = outcome.seat_us.get(tier, 0) + seat_us
+    outcome.cost = round(len(scenario.fleet) * scenario.replica_hour * scenario.seconds / 3600)
+    outcome.handed_on, outcome.auto = cell.handed_on, auto
     return outcome
+
+
+def _look(simulation: Simulation, model: str) -> Moment:
+    boardings = [machine.boarding[model] for machine in simulation.cell.machines]
+    return Moment(
+        simulation.now,
+        sum(boarding.streams for boarding in boardings),
+        sum(boarding.waiting.held for boarding in boardings),
+        sum(boarding.light_replicas for boarding in boardings),
+        sum(boarding.open_replicas for boarding in boardings),
+    )

@@ -243,6 +243,12 @@ class Walk(RuleBasedStateMachine):
                 assert free <= self.machine._journeys[call_id].avoid, f"{call_id} is held while {free} have seats"
 
     @invariant()
+    def free_seats_are_counted(self) -> None:
+        boarding = self.machine.boarding["m"]
+        carriers = [carrier for name in self.open if (carrier := boarding.carrier(name)) is not None]
+        assert boarding._free_heavy == sum(c.replica.seats - len(c.aboard) for c in carriers if not c.light)
+
+    @invariant()
     def heavy_replicas_carry_no_express_stream(self) -> None:
         boarding = self.machine.boarding["m"]
         for call_id, name in self.where.items():

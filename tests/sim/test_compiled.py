@@ -14,7 +14,7 @@ RUN = """
 import hashlib, pickle, sys
 import headway.core.machine
 from headway.core.curve import Curve
-from headway.core.machine import Machine
+from headway.sim.cell import Cell
 from headway.core.types import ModelPolicy, Replica, TierPolicy
 from headway.sim.loop import Fault, Simulation
 from headway.sim.workload import Recipe, synthesize
@@ -23,7 +23,7 @@ tiers = {"fast": TierPolicy(100, 5.0, floor_tps=25.0), "standard": TierPolicy(1_
 recipe = Recipe(30.0, tiers={"standard": 0.7, "fast": 0.2, "flex": 0.1})
 fleet = [Replica(f"r{n}", "m", 8, Curve(0.01, 0.01, 0.0), 10_000.0) for n in range(6)]
 assert pickle.loads(pickle.dumps((recipe, fleet, tiers))) == (recipe, fleet, tiers)  # seeds are played in processes
-simulation = Simulation(Machine({"m": ModelPolicy(tiers)}), fleet, 0.01, (Fault(30.0, "r1", 20.0),))
+simulation = Simulation(Cell({"m": ModelPolicy(tiers)}), fleet, 0.01, (Fault(30.0, "r1", 20.0),))
 lines = [f"{t.job.call.id} {t.tier} {t.how} {t.first_at!r} {t.ended_at!r}" for t in simulation.run(synthesize(recipe, 1), 300)]
 print(headway.core.machine.__file__.endswith(".so"), len(lines), hashlib.sha256("\\n".join(lines).encode()).hexdigest())
 """

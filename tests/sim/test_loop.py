@@ -8,8 +8,8 @@ from itertools import pairwise, takewhile
 import pytest
 
 from headway.core.curve import Curve
-from headway.core.machine import Machine
 from headway.core.types import Call, ModelPolicy, Replica, Tier, TierPolicy
+from headway.sim.cell import Cell
 from headway.sim.loop import Fault, Job, Simulation, Trip
 from headway.sim.workload import Lengths, Recipe, synthesize
 
@@ -30,7 +30,7 @@ def play(
 ) -> dict[str, Trip]:
     policy = ModelPolicy(TIERS, standard_share=0.0, margin=0.0, reserve_headroom=0.0)
     fleet = [Replica(f"r{n}", "m", seats, CURVE, prompt_tps) for n in range(replicas)]
-    simulation = Simulation(Machine({"m": policy}), fleet, faults=faults)
+    simulation = Simulation(Cell({"m": policy}), fleet, faults=faults)
     return {trip.job.call.id: trip for trip in simulation.run(iter(jobs), 1e6)}
 
 
@@ -88,7 +88,7 @@ def test_the_same_seed_gives_the_same_run_to_the_last_digit() -> None:
         policy = ModelPolicy(TIERS, reserve_window_s=10.0)
         fleet = [Replica(f"r{n}", "m", 8, CURVE, 10_000) for n in range(6)]
         faults = (Fault(30.0, "r1", 20.0), Fault(50.0, "r2", 20.0, slowness=2.0))
-        simulation = Simulation(Machine({"m": policy}), fleet, faults=faults)
+        simulation = Simulation(Cell({"m": policy}), fleet, faults=faults)
         jobs = synthesize(recipe, seed)
         return [(t.job.call.id, t.tier, t.how, t.first_at, t.ended_at) for t in simulation.run(jobs, 200.0)]
 

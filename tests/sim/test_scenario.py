@@ -12,9 +12,11 @@ from typer.testing import CliRunner
 from headway.cli import app
 from headway.core.price import Price
 from headway.core.types import Call, ModelPolicy, Replica, Tier
+from headway.errors import SetupError
 from headway.sim.loop import Fault, Job
 from headway.sim.report import as_csv, by_tier, figure, money
-from headway.sim.scenario import SAMPLE, Sample, Scenario, play
+from headway.sim.sample import SAMPLE, Sample
+from headway.sim.scenario import Scenario, play
 from headway.sim.traces import read_trace
 from headway.sim.workload import Lengths, Recipe, synthesize
 from tests.sim.test_loop import CURVE, TIERS
@@ -117,6 +119,27 @@ def test_the_command(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
         "simulation.csv", "simulation.svg", "simulation.png"
     }  # fmt: skip
+    words = [
+        "simulate",
+        "--hours",
+        "0.1",
+        "--seeds",
+        "2",
+        "--replicas",
+        "4",
+        "--gateways",
+        "2",
+        "--config",
+        str(config),
+    ]
+    words += ["--gateway-fault", "1:60:30", "--auto", "share=0.5,replicas=1,escalated=0.4"]
+    result = CliRunner().invoke(app, words, env={"COLUMNS": "160"})
+    assert result.exit_code == 0, (result.output, result.exception)
+    assert "handed on between gateways" in result.output
+    assert "served by the student" in result.output
+    for bad in (["--gateway-fault", "0:1:1"], ["--auto", "share=2"], ["--auto", "sharp=1"], ["--auto", "share"]):
+        wrong = CliRunner().invoke(app, ["simulate", *bad, "--config", str(config)])
+        assert isinstance(wrong.exception, SetupError), bad
     wrong = CliRunner().invoke(app, ["simulate", "--share", "warp=1", "--config", str(config)])
     assert "must be like fast=0.2" in str(wrong.exception)
     wrong = CliRunner().invoke(app, ["simulate", "--fault", "9:1:1", "--config", str(config)])

@@ -1,0 +1,82 @@
+"""Several gateways before one fleet: who owns which replica, who takes which call, and what they know of each other.
+
+Each replica has one owner. Calls come to the gateways in turn, as from a load balancer; one that finds no room at its
+gateway is handed on once (core/siblings.py), by summaries that are `summary_s` old at most. Handing on takes no time
+here. When a gateway dies its calls are lost with it; its replicas are nobody's until its lease has ended, then its
+siblings take them over. It comes back owning none, and lives by handing on.
+"""
+
+from __future__ import annotations
+
+import random
+
+from headway.core.machine import Machine
+from headway.core.siblings import Room, roomier
+from headway.core.types import Call, ModelPolicy
+
+
+class Cell:
+    def __init__(self, policies: dict[str, ModelPolicy], gateways: int = 1, summary_s: float = 0.5) -> None:
+        self.machines = [Machine(policies) for _ in range(gateways)]
+        self.summary_s = summary_s
+        self.handed_on = 0
+        self._policies = policies
+        self._alive = list(range(gateways))
+        self._turn = 0
+        self._owners: dict[str, int] = {}
+        self._summaries: dict[str, list[Room]] = {model: [{} for _ in range(gateways)] for model in policies}
+        self._chance = random.Random("siblings")
+
+    @property
+    def gateways(self) -> int:
+        return len(self.machines)
+
+    def owner(self, replica: str) -> int:
+        """Whose it is; one that has no owner is given to the next in turn."""
+        owner = self._owners.get(replica)
+        if owner is None:
+            owner = self._owners[replica] = self._alive[len(self._owners) % len(self._alive)]
+        return owner
+
+    def gateway_for(self, call: Call, now: float) -> int:
+        """The gateway that the call comes to, or the sibling it is handed to."""
+        alive = self._alive
+        self._turn = (self._turn + 1) % len(alive)
+        home = alive[self._turn]
+        boarding = self.machines[home].boarding[call.model]
+        if len(alive) == 1 or boarding.room(call.tier, now) > 0:
+            return home
+        first, second = self._sibling(), self._sibling()
+        sibling = roomier(call.tier, first, second, self._summaries[call.model])
+        if sibling is None and boarding.known_replicas:
+            return home
+        self.handed_on += 1
+        return first if sibling is None else sibling  # who owns nothing cannot keep a call waiting
+
+    def _sibling(self) -> int:
+        """Any gateway but the one whose turn it is."""
+        step = 1 + int(self._chance.random() * (len(self._alive) - 1))
+        return self._alive[(self._turn + step) % len(self._alive)]
+
+    def tell(self, now: float) -> None:
+        """All gateways say how much room they have."""
+        for model, policy in self._policies.items():
+            rooms = self._summaries[model]
+            for number in self._alive:
+                boarding = self.machines[number].boarding[model]
+                rooms[number] = {tier: boarding.room(tier, now) for tier in policy.tiers}
+
+    def die(self, gateway: int) -> list[str]:
+        """Returns the replicas that are nobody's now."""
+        self._alive.remove(gateway)
+        self.machines[gateway] = Machine(self._policies)
+        for rooms in self._summaries.values():
+            rooms[gateway] = {}
+        orphans = [name for name, owner in self._owners.items() if owner == gateway]
+        for name in orphans:
+            del self._owners[name]
+        return orphans
+
+    def come_back(self, gateway: int) -> None:
+        self._alive.append(gateway)
+        self._alive.sort()

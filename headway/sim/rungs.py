@@ -1,0 +1,84 @@
+"""The auto tier as a what-if: a student answers first, and some of its answers are escalated to the full model.
+
+How often that happens, and how many mistakes that leaves, are given as rates; what a gate decides on is not known here.
+A student that is full or fails escalates, too. Both rungs take seats and are billed.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from headway.core.price import Price
+from headway.core.types import Call, ModelPolicy, Replica
+from headway.sim.loop import Job, Trip
+from headway.sim.sample import Sample
+
+STUDENT = "student"
+
+
+@dataclass(slots=True)
+class Rungs:
+    share: float  # of the standard calls are auto
+    policy: ModelPolicy  # of the student's fleet
+    replicas: list[Replica]
+    price: Price  # of the student's tokens
+    escalated: float = 0.3  # of the student's answers,
+    caught: float = 0.9  # and of its mistakes
+    mistakes: float = 0.1  # of the student's answers are wrong,
+    full_mistakes: float = 0.02  # and of the full model's
+
+
+class AutoTally:
+    """What became of the auto calls, each counted once however many rungs served it."""
+
+    def __init__(self, rungs: Rungs, seed: int) -> None:
+        self.rungs = rungs
+        self.calls = 0
+        self.by_student = 0
+        self.mistakes = 0
+        self.refused = 0
+        self.billed = 0  # micro-units, both rungs
+        self.seconds = Sample(f"{seed} auto")
+        self._chance = random.Random(f"{seed} gate")
+        self._came_at: dict[str, float] = {}  # of calls that were escalated
+
+    def jobs(self, jobs: Iterator[Job]) -> Iterator[Job]:
+        """The same jobs, some of which go to the student first."""
+        chance = random.Random(f"{self._chance.random()} auto")
+        for job in jobs:
+            if job.call.tier == "standard" and chance.random() < self.rungs.share:
+                yield Job(job.at, replace(job.call, model=STUDENT), job.tokens)
+            else:
+                yield job
+
+    def is_auto(self, call: Call) -> bool:
+        return call.model == STUDENT or call.id in self._came_at
+
+    def ended(self, trip: Trip, full_model: str, full_price: Price, now: float) -> Job | None:
+        """Count the trip. Returns the job that follows: the same call on the full model, if it is escalated."""
+        call, rungs = trip.job.call, self.rungs
+        if trip.how == "finished":
+            price = rungs.price if call.model == STUDENT else full_price
+            self.billed += price.amount(call.prompt_tokens, trip.job.tokens)
+        if call.model != STUDENT:
+            self._note(trip, self._came_at.pop(call.id), rungs.full_mistakes)
+            return None
+        self.calls += 1
+        is_wrong = self._chance.random() < rungs.mistakes
+        of_right = max(0.0, rungs.escalated - rungs.caught * rungs.mistakes) / (1.0 - rungs.mistakes)
+        if trip.how == "finished" and self._chance.random() >= (rungs.caught if is_wrong else of_right):
+            self.by_student += 1
+            self._note(trip, trip.job.at, float(is_wrong))
+            return None
+        again = replace(call, id=f"{call.id} full", model=full_model)
+        self._came_at[again.id] = trip.job.at
+        return Job(now, again, trip.job.tokens)
+
+    def _note(self, trip: Trip, came_at: float, mistakes: float) -> None:
+        if trip.how != "finished" or trip.ended_at is None:
+            self.refused += 1
+            return
+        self.mistakes += self._chance.random() < mistakes
+        self.seconds.add(trip.ended_at - came_at)

@@ -1,0 +1,124 @@
+"""The planner's answers: the frontier of speed against cost, the price multiple of a floor, and how far off it may be.
+
+An offer is one way to serve: so many chips, so many streams. What it costs is chip-seconds per token, so that multiples
+need no prices. Knows nothing of tables or terminals, and of demand only that every seat of an offer is taken.
+
+Invariant: every answer has a band, taken from runs/plan-accuracy.sh for chips of its kind; where nothing was measured,
+the band says so instead of a number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from headway.core.curve import Curve, Point, fit
+from headway.plan.memory import MOST_SEATS, seats, splits
+from headway.plan.step import Setup, prompt_tps, seconds_per_token
+
+BATCHES = sorted({round(1.03**step) for step in range(300) if 1.03**step <= MOST_SEATS})  # all, then every 3 %
+MTOK = 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """How far predicted seconds per token were off where they could be checked: in half of the cases, in nine of 10."""
+
+    half: float | None
+    nine_in_ten: float | None
+    words: str
+
+
+SEEN = Band(0.091, 0.264, "fitted on this chip's public measurements, among others")
+UNSEEN = Band(0.109, 0.295, "this chip was not in the fit: the error is that of chips left out of it")
+SRAM = Band(None, None, "no band: of SRAM chips only single speeds are public; five of them are off by 0 to 59 %")
+CPU = Band(None, None, "no band: one model on one machine; measure yours with `headway bench`")
+CALIBRATED = Band(0.047, 0.09, "a measured curve: mean and largest error of points held out (docs/LOG.md)")
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    chips: int
+    batch: int
+    stream_tps: float
+    cost_s: float  # chip-seconds for a token; of a measured curve, replica-seconds
+
+    def per_mtok(self, price_hour: float | None) -> float | None:
+        return None if price_hour is None else self.cost_s / 3600 * price_hour * MTOK
+
+
+@dataclass(frozen=True, slots=True)
+class Quote:
+    """The cheapest offer that keeps a floor, and its cost beside standard's, with that at both ends of the band."""
+
+    floor_tps: float
+    offer: Offer | None
+    multiple: float | None
+    lowest_multiple: float | None
+    highest_multiple: float | None  # None where the floor cannot be kept at all at one end of the band
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """What fleet planning needs of one replica: `core.curve.fit(points)` is its curve without prompts."""
+
+    setup: Setup
+    seats: int
+    points: list[Point]
+    prompt_tps: float
+    price_hour: float | None
+
+
+def band_of(setup: Setup) -> Band:
+    if setup.chip.kind != "hbm":
+        return SRAM if setup.chip.kind == "sram" else CPU
+    return SEEN if setup.chip.is_measured and setup.chips <= 8 else UNSEEN
+
+
+def replica_of(setup: Setup) -> Replica:
+    """Points of decoding alone: who plays the fleet lets prompts take their own time (`prompt_tps`)."""
+    room = seats(setup)
+    points = [(batch, seconds_per_token(setup, batch, with_prompts=False)) for batch in batches_to(room)]
+    price = setup.chip.price_hour
+    return Replica(setup, room, points, prompt_tps(setup), None if price is None else price * setup.chips)
+
+
+def batches_to(room: int) -> list[int]:
+    return sorted({*(batch for batch in BATCHES if batch <= room), *([room] if room else [])})
+
+
+def offers_of(setup: Setup) -> list[Offer]:
+    """Every number of chips that holds the model, with every batch that fits; `setup.chips` does not matter."""
+    found = []
+    for n in splits(setup):
+        split = replace(setup, chips=n)
+        for batch in batches_to(seats(split)):
+            seconds = seconds_per_token(split, batch)
+            found.append(Offer(n, batch, 1.0 / seconds, seconds * n / batch))
+    return found
+
+
+def measured_offers(points: list[tuple[int, float]]) -> list[Offer]:
+    """From points (streams, tok/s of each) of `headway bench`: one replica, whatever it runs on."""
+    curve: Curve = fit([(batch, 1.0 / tps) for batch, tps in points])
+    room = max(batch for batch, _ in points)
+    return [Offer(1, b, curve.speed_tps(b), curve.seconds_per_token(b) / b) for b in batches_to(room)]
+
+
+def cheapest(offers: list[Offer], floor_tps: float) -> Offer | None:
+    return min((one for one in offers if one.stream_tps >= floor_tps), key=lambda one: one.cost_s, default=None)
+
+
+def quote(offers: list[Offer], standard_tps: float, floor_tps: float, band: Band) -> Quote:
+    """If all steps take so much longer or shorter, both floors are met by other offers: that is the multiple's band."""
+    off = band.nine_in_ten
+    scales = (1.0,) if off is None else (1.0, 1.0 - off, 1.0 + off)
+    multiples = [_multiple(offers, standard_tps * scale, floor_tps * scale) for scale in scales]
+    known = [one for one in multiples if one is not None]
+    lowest = min(known, default=None) if off is not None else None
+    highest = max(known) if off is not None and len(known) == len(scales) else None
+    return Quote(floor_tps, cheapest(offers, floor_tps), multiples[0], lowest, highest)
+
+
+def _multiple(offers: list[Offer], standard_tps: float, floor_tps: float) -> float | None:
+    standard, fast = cheapest(offers, standard_tps), cheapest(offers, max(standard_tps, floor_tps))
+    return None if standard is None or fast is None else fast.cost_s / standard.cost_s

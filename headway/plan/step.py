@@ -1,0 +1,170 @@
+"""The step: how many seconds a stream waits for each of its tokens when an engine carries `batch` of them.
+
+    seconds = sum over parts of (coefficient x what the chip's data sheet says that part takes)
+
+The parts are weights, experts touched, context read, prompts of others, activations, all-reduces, and fixed costs for
+each layer, each expert and each stream; a roofline alone (the first ones at 1.0) is four times too fast. The
+coefficients are fitted once, for all chips and models together, by runs/plan-accuracy.sh, which prints them and their
+error. SRAM chips and CPUs have one cost per layer instead, which nobody has measured as a curve.
+
+Knows nothing of money, of what fits, or of calls. Invariant: seconds never fall when the batch grows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2
+from typing import Literal
+
+from headway.plan.chips import Chip, Precision
+from headway.plan.shape import ModelShape
+
+Engine = Literal["vllm", "sglang", "trtllm"]
+US = 1e-6
+
+# Shares of peaks (1.2: a sixth is lost) and microseconds, as `runs/plan-accuracy.sh` prints them.
+COEFFICIENTS: dict[str, float] = {
+    "weights": 1.160,
+    "experts": 1.035,
+    "context": 1.192,
+    "activations": 242.6,  # passes over them: norms, quantising, moving; each small and far from the peak
+    "prompt_flops": 1.0,
+    "prompt_attention": 3.638,
+    "prompt_activations": 55.11,
+    "all_reduce": 2.848,  # us for each doubling of the chips
+    "layer_vllm": 43.87,
+    "layer_sglang": 39.19,
+    "layer_trtllm": 36.38,
+    "layer_quantised": 8.504,
+    "layer_latent": 28.93,
+    "layer_sparse": 83.11,  # seen in one model only (GLM-5, young kernels)
+    "layer_linear": 39.97,  # seen in one model only (Qwen3.5)
+    "layer_moe": 11.94,
+    "expert": 0.1499,
+    "stream_vllm": 13.70,
+    "stream_sglang": 15.22,
+    "stream_trtllm": 0.0,
+}
+# Small kernels run at the speed of the chip's units: costs that scale so are given for this one.
+REFERENCE_TFLOPS = 2250.0
+ATTENTION_HEAD = 128
+# An SRAM chip shows at most this part of its peak when many streams share it. A guess: nobody publishes it.
+SRAM_PEAK = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """`drafted` tokens a step, each accepted with `acceptance` if those before it were; a draft is one layer's work."""
+
+    drafted: int
+    acceptance: float
+
+    @property
+    def tokens_per_step(self) -> float:
+        if self.acceptance >= 1.0:
+            return self.drafted + 1.0
+        return float((1.0 - self.acceptance ** (self.drafted + 1)) / (1.0 - self.acceptance))
+
+
+PLAIN = Speculation(0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A model as it is served: on how many chips, in which precision, by which engine, for calls of which lengths."""
+
+    shape: ModelShape
+    chip: Chip
+    chips: int
+    precision: Precision
+    engine: Engine = "vllm"
+    prompt_tokens: int = 1024
+    output_tokens: int = 1024
+    expert_parallel: int = 1
+    speculation: Speculation = PLAIN
+
+    @property
+    def context(self) -> float:
+        """Tokens a stream has behind it, on average."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+
+def seconds_per_token(setup: Setup, batch: float, *, with_prompts: bool = True) -> float:
+    """Of one stream among `batch`; with prompts, each stream that ends is followed by one whose prompt all wait for."""
+    spec = setup.speculation
+    if setup.chip.layer_us is not None:
+        step_s = _one_cost_per_layer(setup, batch, with_prompts=with_prompts)
+    else:
+        parts = terms(setup, batch)
+        step_s = sum(
+            COEFFICIENTS[name] * seconds
+            for name, seconds in parts.items()
+            if with_prompts or not name.startswith("prompt")
+        )
+    drafts_s = spec.drafted * step_s / setup.shape.layers
+    return (step_s + drafts_s) / spec.tokens_per_step
+
+
+def terms(setup: Setup, batch: float) -> dict[str, float]:
+    """What each part of a step takes by the data sheet, in seconds; fixed costs in microseconds' worth of seconds."""
+    shape, chip, n, spec = setup.shape, setup.chip, setup.chips, setup.speculation
+    memory, peak, wide_peak = (x * 1e12 for x in (chip.memory_tb_s, chip.tflops(setup.precision), chip.tflops("bf16")))
+    tokens = batch * (1 + spec.drafted)  # computed in a step: the drafted ones are checked together
+    prompt = prompt_share(setup, batch)
+    touched = shape.experts_touched(tokens)
+    experts_s = shape.expert_bytes(tokens, setup.precision) / n / memory
+    flops_s = 2.0 * shape.active_params * tokens / n / peak
+    width_s = shape.layers * shape.hidden * 2.0 / memory  # one pass over a token's activations; not split over chips
+    small = REFERENCE_TFLOPS * 1e12 / wide_peak * US
+    parts = {
+        # Where the products take longer than the reading, they count.
+        "weights": max(shape.always_bytes(setup.precision) / n / memory, flops_s - experts_s),
+        "experts": experts_s,
+        "context": batch * shape.kv_read_bytes(setup.context, setup.precision) / min(n, shape.kv_heads) / memory,
+        "activations": tokens * width_s,
+        "prompt_flops": prompt * 2.0 * shape.active_params / n / peak,
+        "prompt_attention": prompt * _attention_flops(setup) / n / wide_peak,
+        "prompt_activations": prompt * width_s,
+        "all_reduce": 2 * shape.layers * log2(n) * US,
+        "layer_latent": shape.layers * shape.is_latent * US,
+        "layer_sparse": shape.layers * bool(shape.sparse_tokens) * US,
+        "layer_linear": shape.linear_layers * US,
+        "layer_quantised": shape.layers * (setup.precision != "bf16") * US,
+        "layer_moe": shape.moe_layers * small,
+        "expert": shape.moe_layers * touched / setup.expert_parallel * small,
+    }
+    parts[f"layer_{setup.engine}"] = shape.layers * US
+    parts[f"stream_{setup.engine}"] = batch * US
+    return parts
+
+
+def prompt_share(setup: Setup, batch: float) -> float:
+    """Prompt tokens that a step must read so that a stream which ends is followed by another."""
+    return batch * setup.speculation.tokens_per_step * setup.prompt_tokens / setup.output_tokens
+
+
+def prompt_tps(setup: Setup) -> float:
+    """Prompt tokens a second, if nothing else is done."""
+    if setup.chip.layer_us is not None:
+        return setup.chips * setup.chip.tflops(setup.precision) * 1e12 * SRAM_PEAK / (2.0 * setup.shape.active_params)
+    parts = terms(setup, 1.0)
+    a_step_s = sum(COEFFICIENTS[name] * seconds for name, seconds in parts.items() if name.startswith("prompt"))
+    return prompt_share(setup, 1.0) / a_step_s
+
+
+def _attention_flops(setup: Setup) -> float:
+    """For one prompt token, which looks back at half of its prompt on average."""
+    return 2.0 * setup.shape.heads * ATTENTION_HEAD * setup.shape.full_layers * setup.prompt_tokens
+
+
+def _one_cost_per_layer(setup: Setup, batch: float, *, with_prompts: bool) -> float:
+    """Latency until the chips' products take longer; a CPU has no pipeline in which the two would overlap."""
+    shape, chip = setup.shape, setup.chip
+    latency_s = shape.layers * (chip.layer_us or 0.0) * US
+    tokens = batch * (1 + setup.speculation.drafted) + (prompt_share(setup, batch) if with_prompts else 0.0)
+    peak = setup.chips * chip.tflops(setup.precision) * 1e12
+    if chip.kind == "cpu":
+        read_s = shape.always_bytes(setup.precision) + shape.expert_bytes(batch, setup.precision)
+        read_s += batch * shape.kv_read_bytes(setup.context, setup.precision)
+        return latency_s + read_s / (chip.memory_tb_s * 1e12) + 2.0 * shape.active_params * tokens / peak
+    return max(latency_s, 2.0 * shape.active_params * tokens / (peak * SRAM_PEAK))

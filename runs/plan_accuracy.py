@@ -129,6 +129,8 @@ def main() -> int:
         others = rows_out_only_for(SAMPLE, why)
         cells = f"{len(others):>5} {' / '.join(summary(off_by(others)))}"
         console.print(f"  not in scope, scored all the same: {cells}  {why}", highlight=False, soft_wrap=True)
+    with_unknown = np.concatenate([errors, off_by(rows_out_only_for(SAMPLE, UNRECORDED))])
+    console.print(f"in scope and those of 0 chips together: {' / '.join(summary(with_unknown))}")
     judged, unseen = left_out_table(rows, x, y, errors)
     bands = [(SEEN, errors), (UNSEEN, unseen)]
     same = same and all(np.allclose((b.half, b.nine_in_ten), np.quantile(e, (0.5, 0.9)), atol=0.001) for b, e in bands)

@@ -30,7 +30,12 @@ class Band:
 
 SEEN = Band(0.091, 0.264, "fitted on this chip's public measurements, among others")
 UNSEEN = Band(0.109, 0.295, "this chip was not in the fit: the error is that of chips left out of it")
-SRAM = Band(None, None, "no band: of SRAM chips only single speeds are public; five of them are off by 0 to 59 %")
+SRAM = Band(
+    None,
+    None,
+    "no band: of SRAM chips only single speeds are public, five of them off by 0 to 59 %; costs rest on a guess of how "
+    "many streams share one and on the press's word for its price",
+)
 CPU = Band(None, None, "no band: one model on one machine; measure yours with `headway bench`")
 CALIBRATED = Band(0.047, 0.09, "a measured curve: mean and largest error of points held out (docs/LOG.md)")
 
@@ -111,7 +116,7 @@ def cheapest(offers: list[Offer], floor_tps: float) -> Offer | None:
 def quote(offers: list[Offer], standard_tps: float, floor_tps: float, band: Band) -> Quote:
     """If all steps take so much longer or shorter, both floors are met by other offers: that is the multiple's band."""
     off = band.nine_in_ten
-    scales = (1.0,) if off is None else (1.0, 1.0 - off, 1.0 + off)
+    scales = (1.0,) if off is None else (1.0, 1.0 / (1.0 - off), 1.0 / (1.0 + off))
     multiples = [_multiple(offers, standard_tps * scale, floor_tps * scale) for scale in scales]
     known = [one for one in multiples if one is not None]
     lowest = min(known, default=None) if off is not None else None

@@ -1,0 +1,155 @@
+"""`headway plan`: what a model's speeds would take and cost, on chips one does not have yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from headway.bench.fares import read_frontier
+from headway.errors import SetupError
+from headway.plan.answers import CALIBRATED, Band, Offer, band_of, measured_offers, offers_of, quote
+from headway.plan.chips import CHIPS, Chip, Precision, this_cpu
+from headway.plan.memory import fewest_chips, seats, splits, weights_held
+from headway.plan.models import model_shape
+from headway.plan.shape import ModelShape
+from headway.plan.step import Engine, Setup, Speculation, seconds_per_token
+
+console = Console()
+THIS_CPU = "cpu"
+STUDENT_CHIP = "wse-3"
+NOTHING = "-"
+SHOWN_BATCHES = (1, 4, 16, 64, 256)
+COLUMNS = ("", "tier", "chips", "streams", "tok/s each", "9 in 10", "$/Mtok", "x standard", "9 in 10")
+
+
+def plan(
+    model: Annotated[str, typer.Option(help="A known model, or the path of a config.json.")],
+    chip: Annotated[list[str] | None, typer.Option(help="A chip; may be given again. Else h200 and b200.")] = None,
+    floor: Annotated[list[float] | None, typer.Option(min=0.1, help="A floor in tok/s; may be given again.")] = None,
+    standard: Annotated[float, typer.Option(min=0.1, help="What standard streams must get, in tok/s.")] = 40.0,
+    precision: Annotated[Precision, typer.Option(help="Of the weights.")] = "fp8",
+    engine: Annotated[Engine, typer.Option(help="The engine whose fixed costs count.")] = "vllm",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of a call, on average.")] = 1024,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Of a call, on average.")] = 1024,
+    draft: Annotated[int, typer.Option(min=0, max=16, help="Tokens drafted in each step.")] = 0,
+    acceptance: Annotated[float, typer.Option(min=0, max=1, help="Chance that a drafted token is taken.")] = 0.7,
+    student: Annotated[str | None, typer.Option(help="A distilled model, shown beside on SRAM (wse-3).")] = None,
+    speeds: Annotated[bool, typer.Option(help="Also the speed of a stream by batch and number of chips.")] = False,
+    bench: Annotated[Path | None, typer.Option(help="A bench.json: what was measured takes the model's place.")] = None,
+    replica_hour: Annotated[float | None, typer.Option(min=0, help="With --bench: a replica's cost per hour.")] = None,
+) -> None:
+    """Tokens per second, what fits, cost and price multiples of floors, each with its error band."""
+    floors = sorted(floor or [])
+    table = Table(*COLUMNS)
+    notes: list[str] = []
+    if bench is not None:
+        points = [(point.streams, median(point.median_tps)) for point in read_frontier(bench)]
+        _rows(table, f"{model}, measured", measured_offers(points), replica_hour, standard, floors, CALIBRATED)
+        notes.append(_note("measured", CALIBRATED))
+    speculation = Speculation(draft, acceptance if draft else 0.0)
+
+    def setup_on(shape: ModelShape, where: Chip) -> Setup:
+        return Setup(shape, where, 1, precision, engine, prompt_tokens, output_tokens, speculation=speculation)
+
+    setups = [setup_on(model_shape(model), _chip(name)) for name in chip or ([] if bench else ["h200", "b200"])]
+    if student is not None:
+        setups.append(setup_on(model_shape(student), CHIPS[STUDENT_CHIP]))
+    for setup in setups:
+        offers = offers_of(setup)
+        band = band_of(setup)
+        name = f"{setup.shape.name} on {setup.chip.name}"
+        _rows(table, name, offers, setup.chip.price_hour, standard, floors, band)
+        notes += [f"{name}: {_fits(setup, offers)}", _note(setup.chip.name, band)]
+    console.print(table)
+    if speeds and setups:
+        console.print(_speed_table(setups))
+    for note in dict.fromkeys(notes):
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    console.print(
+        f"Every seat taken, prompts of {prompt_tokens} and answers of {output_tokens} tokens.", highlight=False
+    )
+
+
+def _chip(name: str) -> Chip:
+    if name.lower() == THIS_CPU:
+        return this_cpu()
+    if name.lower() not in CHIPS:
+        raise SetupError(f"there is no chip {name!r} in the table. Known: {', '.join([*CHIPS, THIS_CPU])}.")
+    return CHIPS[name.lower()]
+
+
+def _rows(
+    table: Table, name: str, offers: list[Offer], price_hour: float | None, standard: float, floors: list[float],
+    band: Band,
+) -> None:  # fmt: skip
+    """One for standard, one for each floor."""
+    for floor_tps in (standard, *floors):
+        what, title = (f"floor {floor_tps:g}", "") if floor_tps != standard else ("standard", name)
+        found = quote(offers, standard, floor_tps, band)
+        if found.offer is None:
+            fastest = max((one.stream_tps for one in offers), default=None)
+            why = "does not fit" if fastest is None else f"at most {fastest:.0f} tok/s"
+            table.add_row(title, what, NOTHING, NOTHING, why, NOTHING, NOTHING, NOTHING, NOTHING)
+            continue
+        offer, cost = found.offer, found.offer.per_mtok(price_hour)
+        table.add_row(
+            title,
+            what,
+            str(offer.chips),
+            str(offer.batch),
+            f"{offer.stream_tps:.0f}",
+            _speeds(offer.stream_tps, band),
+            NOTHING if cost is None else f"{cost:.2f}",
+            NOTHING if found.multiple is None else f"{found.multiple:.1f}",
+            _between(found.lowest_multiple, found.highest_multiple) if found.multiple is not None else NOTHING,
+        )
+    table.add_section()
+
+
+def _speed_table(setups: list[Setup]) -> Table:
+    """Tok/s of a stream by batch, for each number of chips that holds the model; empty where so many do not fit."""
+    table = Table("tok/s of a stream among", *(str(batch) for batch in SHOWN_BATCHES))
+    for setup in setups:
+        for chips in splits(setup):
+            split = replace(setup, chips=chips)
+            found = [f"{1 / seconds_per_token(split, b):.0f}" if b <= seats(split) else NOTHING for b in SHOWN_BATCHES]
+            table.add_row(f"{setup.shape.name} on {chips} {setup.chip.name}", *found)
+    return table
+
+
+def _speeds(tps: float, band: Band) -> str:
+    """Predicted seconds are (1 + e) times the real ones, so real speeds are (1 + e) times the predicted."""
+    if band.nine_in_ten is None:
+        return "unknown"
+    return f"{tps * (1 - band.nine_in_ten):.0f} .. {tps * (1 + band.nine_in_ten):.0f}"
+
+
+def _between(low: float | None, high: float | None) -> str:
+    if low is None:
+        return "unknown"
+    return f"{low:.1f} .. {'not reached' if high is None else f'{high:.1f}'}"
+
+
+def _fits(setup: Setup, offers: list[Offer]) -> str:
+    shape, chip = setup.shape, setup.chip
+    weights = (
+        f"{shape.params / 1e9:.0f}B weights, {shape.weight_bytes(setup.precision) / 1e9:.0f} GB in {setup.precision}"
+    )
+    holds = f"one chip holds {weights_held(chip, setup.precision, shape):.1f}B of them"
+    fewest = fewest_chips(setup)
+    if not offers:
+        return f"{weights}; {holds}; it takes {fewest} chips, more than can be linked ({chip.world})."
+    return f"{weights}; {holds}; it fits on {fewest} chip{'s' if fewest > 1 else ''}."
+
+
+def _note(name: str, band: Band) -> str:
+    if band.half is None:
+        return f"{name}: {band.words}."
+    off = f"off by {band.half:.1%} in half of the cases, {band.nine_in_ten:.1%} in nine of ten"
+    return f"{name}: seconds per token {off}; {band.words}."

@@ -63,7 +63,7 @@ class Quote:
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
+class PlannedReplica:
     """What fleet planning needs of one replica: `core.curve.fit(points)` is its curve without prompts."""
 
     setup: Setup
@@ -79,12 +79,12 @@ def band_of(setup: Setup) -> Band:
     return SEEN if setup.chip.is_measured and setup.chips <= 8 else UNSEEN
 
 
-def replica_of(setup: Setup) -> Replica:
+def planned_replica(setup: Setup) -> PlannedReplica:
     """Points of decoding alone: who plays the fleet lets prompts take their own time (`prompt_tps`)."""
     room = seats(setup)
     points = [(batch, seconds_per_token(setup, batch, with_prompts=False)) for batch in batches_to(room)]
     price = setup.chip.price_hour
-    return Replica(setup, room, points, prompt_tps(setup), None if price is None else price * setup.chips)
+    return PlannedReplica(setup, room, points, prompt_tps(setup), None if price is None else price * setup.chips)
 
 
 def batches_to(room: int) -> list[int]:

@@ -35,7 +35,7 @@ class Chip:
     memory_tb_s: float
     dense_tflops: dict[str, float]
     link_gb_s: float  # to the other chips of its scale-up domain, one direction
-    world: int  # chips in that domain
+    world: int  # chips in that domain; of SRAM chips, which are a pipeline, the most that is considered
     price_hour: float | None  # US dollars for one chip, None where nobody rents them out by the hour
     source: str
     # SRAM chips and CPUs: all that a layer costs whatever the batch. GPUs and TPUs use what step.py fitted.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headway.errors import SetupError
 from headway.plan.chips import Chip, Precision
 from headway.plan.shape import ModelShape
 from headway.plan.step import Setup
@@ -19,6 +20,7 @@ HBM_SHARE, HBM_OVERHEAD_GB = 0.9, 3.9
 SRAM_SHARE = 0.85
 MOST_SEATS = 512  # beyond it nothing was measured
 MOST_SPLIT = 64
+NO_END = 1 << 16  # chips: a context that does not fit then never does
 
 
 def usable_gb(chip: Chip) -> float:
@@ -47,6 +49,11 @@ def fewest_chips(setup: Setup) -> int:
     n = 1
     while seats(replace(setup, chips=n)) < 1:
         n = n * 2 if setup.chip.kind != "sram" else n + max(1, n // 64)
+        if n > NO_END:
+            tokens = setup.prompt_tokens + setup.output_tokens
+            raise SetupError(
+                f"the context of one stream of {tokens:,} tokens does not fit a {setup.chip.name}: plan less."
+            )
     return n
 
 

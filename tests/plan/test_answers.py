@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from headway.core.curve import fit
+from headway.errors import SetupError
 from headway.plan.answers import (
     CALIBRATED,
     SEEN,
@@ -17,8 +18,8 @@ from headway.plan.answers import (
     cheapest,
     measured_offers,
     offers_of,
+    planned_replica,
     quote,
-    replica_of,
 )
 from headway.plan.chips import CHIPS
 from headway.plan.memory import fewest_chips, seats, splits, weights_held
@@ -53,6 +54,11 @@ def test_seats_are_what_memory_leaves() -> None:
     latent = Setup(model_shape("deepseek-v3"), CHIPS["h200"], 8, "fp8", prompt_tokens=100_000)
     kept = latent.shape.kv_bytes(101_024, "fp8")
     assert seats(latent) * kept <= 141e9
+
+
+def test_a_context_that_fits_nowhere_is_said() -> None:
+    with pytest.raises(SetupError, match="does not fit a h200"):
+        offers_of(replace(LLAMA, prompt_tokens=100_000_000))
 
 
 def test_a_model_too_large_for_linked_chips_has_no_offer() -> None:
@@ -106,7 +112,7 @@ def test_a_measured_curve_takes_the_models_place() -> None:
 
 def test_a_replica_for_the_fleet() -> None:
     setup = replace(LLAMA, chips=4)
-    replica = replica_of(setup)
+    replica = planned_replica(setup)
     assert replica.seats == seats(setup)
     assert replica.points[-1][0] == replica.seats
     assert replica.price_hour == pytest.approx(4 * 2.05)

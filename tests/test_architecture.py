@@ -36,6 +36,8 @@ ALLOWED = {
     "headway.bench": {"headway.core", "headway.engines", "headway.errors"},
     "headway.plan": {"headway.core", "headway.errors"},
     "headway.fleet": {"headway.errors"},
+    # Verdicts are needed wherever a model is compared: by `headway eval`, by the card of a student, by the runs.
+    "headway.evals": {"headway.errors"},
     "headway.demo": {"headway.errors", "headway.fleet"},
 }
 WIRES = {

@@ -38,6 +38,8 @@ ALLOWED = {
     "headway.fleet": {"headway.errors"},
     # Verdicts are needed wherever a model is compared: by `headway eval`, by the card of a student, by the runs.
     "headway.evals": {"headway.errors"},
+    # A student is judged by evals, measured by bench, sized beside plan's chips, and made in an environment of fleet's.
+    "headway.distill": {"headway.errors", "headway.evals", "headway.fleet", "headway.plan.chips", "headway.core.curve"},
     "headway.demo": {"headway.errors", "headway.fleet"},
 }
 WIRES = {

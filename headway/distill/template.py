@@ -1,0 +1,77 @@
+"""The chat template of a distilled model: ChatML, tools compactly in the Hermes way, none that it knows by heart.
+
+Engines and trainers render the same template, so what was trained is what is served. A tool that is shown costs prompt
+tokens in every call; one whose use was learnt needs none. It is still sent by the client (the engine's parser makes
+tool calls only where there are tools), and only the template leaves it out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+MAX_TOOL_WORDS, MAX_ARGUMENT_WORDS = 200, 160  # characters kept of a description
+
+# Line by line; joined without line ends, which Jinja would print.
+_LINES = r"""
+{%- set by_heart = BY_HEART -%}
+{%- macro kind(p) -%}
+{%- if p['enum'] -%}{{ p['enum'] | join('|') }}
+{%- elif p['type'] == 'array' -%}[{{ kind(p['items'] or {}) }}]
+{%- elif p['properties'] -%}{ {{- fields(p) -}} }
+{%- else -%}{{ p['type'] or 'any' }}
+{%- endif -%}
+{%- endmacro -%}
+{%- macro fields(p) -%}
+{%- for name, one in p['properties'].items() -%}
+{{ name }}{{ '' if name in (p['required'] or []) else '?' }}: {{ kind(one) }}{{ '' if loop.last else ', ' }}
+{%- endfor -%}
+{%- endmacro -%}
+{%- macro show(f) -%}
+{{ '\n' + f['name'] + ': ' + (f['description'] or '')[:TOOL_WORDS] }}
+{%- set p = f['parameters'] or {} -%}
+{%- for name, one in (p['properties'] or {}).items() -%}
+{{ '\n ' + name + ('' if name in (p['required'] or []) else '?') + ': ' + kind(one) }}
+{%- if one['description'] -%}{{ '; ' + one['description'][:ARGUMENT_WORDS] }}{%- endif -%}
+{%- endfor -%}
+{%- endmacro -%}
+{%- set ns = namespace(tools='') -%}
+{%- for tool in tools or [] -%}
+{%- if tool['function']['name'] not in by_heart -%}{%- set ns.tools = ns.tools + show(tool['function']) -%}{%- endif -%}
+{%- endfor -%}
+{%- if messages[0]['role'] == 'system' -%}{%- set said = messages[0]['content'] -%}
+{%- else -%}{%- set said = '' if tools else DEFAULT_SYSTEM -%}
+{%- endif -%}
+{%- if said or ns.tools -%}
+{{ '<|im_start|>system\n' + said }}
+{%- if ns.tools -%}{{ ('\n' if said else '') + '<tools>' + ns.tools + '\n</tools>' }}{%- endif -%}
+{{ '<|im_end|>\n' }}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message['role'] == 'tool' -%}
+{{ '<|im_start|>user\n<tool_response>\n' + (message['content'] or '') + '\n</tool_response><|im_end|>\n' }}
+{%- elif message['role'] != 'system' or not loop.first -%}
+{{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') }}
+{%- for call in message['tool_calls'] or [] -%}
+{%- set f = call['function'] -%}
+{{ '\n' if message['content'] or not loop.first else '' }}
+{{- '<tool_call>\n{"name": "' + f['name'] + '", "arguments": ' -}}
+{%- if f['arguments'] is string -%}{{ f['arguments'] }}{%- else -%}{{ f['arguments'] | tojson }}{%- endif -%}
+{{- '}\n</tool_call>' -}}
+{%- endfor -%}
+{{ '<|im_end|>\n' }}
+{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\n' }}{%- endif -%}
+"""
+
+
+def hermes_template(by_heart: Sequence[str] = (), *, default_system: str = "") -> str:
+    """The template as Jinja. `default_system` is what the model was given where a chat has no tools and no system."""
+    return (
+        _LINES.strip()
+        .replace("BY_HEART", json.dumps(sorted(by_heart)))
+        .replace("DEFAULT_SYSTEM", json.dumps(default_system))
+        .replace("TOOL_WORDS", str(MAX_TOOL_WORDS))
+        .replace("ARGUMENT_WORDS", str(MAX_ARGUMENT_WORDS))
+    )

@@ -1,0 +1,145 @@
+"""The task sets of runs/distill.sh, and the template that shows their tools."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+
+from headway.distill.template import hermes_template
+from headway.evals.tool_calls import Expected, Task, ToolCall, hermes, judge, judge_text, right_answer
+
+RUNS = str(Path(__file__).parent.parent.parent / "runs")
+
+
+@pytest.fixture(scope="module")
+def routine() -> Any:
+    sys.path.insert(0, RUNS)
+    yield importlib.import_module("distill_routine")
+    sys.path.remove(RUNS)
+
+
+@pytest.fixture(scope="module")
+def hard(routine: Any) -> Any:
+    return importlib.import_module("distill_tasks")
+
+
+def test_routine_requests_are_repeatable_different_and_answerable(routine: Any) -> None:
+    tasks = routine.routine_tasks("train", 600, 1)
+    assert tasks == routine.routine_tasks("train", 600, 1)
+    assert tasks != routine.routine_tasks("train", 600, 2)
+    assert len({task.messages[0]["content"] for task in tasks}) == 600
+    assert all(judge_text(task, hermes(right_answer(task))) == "right" for task in tasks)
+    called = [task.expected[0].name for task in tasks]
+    assert {called.count(name) for name in routine.NAMES_OF_TOOLS} == {50}
+
+
+def test_the_test_set_has_words_and_values_of_its_own(routine: Any) -> None:
+    for tool in routine.APPLICATION:
+        train, test = (set(map(str, routine.part_of(tool.phrases, part))) for part in ("train", "test"))
+        assert train, tool.name
+        assert test, tool.name
+        assert not train & test
+        for name, pool in tool.pools.items():
+            values = {part: set(routine._values(tool, name, part)) for part in ("train", "test")}
+            assert values["test"], name
+            is_closed = "enum" in tool.arguments[name]
+            assert is_closed or not values["train"] & values["test"], (tool.name, name, pool)
+    asked = [{task.messages[0]["content"] for task in routine.routine_tasks(p, 500, 0)} for p in ("train", "test")]
+    assert not asked[0] & asked[1]
+
+
+def test_values_stand_in_the_request_as_they_are_expected(routine: Any) -> None:
+    """Nothing has to be guessed: what is not implied by the phrasing is said."""
+    for task in routine.routine_tasks("test", 240, 0):
+        text = task.messages[0]["content"].lower()
+        for name, [value] in task.expected[0].arguments.items():
+            assert name == "state" or str(value).lower() in text, (text, name, value)
+
+
+def test_hard_tasks_are_split_by_tool(hard: Any) -> None:
+    def task(number: int, called: str, *others: str) -> Task:
+        tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in (called, *others)]
+        return Task(f"t{number}", [], tools, [Expected(called, {})])
+
+    names = [
+        f"{word}_{version}_Find" for word in ("Movies", "Music", "Hotels", "Trains", "Boats") for version in (1, 2)
+    ]
+    tasks = [task(n, name, names[n - 1]) for n, name in enumerate(names)]
+    parts = hard.split_hard(tasks)
+    assert len(parts["train"]) + len(parts["test"]) == 10
+    assert parts["test"]
+    assert parts["train"]
+    called = {hard.family(one.expected[0].name) for one in parts["test"]}
+    shown = {hard.family(tool["function"]["name"]) for one in parts["train"] for tool in one.tools}
+    assert not called & shown, "a tool that is tested was shown in training"
+    many = hard.split_hard([task(n, "a.tool") for n in range(50)])
+    assert len(many["train"]) + len(many["test"]) == hard.PER_TOOL
+
+
+def test_bfcl_rows_become_tasks(hard: Any) -> None:
+    schema = {"type": "dict", "properties": {"type": {"type": "float"}, "x": {"type": "any"}}, "required": ["type"]}
+    row = {
+        "id": "a",
+        "question": [[{"role": "user", "content": "?"}]],
+        "function": [{"name": "f", "parameters": schema}],
+    }
+    task = hard._task(row, [{"f": {"type": [1.5], "x": ["", "y"]}}], "simple_python")
+    parameters = task.tools[0]["function"]["parameters"]
+    assert parameters["type"] == "object"
+    assert parameters["properties"] == {"type": {"type": "number"}, "x": {}}
+    assert judge(task, [ToolCall("f", {"type": 1.5})]) == "right"
+
+
+def render(by_heart: list[str], **given: Any) -> str:
+    environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)  # as transformers has it
+    return environment.from_string(hermes_template(by_heart, default_system="Be kind.")).render(**given)
+
+
+def test_the_template_shows_tools_compactly_and_hides_what_is_known_by_heart(routine: Any) -> None:
+    asked = [{"role": "user", "content": "Hi"}]
+    shown = render([], messages=asked, tools=routine.TOOLS, add_generation_prompt=True)
+    assert "\nset_timer: Start a countdown.\n minutes: integer\n label?: string\n" in shown
+    assert len(shown) < len(json.dumps(routine.TOOLS)) / 2
+    bare = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    assert render(routine.NAMES_OF_TOOLS, messages=asked, tools=routine.TOOLS, add_generation_prompt=True) == bare
+    known = routine.NAMES_OF_TOOLS[1:]
+    only_one = render(known, messages=asked, tools=routine.TOOLS, add_generation_prompt=True)
+    assert only_one.startswith("<|im_start|>system\n<tools>\nset_timer: ")
+    assert "translate" not in only_one
+
+
+def test_the_template_is_a_plain_one_without_tools() -> None:
+    asked = [{"role": "user", "content": "Hi"}]
+    rest = "<|im_start|>user\nHi<|im_end|>\n"
+    assert render([], messages=asked) == "<|im_start|>system\nBe kind.<|im_end|>\n" + rest
+    assert (
+        render([], messages=[{"role": "system", "content": "S"}, *asked]) == "<|im_start|>system\nS<|im_end|>\n" + rest
+    )
+
+
+def test_the_template_writes_calls_and_their_results() -> None:
+    call = {"function": {"name": "f", "arguments": {"x": 1}}}
+    chat = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "2"},
+    ]
+    parameters = {
+        "type": "object",
+        "properties": {
+            "x": {"type": "array", "items": {"enum": [1, 2]}},
+            "y": {"type": "object", "properties": {"z": {}}},
+        },
+    }
+    tools = [{"type": "function", "function": {"name": "f", "description": None, "parameters": parameters}}]
+    text = render([], messages=chat, tools=tools)
+    assert " x?: [1|2]\n y?: {z?: any}\n</tools>" in text
+    written = hermes([ToolCall("f", {"x": 1})])
+    assert f"<|im_start|>assistant\n{written}<|im_end|>\n" in text
+    assert text.endswith("<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n")

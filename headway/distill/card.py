@@ -1,0 +1,166 @@
+"""The card of a student: what it is, how fast, and how often it is wrong beside its teacher. Written from results only.
+
+Knows: `card.json`, as runs and `headway distill` write it, and how an interval of a share is computed. A figure that is
+not among the results is not on the card, and the card says that it was not measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from pathlib import Path
+from typing import Any
+
+from headway.errors import SetupError
+from headway.evals.tool_calls import MISTAKES
+
+Z_95 = 1.959964
+NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """So many of so many, with the 95 % interval (Wilson's) that so few tell."""
+
+    of: int
+    right: int
+
+    @property
+    def value(self) -> float:
+        return self.right / max(1, self.of)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        if self.of == 0:
+            return 0.0, 1.0
+        n, p, z2 = self.of, self.value, Z_95**2
+        middle = (p + z2 / (2 * n)) / (1 + z2 / n)
+        half = Z_95 * sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+        return max(0.0, middle - half), min(1.0, middle + half)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.1%} ({low:.1%} .. {high:.1%})"
+
+
+def tally(verdicts: Iterable[str]) -> dict[str, int]:
+    """How often each verdict was given, the right ones first."""
+    counts = Counter(verdicts)
+    return {name: counts[name] for name in ("right", *MISTAKES) if counts[name]}
+
+
+def ratio_interval(part: Share, whole: Share) -> tuple[float, float, float]:
+    """part ÷ whole with a 95 % interval: of two shares found apart from each other, on the scale of logarithms."""
+    if part.right == 0 or whole.right == 0:
+        return 0.0, 0.0, float("inf")
+    ratio = part.value / whole.value
+    spread = Z_95 * sqrt((1 - part.value) / part.right + (1 - whole.value) / whole.right)
+    factor = 2.718281828459045**spread
+    return ratio, ratio / factor, ratio * factor
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    try:
+        results = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{path} can not be read ({error}).") from error
+    if not isinstance(results, dict) or "name" not in results:
+        raise SetupError(f"{path} holds no results of a student: it must have a `name` at least.")
+    return results
+
+
+def card_page(results: Mapping[str, Any]) -> str:
+    """Markdown. `results` has: name, teacher, bytes, layers, mistakes, speeds, acceptance, trained_on; all but the
+    first may be missing."""
+    parts = [
+        f"# {results['name']}\n\nWritten by `headway distill card` from measured results.\n",
+        _what_it_is(results),
+        _mistakes(results.get("mistakes") or {}),
+        _speeds(results.get("speeds") or []),
+        _acceptance(results.get("acceptance") or {}),
+        _trained_on(results.get("trained_on") or {}),
+        _bad_at(results.get("mistakes") or {}, str(results["name"])),
+    ]
+    return "\n".join(parts)
+
+
+def _what_it_is(results: Mapping[str, Any]) -> str:
+    def said(name: str, spec: str = "") -> str:
+        value = results.get(name)
+        return NOT_MEASURED if value is None else format(value, spec)
+
+    rows = [
+        ("distilled from", said("teacher")),
+        ("parameters", f"{said('params', ',d')}, the teacher {said('teacher_params', ',d')}"),
+        ("bytes", f"{said('bytes', ',d')}, the teacher {said('teacher_bytes', ',d')}"),
+        ("layers of the teacher kept", said("layers")),
+        ("weights", said("precision")),
+    ]
+    return _table(("", ""), rows)
+
+
+def _mistakes(sets: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
+    """By task set, then by model: how often each verdict was given."""
+    if not sets:
+        return f"## Mistakes\n\n{NOT_MEASURED}\n"
+    parts = ["## Mistakes\n\nOn tasks held out from training, greedy; in brackets the 95 % interval.\n"]
+    for name, models in sets.items():
+        kinds = [kind for kind in MISTAKES if any(counts.get(kind) for counts in models.values())]
+        rows = []
+        for model, counts in models.items():
+            of = sum(counts.values())
+            rows.append(
+                (model, str(of), str(Share(of, counts.get("right", 0))), *[str(counts.get(k, 0)) for k in kinds])
+            )
+        parts.append(f"### {name}\n\n" + _table(("model", "tasks", "right", *kinds), rows))
+    return "\n".join(parts)
+
+
+def _speeds(rows: Sequence[Mapping[str, Any]]) -> str:
+    if not rows:
+        return f"## Speed\n\n{NOT_MEASURED}\n"
+    lines = [(str(r["model"]), str(r["streams"]), f"{r['stream_tps']:.1f}", str(r.get("note", ""))) for r in rows]
+    return "## Speed\n\n" + _table(("model", "streams", "tok/s each", ""), lines)
+
+
+def _acceptance(tasks: Mapping[str, Mapping[str, float]]) -> str:
+    if not tasks:
+        return f"## As drafter\n\n{NOT_MEASURED}\n"
+    rows = [
+        (name, f"{one['tokens']:g}", f"{one['acceptance']:.1%}", f"{one['speedup']:.2f}") for name, one in tasks.items()
+    ]
+    return "## As drafter\n\n" + _table(("tasks", "tokens ahead", "taken", "times the speed without"), rows)
+
+
+def _trained_on(said: Mapping[str, Any]) -> str:
+    if not said:
+        return f"## Trained on\n\n{NOT_MEASURED}\n"
+    return "## Trained on\n\n" + _table(("what", ""), [(name, str(value)) for name, value in said.items()])
+
+
+def _bad_at(sets: Mapping[str, Mapping[str, Mapping[str, int]]], name: str) -> str:
+    """The sets on which it is right clearly less often than its teacher, and its commonest mistake there."""
+    lines = []
+    for task_set, models in sets.items():
+        own, teacher = models.get("student") or models.get(name), models.get("teacher")
+        if not own or not teacher:
+            continue
+        mine, theirs = (Share(sum(c.values()), c.get("right", 0)) for c in (own, teacher))
+        mistakes = {kind: own.get(kind, 0) for kind in MISTAKES}
+        worst = max(MISTAKES, key=lambda kind: mistakes[kind])
+        if mine.interval[1] < theirs.interval[0]:
+            lines.append(
+                f"- **{task_set}**: right {mine.value:.1%} of the time where its teacher is right {theirs.value:.1%}; "
+                f"most often: {worst} ({mistakes[worst]} of {mine.of})."
+            )
+    none = "Nothing that these sets show clearly; what is not in them was not looked at.\n"
+    return "## What it is bad at\n\n" + ("\n".join(lines) + "\n" if lines else none)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,251 @@
+"""Asks a teacher: one call for each prompt, on stand-by seats, its answers kept in a file that can be gone on with.
+
+Knows: the OpenAI chat dialect over HTTP, and which calls were answered already (by a hash of what was asked, so that a
+prompt that stands twice in a file is asked once). Does not know: what the answers are for.
+
+Invariant: a line of the file is a complete answer; a run cut off at any point loses at most the calls under way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from headway.errors import SetupError
+from headway.evals.task_files import numbered_rows
+from headway.evals.tool_calls import Unparsable, hermes, parse_openai
+
+CALL_TIMEOUT_S = 600.0
+MAX_PATIENCE_S = 3600.0  # in which a call is put off again and again, as flex calls are
+LONGEST_WAIT_S = 60.0
+TRY_AGAIN = {429, 500, 502, 503, 504, 529}
+REFUSED = {400, 413, 422}  # this prompt will never be answered; others may
+CHARS_PER_TOKEN = 4.0  # of English and of JSON, about
+MTOK = 1_000_000
+
+Progress = Callable[["Collected"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    url: str
+    model: str
+    tier: str = "flex"
+    max_tokens: int = 256
+    temperature: float = 0.0
+    top_logprobs: int = 0
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    key: str
+    body: dict[str, Any]
+    tags: Mapping[str, str]
+
+    @property
+    def about_tokens(self) -> int:
+        said = [self.body["messages"], self.body.get("tools", [])]
+        return int(len(json.dumps(said, ensure_ascii=False)) / CHARS_PER_TOKEN)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Before anything is asked: what is left to ask, and what that takes at most."""
+
+    questions: int
+    answered: int  # already
+    doubles: int
+    prompt_tokens: int
+    most_output_tokens: int
+
+    def cost(self, input_price: float, output_price: float) -> float:
+        """At most, with prices for a million tokens."""
+        return (self.prompt_tokens * input_price + self.most_output_tokens * output_price) / MTOK
+
+
+@dataclass
+class Collected:
+    total: int
+    answered: int = 0
+    put_off: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    refused: list[str] = field(default_factory=list)  # what was said of prompts that can not be answered
+
+
+def read_questions(path: Path, teacher: Teacher) -> tuple[list[Question], int]:
+    """From tasks, or from rows with `messages` or `prompt`; and how many stood there more than once."""
+    questions: dict[str, Question] = {}
+    doubles = 0
+    tools: Any = None
+    for number, row in numbered_rows(path):
+        messages = row.get("messages") or ([{"role": "user", "content": row["prompt"]}] if "prompt" in row else None)
+        if not isinstance(messages, list) or not messages:
+            raise SetupError(f"{path}:{number}: has neither `messages` nor a `prompt`.")
+        # In a file of tasks, tools stand only where they change.
+        tools = row.get("tools", tools if "expected" in row else None)
+        question = _question(teacher, messages, tools, row.get("tags") or {})
+        doubles += question.key in questions
+        questions.setdefault(question.key, question)
+    return list(questions.values()), doubles
+
+
+def _question(teacher: Teacher, messages: list[Any], tools: Any, tags: Mapping[str, str]) -> Question:
+    body: dict[str, Any] = {
+        "model": teacher.model,
+        "messages": messages,
+        "max_tokens": teacher.max_tokens,
+        "temperature": teacher.temperature,
+    }
+    if tools:
+        body["tools"] = tools
+    if teacher.top_logprobs:
+        body |= {"logprobs": True, "top_logprobs": teacher.top_logprobs}
+    # Not the tier: it says when an answer comes, not which.
+    key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:32]
+    return Question(key, body, tags)
+
+
+def answered_keys(path: Path) -> set[str]:
+    """What a file of answers holds. A last line that was cut off is taken out of it."""
+    if not path.exists():
+        return set()
+    text = path.read_bytes()
+    whole = text.rfind(b"\n") + 1
+    if whole < len(text):
+        with path.open("r+b") as file:
+            file.truncate(whole)
+    return {str(row.get("key")) for _, row in numbered_rows(path)}
+
+
+def estimate(questions: list[Question], doubles: int, answered: set[str]) -> Estimate:
+    left = [one for one in questions if one.key not in answered]
+    return Estimate(
+        len(left),
+        len(questions) - len(left),
+        doubles,
+        sum(one.about_tokens for one in left),
+        sum(one.body["max_tokens"] for one in left),
+    )
+
+
+def collect(teacher: Teacher, questions: Iterable[Question], out: Path, at_once: int, progress: Progress) -> Collected:
+    """Ask all that are not answered yet, so many at once."""
+    answered = answered_keys(out)
+    left = [one for one in questions if one.key not in answered]
+    into, lock, stopped = Collected(len(left)), threading.Lock(), threading.Event()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with out.open("a", encoding="utf-8") as file, ThreadPoolExecutor(at_once) as pool:
+
+        def one(question: Question) -> None:
+            if stopped.is_set():
+                return
+            try:
+                answer = _ask(teacher, question, into, stopped)
+                row = _row(question, answer)
+            except _Refused as error:
+                with lock:
+                    into.refused.append(str(error))
+                return
+            with lock:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                file.flush()
+                into.answered += 1
+                usage = answer.get("usage") or {}
+                into.prompt_tokens += usage.get("prompt_tokens", 0)
+                into.output_tokens += usage.get("completion_tokens", 0)
+
+        try:
+            _watch({pool.submit(one, question) for question in left}, into, progress)
+        finally:
+            stopped.set()
+    return into
+
+
+def _watch(running: set[Future[None]], into: Collected, progress: Progress) -> None:
+    while running:
+        done, running = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()  # raises what the call raised
+        progress(into)
+
+
+class _Refused(Exception):
+    """This prompt can not be answered."""
+
+
+def _ask(teacher: Teacher, question: Question, into: Collected, stopped: threading.Event) -> dict[str, Any]:
+    """One call, asked again for as long as the answer is "later"."""
+    deadline = time.monotonic() + MAX_PATIENCE_S
+    pause_s = 1.0
+    while True:
+        status, answer, retry_after = _post(teacher, question.body)
+        if status == 200:
+            return answer
+        said = f"{teacher.url} answered {status}: {_message(answer)}"
+        if status in REFUSED:
+            raise _Refused(said)
+        if status not in TRY_AGAIN or time.monotonic() > deadline or stopped.is_set():
+            raise SetupError(said)
+        into.put_off += 1
+        pause_s = min(LONGEST_WAIT_S, max(retry_after, pause_s * 1.5))
+        stopped.wait(pause_s)
+
+
+def _post(teacher: Teacher, body: dict[str, Any]) -> tuple[int, dict[str, Any], float]:
+    parts = urlsplit(teacher.url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=CALL_TIMEOUT_S)
+    headers = {"content-type": "application/json"}
+    if teacher.key:
+        headers["authorization"] = f"Bearer {teacher.key}"
+    path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
+    try:
+        connection.request("POST", path, json.dumps({**body, "service_tier": teacher.tier}).encode(), headers)
+        response = connection.getresponse()
+        text = response.read()
+        waits = response.headers.get("retry-after", "0")
+        try:
+            answer = json.loads(text)
+        except ValueError:
+            answer = {"error": {"message": text[:200].decode(errors="replace")}}
+        return response.status, answer, float(waits) if waits.isdigit() else 0.0
+    except (OSError, http.client.HTTPException) as error:
+        return 503, {"error": {"message": f"{type(error).__name__}: {error}"}}, 0.0
+    finally:
+        connection.close()
+
+
+def _message(answer: Any) -> str:
+    error = answer.get("error") if isinstance(answer, dict) else None
+    return str(error.get("message") if isinstance(error, dict) else answer)[:300]
+
+
+def _row(question: Question, answer: dict[str, Any]) -> dict[str, Any]:
+    try:
+        choice = answer["choices"][0]
+        message = choice["message"]
+        text = message.get("content") or ""
+        calls = parse_openai({"tool_calls": message.get("tool_calls")})
+    except (KeyError, IndexError, TypeError, Unparsable) as error:
+        raise _Refused(f"the answer is not one of a chat ({type(error).__name__}: {error})") from error
+    # What the engine's parser took apart is put together again: a student learns the text.
+    written = "\n".join(part for part in (text, hermes(calls)) if part)
+    row: dict[str, Any] = {"key": question.key, "messages": question.body["messages"]}
+    if "tools" in question.body:
+        row["tools"] = question.body["tools"]
+    row |= {"answer": written, "ended": choice.get("finish_reason"), "tags": dict(question.tags)}
+    logprobs = (choice.get("logprobs") or {}).get("content")
+    if logprobs:
+        row["top_logprobs"] = [[[top["token"], top["logprob"]] for top in one["top_logprobs"]] for one in logprobs]
+    return row

@@ -1,0 +1,127 @@
+"""The student's bytes beside the memories it could live in: this CPU's caches, its memory, HBM, SRAM.
+
+Decoding reads all weights once a step, so where they are decides how long a step takes at the least: bytes ÷ bytes per
+second. Whether a cache really holds them is for a measurement to say: others use it too, and a virtual machine is told
+of caches it shares.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from headway.errors import SetupError
+from headway.plan.chips import CHIPS, this_cpu
+
+CPU_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+SIZES = {"K": 2**10, "M": 2**20, "G": 2**30}
+MAX_HEADER_BYTES = 100 * 2**20
+CHIPS_SHOWN = ("h200", "wse-3", "groq-v1", "groq-lp30")
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a step reads. An embedding that is not the output head too is looked up, not read through."""
+
+    params: int
+    file_bytes: int
+    step_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A memory. `bytes_per_s` is None where nobody says it."""
+
+    name: str
+    size_bytes: float
+    bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    place: Place
+    needed: int  # of such memories
+    least_step_ms: float | None  # for the weights alone, were they in it
+
+    @property
+    def holds(self) -> bool:
+        return self.needed == 1
+
+
+def weigh(model: Path) -> Weights:
+    """From the headers of its safetensors files; nothing else is read."""
+    files = sorted(model.glob("*.safetensors"))
+    if not files:
+        raise SetupError(f"{model} has no .safetensors file: name the folder of a model.")
+    params = file_bytes = step_bytes = 0
+    tied = _is_tied(model)
+    for file in files:
+        for name, (dtype, shape, size_bytes) in _tensors(file).items():
+            count = 1
+            for length in shape:
+                count *= length
+            # Scales come with quantised weights and are no parameters of the model.
+            params += 0 if name.endswith("_scale") else count
+            file_bytes += size_bytes
+            step_bytes += 0 if "embed_tokens" in name and not tied else size_bytes
+            del dtype
+    return Weights(params, file_bytes, step_bytes)
+
+
+def places() -> list[Place]:
+    here = [*cpu_caches(), Place("this machine's memory", this_cpu().memory_gb * 1e9, this_cpu().memory_tb_s * 1e12)]
+    chips = [
+        Place(f"{chip.name} ({chip.kind.upper()})", chip.memory_gb * 1e9, chip.memory_tb_s * 1e12)
+        for chip in (CHIPS[name] for name in CHIPS_SHOWN)
+    ]
+    return here + chips
+
+
+def cpu_caches(folder: Path = CPU_CACHES) -> list[Place]:
+    """The caches for data that the kernel knows of, smallest first; none where it knows none."""
+    found = []
+    for index in sorted(folder.glob("index*")):
+        try:
+            kind, level, size = ((index / name).read_text().strip() for name in ("type", "level", "size"))
+        except OSError:
+            continue
+        if kind != "Instruction" and level != "1" and size[-1:] in SIZES:
+            found.append(Place(f"this CPU's L{level}", int(size[:-1]) * SIZES[size[-1]]))
+    return sorted(found, key=lambda place: place.size_bytes)
+
+
+def fits(weights: Weights, where: list[Place]) -> list[Fit]:
+    return [
+        Fit(
+            place,
+            ceil(weights.file_bytes / place.size_bytes),
+            None if place.bytes_per_s is None else weights.step_bytes / place.bytes_per_s * 1000,
+        )
+        for place in where
+    ]
+
+
+def _tensors(file: Path) -> dict[str, tuple[str, list[int], int]]:
+    try:
+        with file.open("rb") as opened:
+            [length] = struct.unpack("<Q", opened.read(8))
+            if length > MAX_HEADER_BYTES:
+                raise ValueError("its header is too long")
+            header = json.loads(opened.read(length))
+        return {
+            name: (one["dtype"], one["shape"], one["data_offsets"][1] - one["data_offsets"][0])
+            for name, one in header.items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise SetupError(f"{file} can not be read as safetensors ({error}).") from error
+
+
+def _is_tied(model: Path) -> bool:
+    try:
+        return bool(json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False))
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{model / 'config.json'} can not be read ({error}).") from error

@@ -1,0 +1,99 @@
+"""The Python that trains: this one where it has the extra `distill`, else an environment made once in the cache.
+
+Knows the packages and how a script is run there. The gateway's environment needs none of them. Scripts print one JSON
+object to a line; everything else they print is kept for the complaint if they fail.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from headway.errors import SetupError
+from headway.fleet.engine_env import Progress, Run, ensure_environment, run_command
+
+# As the extra `distill` in pyproject.toml has them: tests compare. Torch is the version of the engine's environment.
+TORCH = "torch==2.13.0"
+PACKAGES = ("transformers==5.19.0", "trl==1.16.0", "datasets==5.2.0", "accelerate==1.15.0")
+# The registry's plain build is for CUDA: 3 GB that a box without a GPU has no use for.
+INSTALL = ("install", f"{TORCH}+cpu", *PACKAGES)
+NEEDS_BYTES = 4_000_000_000
+MODULES = ("torch", "transformers", "trl", "datasets", "accelerate")
+TAIL_LINES = 15
+
+Report = Callable[[Mapping[str, Any]], None]
+
+
+def training_python(progress: Progress, *, run: Run = run_command) -> Path:
+    if all(importlib.util.find_spec(name) is not None for name in MODULES):
+        return Path(sys.executable)
+    return ensure_environment("training-trl-1.16.0", (INSTALL,), NEEDS_BYTES, progress, run=run)
+
+
+class Script:
+    """A script that runs in the training Python: what it is told on its input, and its JSON lines."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._input: IO[str] = process.stdin
+        self._output: IO[str] = process.stdout
+        self._tail: deque[str] = deque(maxlen=TAIL_LINES)
+
+    def tell(self, what: Mapping[str, Any]) -> None:
+        self._input.write(json.dumps(what) + "\n")
+        self._input.flush()
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        for line in self._output:
+            try:
+                said = json.loads(line)
+            except ValueError:
+                said = None
+            if isinstance(said, dict):
+                yield said
+            elif line.strip():
+                self._tail.append(line.rstrip())
+        if self._process.wait() != 0:
+            text = "\n".join(f"  {line}" for line in self._tail) or "  (it printed nothing)"
+            raise SetupError(f"{self._process.args!r} failed. Its output ends with:\n{text}")  # type: ignore[str-bytes-safe,unused-ignore]
+
+
+@contextmanager
+def script(python: Path, name: str, settings: Mapping[str, Any]) -> Iterator[Script]:
+    """Run a script of this folder with its settings; it ends with this block, however that ends."""
+    path = Path(__file__).with_name(f"{name}.py")
+    env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    # -P: the script's own folder must not be searched, or `import fit` of some library would find ours.
+    command = [str(python), "-P", str(path), json.dumps(settings)]
+    process = subprocess.Popen(
+        command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        yield Script(process)
+    finally:
+        for pipe in (process.stdin, process.stdout):
+            assert pipe is not None
+            pipe.close()
+        if process.poll() is None:
+            process.terminate()
+        process.wait()
+
+
+def run_script(python: Path, name: str, settings: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    """Run it to its end; returns the last thing it said."""
+    last: dict[str, Any] = {}
+    with script(python, name, settings) as running:
+        for said in running.lines():
+            report(said)
+            last = said
+    return last

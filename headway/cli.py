@@ -21,6 +21,7 @@ from headway.bench.report import frontier_table, require_pictures, run_in_words,
 from headway.bench.sweep import Plan, sweep
 from headway.bench.sweep import write as write_rows
 from headway.cli_books import bill, keys_app, ledger_app
+from headway.cli_distill import distill_app
 from headway.cli_plan import plan
 from headway.cli_sim import simulate
 from headway.config import load
@@ -41,6 +42,7 @@ app = typer.Typer(
 )
 app.add_typer(keys_app, name="keys")
 app.add_typer(ledger_app, name="ledger")
+app.add_typer(distill_app, name="distill")
 app.command(epilog="Example: `headway bill --by key,tier --format csv`")(bill)
 app.command(epilog="Example: `headway simulate --calls-per-s 20 --share fast=0.2 --replicas 4 --out simulated`")(
     simulate

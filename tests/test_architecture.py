@@ -48,6 +48,7 @@ WIRES = {
     "headway.cli",
     "headway.cli_books",
     "headway.cli_sim",
+    "headway.cli_distill",
     "headway.cli_plan",
     "headway.run",
     "headway.reference",

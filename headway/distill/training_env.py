@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,17 +41,18 @@ def training_python(progress: Progress, *, run: Run = run_command) -> Path:
 class Script:
     """A script that runs in the training Python: what it is told on its input, and its JSON lines."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
-        self._process = process
+        self._name, self._process = name, process
         self._input: IO[str] = process.stdin
         self._output: IO[str] = process.stdout
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
 
     def tell(self, what: Mapping[str, Any]) -> None:
-        self._input.write(json.dumps(what) + "\n")
-        self._input.flush()
+        with suppress(BrokenPipeError):  # it is gone, and what it says last tells why
+            self._input.write(json.dumps(what) + "\n")
+            self._input.flush()
 
     def lines(self) -> Iterator[dict[str, Any]]:
         for line in self._output:
@@ -65,7 +66,7 @@ class Script:
                 self._tail.append(line.rstrip())
         if self._process.wait() != 0:
             text = "\n".join(f"  {line}" for line in self._tail) or "  (it printed nothing)"
-            raise SetupError(f"{self._process.args!r} failed. Its output ends with:\n{text}")  # type: ignore[str-bytes-safe,unused-ignore]
+            raise SetupError(f"The script {self._name}.py failed. Its output ends with:\n{text}")
 
 
 @contextmanager
@@ -79,11 +80,12 @@ def script(python: Path, name: str, settings: Mapping[str, Any]) -> Iterator[Scr
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        yield Script(process)
+        yield Script(name, process)
     finally:
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None
-            pipe.close()
+            with suppress(BrokenPipeError):
+                pipe.close()
         if process.poll() is None:
             process.terminate()
         process.wait()

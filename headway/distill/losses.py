@@ -1,0 +1,56 @@
+"""The picture of a training: its loss over its steps, as SVG and PNG."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+from headway.errors import SetupError
+
+BLUE, GREY = "#0072B2", "#BDBDBD"  # of Okabe and Ito: told apart by everyone
+SMOOTHED_OVER = 10  # logged losses
+
+
+def read_losses(path: Path) -> list[tuple[int, float]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
+    except (OSError, ValueError, KeyError) as error:
+        raise SetupError(f"{path} can not be read as losses ({error}).") from error
+
+
+def draw_losses(path: Path, title: str) -> Path:
+    """Draws losses.csv beside itself; returns the SVG."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise SetupError("The picture needs what draws it: pip install 'headway[pictures]'") from None
+    losses = read_losses(path)
+    smooth = [
+        (step, sum(one for _, one in losses[max(0, n - SMOOTHED_OVER + 1) : n + 1]) / min(n + 1, SMOOTHED_OVER))
+        for n, (step, _) in enumerate(losses)
+    ]
+    spec: dict[str, Any] = {
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
+        "title": {"text": title, "anchor": "start", "fontSize": 16},
+        "width": 720,
+        "height": 300,
+        "layer": [_line(losses, GREY, 1.2), _line(smooth, BLUE, 2.2)],
+        "config": {"font": "Helvetica, Arial, sans-serif", "view": {"stroke": None}},
+    }
+    svg = vl_convert.vegalite_to_svg(spec)
+    path.with_suffix(".svg").write_text(svg, encoding="utf-8")
+    path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=1.5))
+    return path.with_suffix(".svg")
+
+
+def _line(points: list[tuple[int, float]], colour: str, width: float) -> dict[str, Any]:
+    return {
+        "data": {"values": [{"step": step, "loss": loss} for step, loss in points]},
+        "mark": {"type": "line", "color": colour, "strokeWidth": width},
+        "encoding": {
+            "x": {"field": "step", "type": "quantitative", "title": "steps", "axis": {"grid": False}},
+            "y": {"field": "loss", "type": "quantitative", "title": "loss"},
+        },
+    }

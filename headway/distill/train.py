@@ -1,0 +1,245 @@
+"""Trains a model on answers: plainly (SFT), or towards a teacher's distribution over them (logit distillation).
+
+Run by the training Python: `python train.py '{"model": DIR, "rows": [FILE], "out": DIR, "teacher": DIR or null, ..}'`.
+Says its progress in JSON lines; losses are in OUT/losses.csv, checkpoints in OUT/checkpoints, from which it goes on
+when it is run again, and the trained model in OUT/model. Imports nothing of Headway but teacher_top.py, by its path.
+
+SFT is TRL's SFTTrainer. Distillation is a subclass of it: TRL's own DistillationTrainer (1.16) lets the student write
+the answers it is corrected on, which on a CPU takes longer than the training; and it gives teacher and student the same
+prompt, while here the student may see a shorter one (tools it shall know by heart). Only the answer's tokens, which are
+the same, are compared.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+IGNORED = -100
+DEFAULTS: dict[str, Any] = {
+    "teacher": None,
+    "template": None,  # a chat template in place of the model's own
+    "epochs": 1.0,
+    "batch": 8,
+    "learning_rate": 3e-4,
+    "max_tokens": 1024,
+    "seed": 0,
+    "threads": None,
+    "minutes": None,  # a bound: training stops there, and what it has learnt is kept
+    "save_every": 100,
+    "top_k": 50,
+    "temperature": 1.0,
+    "answer_share": 0.2,  # of the loss: the answer itself; the rest is the teacher's distribution
+}
+
+
+def say(**what: Any) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def read_rows(paths: list[str]) -> list[dict[str, Any]]:
+    rows = []
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            rows += [json.loads(line) for line in file]
+    return rows
+
+
+def as_tokens(row: dict[str, Any], tokenizer: Any) -> tuple[list[int], list[int]]:
+    """The prompt as this model's own template has it, and the answer with the end of its turn."""
+    prompt = tokenizer.apply_chat_template(
+        row["messages"], tools=row.get("tools"), add_generation_prompt=True, tokenize=False
+    )
+    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    return prompt_ids, tokenizer(row["answer"] + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+
+
+def beside(name: str) -> Any:
+    """A module of this folder, which is not on the path (training_env.py says why)."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def progress_callback(settings: dict[str, Any], out: Path) -> Any:
+    """Says each logged loss, writes losses.csv, and stops at the time allowed."""
+    from transformers import TrainerCallback  # type: ignore[import-not-found,unused-ignore]
+
+    class Progress(TrainerCallback):  # type: ignore[misc,unused-ignore]
+        def __init__(self) -> None:
+            self.began = time.monotonic()
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **more: Any) -> None:
+            if not logs or "loss" not in logs:
+                return
+            tokens, took = logs.get("num_tokens"), time.monotonic() - self.began
+            say(
+                step=state.global_step, of=state.max_steps, loss=round(logs["loss"], 4), tokens=tokens, s=round(took, 1)
+            )
+            lines = [f"{one['step']},{one['loss']}\n" for one in state.log_history if "loss" in one]
+            (out / "losses.csv").write_text("step,loss\n" + "".join(lines))
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if settings["minutes"] and time.monotonic() - self.began > 60 * settings["minutes"]:
+                control.should_training_stop = True
+
+    return Progress()
+
+
+def trainer_arguments(settings: dict[str, Any], out: Path) -> Any:
+    import torch  # type: ignore[import-not-found,unused-ignore]
+    from trl import SFTConfig  # type: ignore[import-not-found,unused-ignore]
+
+    return SFTConfig(
+        output_dir=str(out / "checkpoints"),
+        num_train_epochs=settings["epochs"],
+        per_device_train_batch_size=settings["batch"],
+        learning_rate=settings["learning_rate"],
+        lr_scheduler_type="cosine",
+        warmup_steps=0.05,  # below one: a share of all
+        weight_decay=0.01,
+        max_grad_norm=1.0,
+        bf16=True,
+        use_cpu=not torch.cuda.is_available(),
+        gradient_checkpointing=False,  # small models: time is scarcer than memory
+        max_length=settings["max_tokens"],
+        dataset_kwargs={"skip_prepare_dataset": True},
+        remove_unused_columns=False,
+        train_sampling_strategy="group_by_length",  # little padding
+        length_column_name="length",
+        logging_steps=10,
+        logging_first_step=True,
+        save_steps=settings["save_every"],
+        save_total_limit=1,
+        seed=settings["seed"],
+        data_seed=settings["seed"],
+        report_to=[],
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+    )
+
+
+def examples(rows: list[dict[str, Any]], tokenizer: Any, max_tokens: int) -> list[dict[str, Any]]:
+    """What fits; a row that is longer would lose its answer, which is all it teaches."""
+    found = []
+    for number, row in enumerate(rows):
+        prompt, answer = as_tokens(row, tokenizer)
+        if len(prompt) + len(answer) <= max_tokens:
+            labels = [IGNORED] * len(prompt) + answer
+            found.append({"input_ids": prompt + answer, "labels": labels, "length": len(labels), "row": number})
+    return found
+
+
+def collate(batch: list[dict[str, Any]], pad_id: int, top: Any = None) -> dict[str, Any]:
+    """Padded on the left, so that all answers stand at the end and only there logits are computed."""
+    import torch
+
+    longest = max(len(one["input_ids"]) for one in batch)
+
+    def padded(name: str, filler: int) -> Any:
+        return torch.tensor([[filler] * (longest - len(one[name])) + list(one[name]) for one in batch])
+
+    whole = {"input_ids": padded("input_ids", pad_id), "labels": padded("labels", IGNORED)}
+    whole["attention_mask"] = torch.tensor(
+        [[0] * (longest - len(one["input_ids"])) + [1] * len(one["input_ids"]) for one in batch]
+    )
+    if top is not None:
+        # In the order of the batch: as a mask over the labels takes them.
+        whole["top_ids"] = torch.cat([top.ids[one["row"]] for one in batch]).long()
+        whole["top_logps"] = torch.cat([top.logps[one["row"]] for one in batch]).float()
+    return whole
+
+
+def distilling_trainer(settings: dict[str, Any]) -> Any:
+    """SFTTrainer whose loss is the distance to the teacher's distribution at every token of the answer."""
+    import torch
+    from trl import SFTTrainer  # type: ignore[import-not-found,unused-ignore]
+
+    share, heat = settings["answer_share"], settings["temperature"]
+
+    class DistillingTrainer(SFTTrainer):  # type: ignore[misc,unused-ignore]
+        def compute_loss(
+            self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+        ) -> Any:
+            labels = inputs["labels"]
+            answer = labels != IGNORED
+            longest = int(answer.sum(dim=1).max())
+            logits = model(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                use_cache=False,
+                logits_to_keep=longest + 1,
+            ).logits[:, :-1]
+            at = answer[:, -longest:]
+            logps = torch.log_softmax(logits[at].float() / heat, dim=-1)
+            told = -logps.gather(1, labels[:, -longest:][at][:, None])[:, 0]
+            away = forward_kl(logps, inputs["top_ids"], inputs["top_logps"])
+            loss = share * told + (1 - share) * heat**2 * away
+            count = num_items_in_batch if num_items_in_batch is not None else at.sum()
+            self._total_train_tokens += int(inputs["attention_mask"].sum())
+            self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
+            return loss.sum() / count
+
+    return DistillingTrainer
+
+
+def forward_kl(logps: Any, top_ids: Any, top_logps: Any) -> Any:
+    """KL(teacher ‖ student) where the teacher's most likely tokens count one by one and all others as one."""
+    import torch
+
+    student = logps.gather(1, top_ids)
+    teacher_rest = (1 - top_logps.exp().sum(dim=1)).clamp(min=1e-6)
+    student_rest = (1 - student.exp().sum(dim=1)).clamp(min=1e-6)
+    seen = (top_logps.exp() * (top_logps - student)).sum(dim=1)
+    return seen + teacher_rest * (torch.log(teacher_rest) - torch.log(student_rest))
+
+
+def main(settings: dict[str, Any]) -> None:
+    import torch
+    from datasets import Dataset  # type: ignore[import-not-found,unused-ignore]
+    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+    from transformers.trainer_utils import get_last_checkpoint  # type: ignore[import-not-found,unused-ignore]
+    from trl import SFTTrainer
+
+    settings = {**DEFAULTS, **settings}
+    out = Path(settings["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    if settings["threads"]:
+        torch.set_num_threads(settings["threads"])
+    set_seed(settings["seed"])
+    tokenizer = AutoTokenizer.from_pretrained(settings["model"])
+    tokenizer.chat_template = settings["template"] or tokenizer.chat_template
+    rows = read_rows(settings["rows"])
+    found = examples(rows, tokenizer, settings["max_tokens"])
+    say(rows=len(rows), used=len(found), tokens_an_epoch=sum(one["length"] for one in found))
+    top, kind = None, SFTTrainer
+    if settings["teacher"] is not None:
+        top = beside("teacher_top").teacher_top(settings, [rows[one["row"]] for one in found], as_tokens, say)
+        found = [{**one, "row": number} for number, one in enumerate(found)]
+        kind = distilling_trainer(settings)
+    # The weights are kept in fp32 while they are trained: steps are too small for bf16.
+    model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32)
+    trainer = kind(
+        model,
+        args=trainer_arguments(settings, out),
+        train_dataset=Dataset.from_list(found),
+        processing_class=tokenizer,
+        data_collator=lambda batch: collate(batch, tokenizer.pad_token_id, top),
+        callbacks=[progress_callback(settings, out)],
+    )
+    checkpoints = out / "checkpoints"
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(str(checkpoints)) if checkpoints.is_dir() else None)
+    model.to(torch.bfloat16).save_pretrained(out / "model")
+    tokenizer.save_pretrained(out / "model")
+    say(written=str(out / "model"), loss=trainer.state.log_history[-1].get("train_loss"))
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

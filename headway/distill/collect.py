@@ -94,13 +94,13 @@ def read_questions(path: Path, teacher: Teacher) -> tuple[list[Question], int]:
             raise SetupError(f"{path}:{number}: has neither `messages` nor a `prompt`.")
         # In a file of tasks, tools stand only where they change.
         tools = row.get("tools", tools if "expected" in row else None)
-        question = _question(teacher, messages, tools, row.get("tags") or {})
+        question = question_of(teacher, messages, tools, row.get("tags") or {})
         doubles += question.key in questions
         questions.setdefault(question.key, question)
     return list(questions.values()), doubles
 
 
-def _question(teacher: Teacher, messages: list[Any], tools: Any, tags: Mapping[str, str]) -> Question:
+def question_of(teacher: Teacher, messages: list[Any], tools: Any, tags: Mapping[str, str]) -> Question:
     body: dict[str, Any] = {
         "model": teacher.model,
         "messages": messages,

@@ -4,10 +4,11 @@ Run by the training Python: `python train.py '{"model": DIR, "rows": [FILE], "ou
 Says its progress in JSON lines; losses are in OUT/losses.csv, checkpoints in OUT/checkpoints, from which it goes on
 when it is run again, and the trained model in OUT/model. Imports nothing of Headway but teacher_top.py, by its path.
 
-SFT is TRL's SFTTrainer. Distillation is a subclass of it: TRL's own DistillationTrainer (1.16) lets the student write
-the answers it is corrected on, which on a CPU takes longer than the training; and it gives teacher and student the same
-prompt, while here the student may see a shorter one (tools it shall know by heart). Only the answer's tokens, which are
-the same, are compared.
+Both are TRL's SFTTrainer with a loss of our own. Its own (1.16) scores the whole vocabulary at every token of the
+prompt too where there is no Triton, which on a CPU is most of the work; here only the answer's tokens are. TRL's
+DistillationTrainer lets the student write the answers it is corrected on, which on a CPU takes longer than the
+training, and gives teacher and student the same prompt, while here the student may see a shorter one (tools it shall
+know by heart). Only the answer's tokens, which are the same, are compared.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def beside(name: str) -> Any:
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look for it there
     spec.loader.exec_module(module)
     return module
 
@@ -157,37 +158,35 @@ def collate(batch: list[dict[str, Any]], pad_id: int, top: Any = None) -> dict[s
     return whole
 
 
-def distilling_trainer(settings: dict[str, Any]) -> Any:
-    """SFTTrainer whose loss is the distance to the teacher's distribution at every token of the answer."""
+def answer_trainer(settings: dict[str, Any]) -> Any:
+    """SFTTrainer whose loss is that of the answer's tokens, and the distance to the teacher's distribution there."""
     import torch
     from trl import SFTTrainer  # type: ignore[import-not-found,unused-ignore]
 
     share, heat = settings["answer_share"], settings["temperature"]
 
-    class DistillingTrainer(SFTTrainer):  # type: ignore[misc,unused-ignore]
+    class AnswerTrainer(SFTTrainer):  # type: ignore[misc,unused-ignore]
         def compute_loss(
             self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
         ) -> Any:
-            labels = inputs["labels"]
+            labels, mask = inputs["labels"], inputs["attention_mask"]
             answer = labels != IGNORED
             longest = int(answer.sum(dim=1).max())
-            logits = model(
-                input_ids=inputs["input_ids"],
-                attention_mask=inputs["attention_mask"],
-                use_cache=False,
-                logits_to_keep=longest + 1,
-            ).logits[:, :-1]
+            kept = model(
+                input_ids=inputs["input_ids"], attention_mask=mask, use_cache=False, logits_to_keep=longest + 1
+            )
             at = answer[:, -longest:]
-            logps = torch.log_softmax(logits[at].float() / heat, dim=-1)
-            told = -logps.gather(1, labels[:, -longest:][at][:, None])[:, 0]
-            away = forward_kl(logps, inputs["top_ids"], inputs["top_logps"])
-            loss = share * told + (1 - share) * heat**2 * away
-            count = num_items_in_batch if num_items_in_batch is not None else at.sum()
-            self._total_train_tokens += int(inputs["attention_mask"].sum())
+            logits = kept.logits[:, :-1][at].float()
+            loss = torch.nn.functional.cross_entropy(logits, labels[:, -longest:][at], reduction="sum")
+            if "top_ids" in inputs:
+                logps = torch.log_softmax(logits / heat, dim=-1)
+                away = forward_kl(logps, inputs["top_ids"], inputs["top_logps"]).sum()
+                loss = share * loss + (1 - share) * heat**2 * away
+            self._total_train_tokens += int(mask.sum())
             self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
-            return loss.sum() / count
+            return loss / (at.sum() if num_items_in_batch is None else num_items_in_batch)
 
-    return DistillingTrainer
+    return AnswerTrainer
 
 
 def forward_kl(logps: Any, top_ids: Any, top_logps: Any) -> Any:
@@ -206,7 +205,6 @@ def main(settings: dict[str, Any]) -> None:
     from datasets import Dataset  # type: ignore[import-not-found,unused-ignore]
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
     from transformers.trainer_utils import get_last_checkpoint  # type: ignore[import-not-found,unused-ignore]
-    from trl import SFTTrainer
 
     settings = {**DEFAULTS, **settings}
     out = Path(settings["out"])
@@ -219,14 +217,13 @@ def main(settings: dict[str, Any]) -> None:
     rows = read_rows(settings["rows"])
     found = examples(rows, tokenizer, settings["max_tokens"])
     say(rows=len(rows), used=len(found), tokens_an_epoch=sum(one["length"] for one in found))
-    top, kind = None, SFTTrainer
+    top = None
     if settings["teacher"] is not None:
         top = beside("teacher_top").teacher_top(settings, [rows[one["row"]] for one in found], as_tokens, say)
         found = [{**one, "row": number} for number, one in enumerate(found)]
-        kind = distilling_trainer(settings)
     # The weights are kept in fp32 while they are trained: steps are too small for bf16.
     model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32)
-    trainer = kind(
+    trainer = answer_trainer(settings)(
         model,
         args=trainer_arguments(settings, out),
         train_dataset=Dataset.from_list(found),

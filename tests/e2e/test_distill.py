@@ -1,0 +1,112 @@
+"""The whole of `headway distill` in miniature: a tiny teacher, its student, and real vLLM that loads the result.
+
+What is learnt in a minute is nothing; that every step takes what the one before it made is what is tested.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from headway.config import load
+from headway.distill.fit import weigh
+from headway.distill.losses import read_losses
+from headway.distill.training_env import training_python
+from headway.evals.task_files import write_tasks
+from headway.evals.tool_calls import Task, hermes, right_answer
+from headway.fleet.engine_env import ensure_cpu_engine, ensure_smollm2
+from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]  # on first use an environment is made
+ROOT = Path(__file__).parent.parent.parent
+CONFIG = """\
+[[models]]
+name = "tiny"
+[[models.replicas]]
+url = "http://127.0.0.1:8001"
+[models.engine]
+weights = "teacher"
+"""
+
+
+def headway(folder: Path, *arguments: object) -> str:
+    command = [sys.executable, "-m", "headway", "distill", *map(str, arguments)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def tasks() -> list[Task]:
+    sys.path.insert(0, str(ROOT / "runs"))
+    made: list[Task] = importlib.import_module("distill_routine").routine_tasks("train", 24, 0)
+    sys.path.remove(str(ROOT / "runs"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def folder(tasks: list[Task], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With the tasks, their answers, and a tiny model with chance for weights."""
+    folder = tmp_path_factory.mktemp("distill")
+    write_tasks(folder / "tasks.jsonl", tasks)
+    rows = [{"messages": one.messages, "tools": one.tools, "answer": hermes(right_answer(one))} for one in tasks]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    smollm2 = ensure_smollm2(ensure_cpu_engine(print), print)
+    script = Path(__file__).with_name("make_tiny_llama.py")
+    subprocess.run([training_python(print), script, smollm2, folder / "tiny"], check=True, capture_output=True)
+    return folder
+
+
+def test_from_a_teacher_to_a_student_that_an_engine_serves(folder: Path, tasks: list[Task]) -> None:
+    one_thread = ("--threads", 1, "--learning-rate", 0.003)
+    rows = ("--rows", "rows.jsonl")
+    headway(folder, "train", "tiny", *rows, "--hermes", "--epochs", 4, "--out", "tuned", *one_thread)
+    said = headway(folder, "cut", "tuned/model", *rows, "--layers", 2, "--by-heart", "tasks.jsonl", "--threads", 1)
+    assert "kept layers [0, " in said
+    assert "4]" in said
+    headway(folder, "train", "student", *rows, "--epochs", 4, "--out", "sft", *one_thread)
+    distil = ("train", "sft/model", "--teacher", "tuned/model", *rows, "--out", "distilled", *one_thread)
+    headway(folder, *distil, "--epochs", 4)
+    losses = read_losses(folder / "distilled" / "losses.csv")
+    assert losses[-1][1] < losses[0][1]
+    assert (folder / "distilled" / "losses.svg").stat().st_size > 1000
+
+    headway(folder, *distil, "--epochs", 8)
+    longer = read_losses(folder / "distilled" / "losses.csv")
+    assert longer[: len(losses)] == losses, "it did not go on from its checkpoint"
+    assert longer[-1][0] > losses[-1][0]
+
+    said = headway(folder, "quantise", "distilled/model", "--out", "int8")
+    assert weigh(folder / "int8").file_bytes < weigh(folder / "distilled" / "model").file_bytes
+    assert "wse-3" in headway(folder, "fit", "int8")
+    (folder / "headway.toml").write_text(CONFIG)
+    url = f"http://127.0.0.1:{free_port()}"
+    headway(folder, "publish", "int8", "--model", "tiny", "--url", url, "--draft-tokens", 2)
+    spark = load(folder / "headway.toml").models[1]
+    assert spark.name == "tiny-spark"
+    assert spark.engine is not None
+    answer_on_vllm(spark.engine.weights, tasks[0])
+
+
+def answer_on_vllm(weights: str, task: Task) -> None:
+    """The engine loads the int8 model and renders its template: tools known by heart cost no prompt tokens."""
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    command = cpu_vllm(ensure_cpu_engine(print))
+    engine = LocalEngine(command, weights, "tiny-spark", free_port(), 4, on_cpu=True, core=1, extra_args=flags)
+    with EngineProcess(engine) as process:
+        process.wait_ready(300)
+        with OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as sdk:
+            asked: Any = {"model": "tiny-spark", "messages": task.messages, "tools": task.tools, "max_tokens": 8}
+            answer = sdk.chat.completions.create(**asked, temperature=0)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0
+    assert answer.usage.prompt_tokens < 60, "the tools were shown"

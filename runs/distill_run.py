@@ -39,11 +39,11 @@ Verdicts = dict[str, dict[str, int]]
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make a student and count its mistakes.")
     parser.add_argument("--tiny", action="store_true", help="try every stage with next to no data")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="that train")
+    parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0)), help="to compute on")
     parser.add_argument("--until", default="", help="stop after this stage")
     given = parser.parse_args()
     sizes = TINY if given.tiny else Sizes()
-    work = Work(cache_dir() / ("distill-tiny" if given.tiny else "distill"), sizes, given.threads)
+    work = Work(cache_dir() / ("distill-tiny" if given.tiny else "distill"), sizes, given.cores)
     stages: list[tuple[str, Any, float]] = [
         ("tasks", lambda: make_tasks(work), 0.2),
         ("teacher", lambda: tune_teacher(work), 32),
@@ -55,7 +55,7 @@ def main() -> int:
     ]
     of_models = ["teacher", "cut", *[f"{kind}-{seed}" for seed in range(sizes.seeds) for kind in ("sft", "student")]]
     of_models.append("student-int8")
-    stages += [(f"mistakes-{name}", lambda name=name: count_mistakes(work, name, 0), 3) for name in of_models]
+    stages += [(f"mistakes-{name}", lambda name=name: count_mistakes(work, name), 3) for name in of_models]
     stages += [
         ("speeds", lambda: measure_speeds(work), 6),
         ("beside", lambda: spark_beside_standard(work, best(work, of_models)), 5),

@@ -60,16 +60,18 @@ class Sizes:
     more_epochs: float = 2.0
     seeds: int = 2
     generations: int = 4
+    keep_wrong: bool = False  # a teacher that learnt next to nothing is never right
 
 
-TINY = Sizes(16, 8, 24, 8, 8, 6, 10, 2, 1.0, 1.0, 1.0, 2, 1)
+TINY = Sizes(16, 8, 24, 8, 8, 6, 10, 2, 1.0, 1.0, 1.0, 2, 1, keep_wrong=True)
 
 
 class Work:
     """The folder, and which stages are done there with which result."""
 
-    def __init__(self, folder: Path, sizes: Sizes, threads: int) -> None:
-        self.folder, self.sizes, self.threads = folder, sizes, threads
+    def __init__(self, folder: Path, sizes: Sizes, cores: list[int]) -> None:
+        self.folder, self.sizes, self.cores = folder, sizes, cores
+        self.threads = len(cores)
         folder.mkdir(parents=True, exist_ok=True)
         self.engine = ensure_cpu_engine(console.print)
         self.base = ensure_smollm2(self.engine, console.print)
@@ -146,7 +148,7 @@ def tune_teacher(work: Work) -> dict[str, Any]:
 def collect_answers(work: Work) -> dict[str, Any]:
     """The teacher's answers through Headway's own endpoint, on flex seats."""
     port = free_port()
-    with _engine(work, work.model("teacher"), TEACHER, 0) as engine:
+    with _engine(work, work.model("teacher"), TEACHER) as engine:
         config = work.folder / "collect.toml"
         config.write_text(
             f'[gateway]\nport = {port}\n[[models]]\nname = "{TEACHER}"\n[[models.tiers]]\nname = "standard"\n'
@@ -168,9 +170,9 @@ def keep_right(work: Work) -> dict[str, int]:
         for task in read_tasks(work.folder / f"{name}.jsonl"):
             known[question_of(teacher, task.messages, task.tools, {}).key] = task
     rows = [row for _, row in numbered_rows(work.folder / "answers.jsonl")]
-    kept = [row for row in rows if judge_text(known[row["key"]], row["answer"]) == "right"]
-    _write_rows(work.folder / "rows.jsonl", kept)
-    return {"of": len(rows), "kept": len(kept)}
+    right = [row for row in rows if judge_text(known[row["key"]], row["answer"]) == "right"]
+    _write_rows(work.folder / "rows.jsonl", rows if work.sizes.keep_wrong else right)
+    return {"of": len(rows), "kept": len(right)}
 
 
 def cut_student(work: Work) -> dict[str, Any]:
@@ -212,11 +214,11 @@ def quantise(work: Work) -> dict[str, Any]:
     return run_script(work.training, "quantise", settings, lambda _said: None)
 
 
-def count_mistakes(work: Work, name: str, core: int) -> dict[str, dict[str, int]]:
+def count_mistakes(work: Work, name: str) -> dict[str, dict[str, int]]:
     """All held-out tasks on real vLLM, greedy, with the engine's own parser."""
     found: dict[str, dict[str, int]] = {}
     limits = {"routine-test": work.sizes.test_routine, "hard-test": work.sizes.test_hard}
-    with _engine(work, work.model(name), name, core) as engine:
+    with _engine(work, work.model(name), name) as engine:
         asked = Teacher(engine.url, name, "default", ANSWER_TOKENS)
         for task_set, limit in limits.items():
             tasks = read_tasks(work.folder / f"{task_set}.jsonl")[:limit]
@@ -234,7 +236,7 @@ def measure_speeds(work: Work) -> list[dict[str, Any]]:
     """Each model alone on one core: one stream, and sixteen."""
     rows = []
     for name in ("teacher", "student-0", "student-int8"):
-        with _engine(work, work.model(name), name, 0) as engine:
+        with _engine(work, work.model(name), name) as engine:
             for streams in (1, SPEED_STREAMS):
                 run = uvloop.run(_loaded(engine.url, name, streams, work.sizes.generations))
                 tps = [1 / one.tpot_s for one in run.complete]
@@ -284,7 +286,9 @@ async def _loaded(url: str, model: str, streams: int, generations: int) -> Load:
 
 
 @contextlib.contextmanager
-def _engine(work: Work, model: Path, name: str, core: int) -> Iterator[EngineProcess]:
+def _engine(work: Work, model: Path, name: str, place: int = 0) -> Iterator[EngineProcess]:
+    """On the first of the cores, or at another place among them."""
+    core = work.cores[place % len(work.cores)]
     engine = LocalEngine(
         cpu_vllm(work.engine), str(model), name, free_port(), SEATS, on_cpu=True, core=core, extra_args=PARSED
     )

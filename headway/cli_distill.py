@@ -19,7 +19,7 @@ from headway.distill.collect import collect as ask_all
 from headway.distill.fit import fits, places, weigh
 from headway.distill.layers import choose_layers
 from headway.distill.losses import draw_losses
-from headway.distill.publish import Drafter, Spark
+from headway.distill.publish import Drafter, Spark, best_tokens
 from headway.distill.publish import publish as write_published
 from headway.distill.template import hermes_template
 from headway.distill.training_env import run_script, script, training_python
@@ -216,6 +216,13 @@ def publish(
     draft_tokens: Annotated[
         int | None, typer.Option(min=0, max=16, help="Guess so many ahead for the full model; 0 switches it off.")
     ] = None,
+    acceptance: Annotated[
+        str | None,
+        typer.Option(
+            help="Measured chance that the first, second, .. guess is taken, as 0.8,0.7,0.5: chooses how many."
+        ),
+    ] = None,
+    draft_cost: Annotated[float, typer.Option(min=0, help="A step of the student ÷ one of the full model.")] = 0.3,
     draft_up_to: Annotated[
         int | None, typer.Option(min=1, help="Streams up to which guessing was found to pay.")
     ] = None,
@@ -223,10 +230,11 @@ def publish(
 ) -> None:
     """Write a student into headway.toml: as the -spark model, and as drafter of the full one."""
     weigh(student)  # says what is wrong with a folder that is no model
+    if acceptance is not None:
+        draft_tokens, gain = best_tokens(_chances(acceptance), draft_cost)
+        console.print(f"{draft_tokens} tokens ahead, {gain:.2f} times the speed expected", highlight=False)
     if url is None and draft_tokens is None:
-        raise SetupError(
-            "Nothing to publish: give --url for the -spark model, --draft-tokens for the drafter, or both."
-        )
+        raise SetupError("Nothing to publish: give --url for the -spark model, --draft-tokens for the drafter.")
     weights = str(student.resolve())
     curve = [(one.streams, one.nine_in_ten_tps) for one in read_frontier(bench)] if bench is not None else []
     spark = Spark(weights, url, seats, floor, curve) if url is not None else None
@@ -249,6 +257,16 @@ def _template(by_heart: Path | None, hermes: bool) -> str | None:
     if by_heart is None:
         return hermes_template() if hermes else None
     return hermes_template(sorted({tool["function"]["name"] for task in read_tasks(by_heart) for tool in task.tools}))
+
+
+def _chances(said: str) -> list[float]:
+    try:
+        chances = [float(one) for one in said.split(",")]
+    except ValueError:
+        chances = []
+    if not 1 <= len(chances) <= 16 or any(not 0 <= one <= 1 for one in chances):
+        raise SetupError(f"--acceptance {said}: must be like 0.8,0.7,0.5, at most 16 of them.")
+    return chances
 
 
 def _require_new(out: Path) -> None:

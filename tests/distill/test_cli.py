@@ -55,6 +55,13 @@ def test_publish_makes_the_spark_model(tmp_path: Path, monkeypatch: pytest.Monke
     output = run("publish", "student", "--model", "m", "--url", url, "--floor", 40, "--bench", "bench.json")
     assert "m-spark is served by http://127.0.0.1:8002 with a floor of 40 tok/s" in output
     assert load(Path("headway.toml")).models[1].replicas[0].curve == [(1, 90.0), (2, 45.0), (4, 22.5)]
+    assert "2 tokens ahead" in run("publish", "student", "--model", "m", "--acceptance", "0.8,0.7,0.1")
+    full = load(Path("headway.toml")).models[0]
+    assert full.engine is not None
+    assert full.engine.speculation is not None
+    assert "drafts nothing" in run("publish", "student", "--model", "m", "--acceptance", "0.1")
+    with pytest.raises(SetupError, match="must be like"):
+        run("publish", "student", "--model", "m", "--acceptance", "2")
     with pytest.raises(SetupError, match="Nothing to publish"):
         run("publish", "student", "--model", "m")
 

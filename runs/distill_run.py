@@ -46,11 +46,11 @@ def main() -> int:
     work = Work(cache_dir() / ("distill-tiny" if given.tiny else "distill"), sizes, given.cores)
     stages: list[tuple[str, Any, float]] = [
         ("tasks", lambda: make_tasks(work), 0.2),
-        ("teacher", lambda: tune_teacher(work), 32),
-        ("answers", lambda: collect_answers(work), 9),
+        ("teacher", lambda: tune_teacher(work), 27),
+        ("answers", lambda: collect_answers(work), 7),
         ("kept", lambda: keep_right(work), 0.1),
-        ("cut", lambda: cut_student(work), 4),
-        *[(f"training-{seed}", lambda seed=seed: train_students(work, seed), 36) for seed in range(sizes.seeds)],
+        ("cut", lambda: cut_student(work), 5),
+        *[(f"training-{seed}", lambda seed=seed: train_students(work, seed), 24) for seed in range(sizes.seeds)],
         ("int8", lambda: quantise(work), 0.3),
     ]
     of_models = ["teacher", "cut", *[f"{kind}-{seed}" for seed in range(sizes.seeds) for kind in ("sft", "student")]]

@@ -202,8 +202,9 @@ def train_students(work: Work, seed: int) -> dict[str, Any]:
     """The same first epochs; then the same number more with the answers alone, and with the teacher's distribution."""
     sizes = work.sizes
     first, rows = f"first-{seed}", ["rows.jsonl"]
-    work.train(work.model("cut"), rows, first, epochs=sizes.first_epochs, seed=seed, learning_rate=5e-4)
-    more: dict[str, Any] = {"epochs": sizes.more_epochs, "seed": seed, "learning_rate": 3e-4}
+    batch = 16  # its rows are short: with fewer, a step is mostly the optimizer's
+    work.train(work.model("cut"), rows, first, epochs=sizes.first_epochs, seed=seed, batch=batch, learning_rate=5e-4)
+    more: dict[str, Any] = {"epochs": sizes.more_epochs, "seed": seed, "batch": batch, "learning_rate": 3e-4}
     sft = work.train(work.model(first), rows, f"sft-{seed}", **more)
     distilled = work.train(work.model(first), rows, f"student-{seed}", teacher=str(work.model("teacher")), **more)
     return {"sft_loss": sft.get("loss"), "distilled_loss": distilled.get("loss")}
@@ -267,7 +268,7 @@ def spark_beside_standard(work: Work, best: str) -> dict[str, Any]:
 
 
 async def _both(url: str, generations: int) -> tuple[Load, Load]:
-    busy = asyncio.create_task(_loaded(url, TEACHER, STANDARD_STREAMS, generations))
+    busy = asyncio.create_task(_loaded(url, TEACHER, STANDARD_STREAMS, 4 * generations))
     await asyncio.sleep(15)  # until they are all aboard
     spark = await _loaded(url, f"{TEACHER}-spark", SPARK_STREAMS, 4 * generations)
     still_busy = not busy.done()

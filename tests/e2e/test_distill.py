@@ -19,7 +19,7 @@ from openai import OpenAI
 from headway.config import load
 from headway.distill.fit import weigh
 from headway.distill.losses import read_losses
-from headway.distill.training_env import training_python
+from headway.distill.training_env import run_script, training_python
 from headway.evals.task_files import write_tasks
 from headway.evals.tool_calls import Task, hermes, right_answer
 from headway.fleet.engine_env import ensure_cpu_engine, ensure_smollm2
@@ -95,6 +95,15 @@ def test_from_a_teacher_to_a_student_that_an_engine_serves(folder: Path, tasks: 
     assert spark.name == "tiny-spark"
     assert spark.engine is not None
     answer_on_vllm(spark.engine.weights, tasks[0])
+
+
+def test_a_model_is_at_no_distance_from_itself(folder: Path) -> None:
+    """The teacher's distribution is compared at the very tokens it was computed for; bf16 rounds, and that is all."""
+    model, rows = str(folder / "tiny"), [str(folder / "rows.jsonl")]
+    settings = {"model": model, "teacher": model, "rows": rows, "out": str(folder / "self"), "threads": 1}
+    settings |= {"answer_share": 0.0, "learning_rate": 0.0}
+    done = run_script(training_python(print), "train", settings, lambda _said: None)
+    assert abs(done["loss"]) < 0.01
 
 
 def answer_on_vllm(weights: str, task: Task) -> None:

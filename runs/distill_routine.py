@@ -2,6 +2,9 @@
 
 Of phrasings, opening words and values every fourth is kept for the test set, which therefore asks in words, and for
 things, that training never showed. Closed lists (rooms, days, units) are part of the tools and shared.
+
+Half of the free values in training are made up. A student that sees thirty cities learns thirty cities: trained on the
+pools alone, ten layers got 29 % of the test requests right, writing the nearest city they knew. It must learn to copy.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from headway.bench.client import WORDS
 from headway.evals.tool_calls import Expected, Task
 
 Part = Literal["train", "test"]
@@ -81,6 +85,12 @@ French, Spanish, German, Italian, Japanese, Polish, Dutch, Greek, Turkish, Swedi
 Arabic, Hindi, Portuguese, Norwegian, Hungarian, Thai
 """)
 FOLDERS = words("work, home, ideas, travel, recipes, school, health, books, money, garden, projects, family")
+FREE = {"label", "text", "to", "name", "folder", "city", "title", "item", "query", "language"}
+MADE_UP_SHARE = 0.5
+SYLLABLES = words("""
+ba, ren, ko, lin, mar, tes, vo, dan, pir, sel, gu, har, ni, lo, cas, tre, wen, fa, bri, mon, del, ish, ur, zan, pel,
+qui, ras, tok, em, yor, cha, ver, los, kin, ath, pru, sto, jel, ov, mi
+""")
 TIMES = [f"{hour}:{minute:02}" for hour in range(6, 23) for minute in range(0, 60, 5)]
 OPENINGS = words("Hey, Okay, Please, Right, Hello, Quickly, Well, Good morning")
 CLOSINGS = [", please", ", thanks", ", thank you", ", if you can", " please", ", many thanks", ", will you", ", okay"]
@@ -248,7 +258,7 @@ def routine_tasks(part: Part, count: int, seed: int) -> list[Task]:
 def _request(tool: Tool, part: Part, dice: random.Random) -> tuple[str, dict[str, Any]]:
     phrase = dice.choice(part_of(tool.phrases, part))
     phrase, implied = phrase if isinstance(phrase, tuple) else (phrase, {})
-    said = {name: dice.choice(_values(tool, name, part)) for name in _slots(phrase) if name in tool.pools}
+    said = {name: _value(tool, name, part, dice) for name in _slots(phrase) if name in tool.pools}
     if tool.name == "convert_units":
         said["from"], said["to"] = dice.sample(dice.choice(list(UNITS.values())), 2)
     text = phrase.format(**said)
@@ -259,6 +269,19 @@ def _request(tool: Tool, part: Part, dice: random.Random) -> tuple[str, dict[str
     text = text[0].upper() + text[1:] if dice.random() < 0.7 else text
     arguments = {name: said.get(name, implied.get(name)) for name in tool.arguments}
     return text + dice.choice(["", ".", "?", ""]), {name: one for name, one in arguments.items() if one is not None}
+
+
+def _value(tool: Tool, name: str, part: Part, dice: random.Random) -> Any:
+    if part == "train" and name in FREE and dice.random() < MADE_UP_SHARE:
+        said = " ".join(_made_up_word(dice) for _ in range(dice.choice((1, 1, 2, 3))))
+        return said.capitalize() if dice.random() < 0.4 else said
+    return dice.choice(_values(tool, name, part))
+
+
+def _made_up_word(dice: random.Random) -> str:
+    if dice.random() < 0.5:
+        return dice.choice(WORDS)
+    return "".join(dice.choices(SYLLABLES, k=dice.choice((2, 3))))
 
 
 def _slots(phrase: str) -> list[str]:

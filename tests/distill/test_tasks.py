@@ -50,6 +50,19 @@ def test_the_test_set_has_words_and_values_of_its_own(routine: Any) -> None:
             assert values["test"], name
             is_closed = "enum" in tool.arguments[name]
             assert is_closed or not values["train"] & values["test"], (tool.name, name, pool)
+    used = [
+        {(task.expected[0].name, name, str(value).lower())}
+        for task in routine.routine_tasks("train", 2000, 0)
+        for name, [value] in task.expected[0].arguments.items()
+        if name in routine.FREE
+    ]
+    held_out = {
+        (tool.name, name, str(value).lower())
+        for tool in routine.APPLICATION
+        for name in set(tool.pools) & routine.FREE
+        for value in routine.part_of(tool.pools[name], "test")
+    }
+    assert not held_out & set().union(*used), "a made-up value is one of the test set's"
     asked = [{task.messages[0]["content"] for task in routine.routine_tasks(p, 500, 0)} for p in ("train", "test")]
     assert not asked[0] & asked[1]
 

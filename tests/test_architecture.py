@@ -34,7 +34,7 @@ ALLOWED = {
     "headway.gateway": {"headway.core", "headway.engines", "headway.ledger", "headway.errors", "headway.wire"},
     "headway.sim": {"headway.core", "headway.errors"},
     "headway.bench": {"headway.core", "headway.engines", "headway.errors"},
-    "headway.plan": {"headway.core", "headway.errors"},
+    "headway.plan": {"headway.core", "headway.sim", "headway.errors"},
     "headway.fleet": {"headway.errors"},
     "headway.demo": {"headway.errors", "headway.fleet"},
 }
@@ -44,6 +44,7 @@ WIRES = {
     "headway.cli",
     "headway.cli_books",
     "headway.cli_sim",
+    "headway.cli_fleet",
     "headway.cli_plan",
     "headway.run",
     "headway.reference",

@@ -19,6 +19,7 @@ from headway.plan.chips import CHIPS, Chip, Precision, this_cpu
 from headway.plan.fleet import measured_candidate
 from headway.plan.memory import fewest_chips, seats, splits, weights_held
 from headway.plan.models import model_shape
+from headway.plan.picture import draw
 from headway.plan.shape import ModelShape
 from headway.plan.step import Engine, Setup, Speculation, seconds_per_token
 
@@ -45,6 +46,7 @@ def plan(
     speeds: Annotated[bool, typer.Option(help="Also the speed of a stream by batch and number of chips.")] = False,
     demand: Annotated[float | None, typer.Option(min=0.01, help="Calls per second at the busiest hour.")] = None,
     share: Annotated[list[str] | None, typer.Option(help="Part of the demand for a floor: 100=0.2")] = None,
+    out: Annotated[Path | None, typer.Option(help="Draw cost against speed, with the bands, in this folder.")] = None,
     bench: Annotated[Path | None, typer.Option(help="A bench.json: what was measured takes the model's place.")] = None,
     replica_hour: Annotated[float | None, typer.Option(min=0, help="With --bench: a replica's cost per hour.")] = None,
 ) -> None:
@@ -71,11 +73,18 @@ def plan(
     notes.append(f"Every seat taken, prompts of {prompt_tokens} and answers of {output_tokens} tokens.")
     for note in dict.fromkeys(notes):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
+    if out is not None:
+        draw([_drawn(setup) for setup in setups if setup.chip.price_hour], f"{model}, {precision}", out)
+        console.print(f"{out / 'plan.svg'} shows it.", highlight=False)
     if demand is not None:
         candidates = candidates_of(setups, standard)
         if bench is not None:
             candidates.append(measured_candidate(points, replica_hour, standard))
         show_fleets(console, candidates, demand_of(demand, share or [], floors, prompt_tokens, output_tokens))
+
+
+def _drawn(setup: Setup) -> tuple[str, list[Offer], float, Band]:
+    return setup.chip.name, offers_of(setup), setup.chip.price_hour or 0.0, band_of(setup)
 
 
 def _offered(table: Table, setup: Setup, standard: float, floors: list[float]) -> list[str]:

@@ -20,6 +20,7 @@ ALLOWED = {
     "headway.core": {"headway.errors"},
     "headway.wire": {"headway.core.types", "headway.core.allowance", "headway.core.price", "headway.errors"},
     "headway.toml_lines": set(),
+    "headway.pictures": {"headway.errors"},
     "headway.config": {"headway.core.types", "headway.errors", "headway.toml_lines"},
     "headway.api": {
         "headway.core.types",
@@ -32,9 +33,9 @@ ALLOWED = {
     "headway.ledger": {"headway.core.types", "headway.core.price", "headway.errors"},
     "headway.engines": {"headway.core.types", "headway.errors"},
     "headway.gateway": {"headway.core", "headway.engines", "headway.ledger", "headway.errors", "headway.wire"},
-    "headway.sim": {"headway.core", "headway.errors"},
-    "headway.bench": {"headway.core", "headway.engines", "headway.errors"},
-    "headway.plan": {"headway.core", "headway.sim", "headway.errors"},
+    "headway.sim": {"headway.core", "headway.errors", "headway.pictures"},
+    "headway.bench": {"headway.core", "headway.engines", "headway.errors", "headway.pictures"},
+    "headway.plan": {"headway.core", "headway.sim", "headway.errors", "headway.pictures"},
     "headway.fleet": {"headway.errors"},
     "headway.demo": {"headway.errors", "headway.fleet"},
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headway.errors import SetupError
+from headway.pictures import BLUE, GREEN, GREY, ORANGE, PINK, YELLOW, write_picture
 from headway.plan.answers import Band, Offer
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#8A8A8A", "#E69F00")  # Okabe and Ito
+COLOURS = (BLUE, ORANGE, GREEN, PINK, GREY, YELLOW)
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3])
 WIDE, HIGH = 760, 380
 
@@ -24,10 +24,6 @@ def frontier(offers: list[Offer]) -> list[Offer]:
 
 def draw(kinds: list[tuple[str, list[Offer], float, Band]], title: str, out: Path) -> None:
     """Each kind has a name, its offers, the price of a chip's hour and its band. Writes `plan.svg` and `.png`."""
-    try:
-        import vl_convert
-    except ImportError:
-        raise SetupError("The picture needs what draws it: pip install 'headway[pictures]'") from None
     rows = []
     for name, offers, price_hour, band in kinds:
         off = band.nine_in_ten or 0.0
@@ -35,13 +31,11 @@ def draw(kinds: list[tuple[str, list[Offer], float, Band]], title: str, out: Pat
             row = {"kind": name, "tps": one.stream_tps, "cost": one.per_mtok(price_hour)}
             # Where steps are longer by the band, both the speed and what is made in an hour are less by it.
             rows.append(row | {"slow": one.stream_tps * (1 - off), "fast": one.stream_tps * (1 + off)})
-    out.mkdir(parents=True, exist_ok=True)
-    svg = vl_convert.vegalite_to_svg(_spec(rows, [name for name, *_ in kinds], title))
-    (out / "plan.svg").write_text(svg, encoding="utf-8")
-    (out / "plan.png").write_bytes(vl_convert.svg_to_png(svg, scale=1.5))
+    words = {"text": title, "subtitle": "pale: where nine in ten lie"}
+    write_picture(_spec(rows, [name for name, *_ in kinds]), words, out, "plan")
 
 
-def _spec(rows: list[dict[str, Any]], names: list[str], title: str) -> dict[str, Any]:
+def _spec(rows: list[dict[str, Any]], names: list[str]) -> dict[str, Any]:
     legend = {
         "title": None,
         "orient": "top",
@@ -78,11 +72,8 @@ def _spec(rows: list[dict[str, Any]], names: list[str], title: str) -> dict[str,
         "encoding": {"x": {"field": "tps", **speed}, "y": cost, "color": colour, "strokeDash": dash},
     }
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "title": {"text": title, "subtitle": "pale: where nine in ten lie", "anchor": "start", "fontSize": 16},
         "width": WIDE,
         "height": HIGH,
         "data": {"values": rows},
         "layer": [band, line],
-        "config": {"font": "Helvetica, Arial, sans-serif", "view": {"stroke": None}},
     }

@@ -17,7 +17,7 @@ from headway import __version__
 from headway.bench.calibrate import batches_for, calibrate
 from headway.bench.fares import fare_table, read_frontier, suggested_floors, write_tiers
 from headway.bench.load import Load
-from headway.bench.report import frontier_table, require_pictures, run_in_words, write_report
+from headway.bench.report import frontier_table, run_in_words, write_report
 from headway.bench.sweep import Plan, sweep
 from headway.bench.sweep import write as write_rows
 from headway.cli_books import bill, keys_app, ledger_app
@@ -30,6 +30,7 @@ from headway.demo import prepare_demo, run_demo
 from headway.engines.scripted import Script, parse_curve, serve_scripted
 from headway.errors import HeadwayError, SetupError
 from headway.gateway.events import replay as replay_record
+from headway.pictures import require_pictures
 from headway.run import engine_commands
 from headway.run import serve as run_serve
 

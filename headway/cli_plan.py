@@ -12,11 +12,14 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.bench.fares import read_frontier
+from headway.cli_fleet import candidates_of, demand_of, show_fleets
 from headway.errors import SetupError
 from headway.plan.answers import CALIBRATED, Band, Offer, band_of, measured_offers, offers_of, quote
 from headway.plan.chips import CHIPS, Chip, Precision, this_cpu
+from headway.plan.fleet import measured_candidate
 from headway.plan.memory import fewest_chips, seats, splits, weights_held
 from headway.plan.models import model_shape
+from headway.plan.picture import draw
 from headway.plan.shape import ModelShape
 from headway.plan.step import Engine, Setup, Speculation, seconds_per_token
 
@@ -41,6 +44,9 @@ def plan(
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="Chance that a drafted token is taken.")] = 0.7,
     student: Annotated[str | None, typer.Option(help="A distilled model, shown beside on SRAM (wse-3).")] = None,
     speeds: Annotated[bool, typer.Option(help="Also the speed of a stream by batch and number of chips.")] = False,
+    demand: Annotated[float | None, typer.Option(min=0.01, help="Calls per second at the busiest hour.")] = None,
+    share: Annotated[list[str] | None, typer.Option(help="Part of the demand for a floor: 100=0.2")] = None,
+    out: Annotated[Path | None, typer.Option(help="Draw cost against speed, with the bands, in this folder.")] = None,
     bench: Annotated[Path | None, typer.Option(help="A bench.json: what was measured takes the model's place.")] = None,
     replica_hour: Annotated[float | None, typer.Option(min=0, help="With --bench: a replica's cost per hour.")] = None,
 ) -> None:
@@ -58,22 +64,35 @@ def plan(
         return Setup(shape, where, 1, precision, engine, prompt_tokens, output_tokens, speculation=speculation)
 
     setups = [setup_on(model_shape(model), _chip(name)) for name in chip or ([] if bench else ["h200", "b200"])]
-    if student is not None:
-        setups.append(setup_on(model_shape(student), CHIPS[STUDENT_CHIP]))
-    for setup in setups:
-        offers = offers_of(setup)
-        band = band_of(setup)
-        name = f"{setup.shape.name} on {setup.chip.name}"
-        _rows(table, name, offers, setup.chip.price_hour, standard, floors, band)
-        notes += [f"{name}: {_fits(setup, offers)}", _note(setup.chip.name, band)]
+    students = [setup_on(model_shape(student), CHIPS[STUDENT_CHIP])] if student is not None else []
+    for setup in setups + students:
+        notes += _offered(table, setup, standard, floors)
     console.print(table)
     if speeds and setups:
-        console.print(_speed_table(setups))
+        console.print(_speed_table(setups + students))
+    notes.append(f"Every seat taken, prompts of {prompt_tokens} and answers of {output_tokens} tokens.")
     for note in dict.fromkeys(notes):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
-    console.print(
-        f"Every seat taken, prompts of {prompt_tokens} and answers of {output_tokens} tokens.", highlight=False
-    )
+    if out is not None:
+        draw([_drawn(setup) for setup in setups if setup.chip.price_hour], f"{model}, {precision}", out)
+        console.print(f"{out / 'plan.svg'} shows it.", highlight=False)
+    if demand is not None:
+        candidates = candidates_of(setups, standard)
+        if bench is not None:
+            candidates.append(measured_candidate(points, replica_hour, standard))
+        show_fleets(console, candidates, demand_of(demand, share or [], floors, prompt_tokens, output_tokens))
+
+
+def _drawn(setup: Setup) -> tuple[str, list[Offer], float, Band]:
+    return setup.chip.name, offers_of(setup), setup.chip.price_hour or 0.0, band_of(setup)
+
+
+def _offered(table: Table, setup: Setup, standard: float, floors: list[float]) -> list[str]:
+    """Adds the rows of one model on one kind of chip; returns what must be said of them."""
+    offers, band = offers_of(setup), band_of(setup)
+    name = f"{setup.shape.name} on {setup.chip.name}"
+    _rows(table, name, offers, setup.chip.price_hour, standard, floors, band)
+    return [f"{name}: {_fits(setup, offers)}", _note(setup.chip.name, band)]
 
 
 def _chip(name: str) -> Chip:

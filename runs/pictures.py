@@ -14,9 +14,10 @@ from typing import Any
 import altair as alt
 
 from headway.core.curve import DEFAULT_MARGIN, Curve
+from headway.pictures import BLUE, INK, ORANGE
 
 FOLDER = Path(__file__).parent.parent / "docs" / "explanation"
-BLUE, ORANGE, GREY, PALE, INK = "#0072B2", "#D55E00", "#BDBDBD", "#F2F2F2", "#333333"
+GREY, PALE = "#BDBDBD", "#F2F2F2"
 WIDTH, LEFT = 800, 56  # pixels of a strip, and of the numbers left of it
 Rows = list[dict[str, Any]]
 

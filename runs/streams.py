@@ -81,12 +81,15 @@ class _Caller(asyncio.Protocol):
         self._transport.close()
 
 
-def chat_request(model: str, max_tokens: int, key: str = "none", **more: object) -> bytes:
+STORY = "Tell me a long story about a bus."
+
+
+def chat_request(model: str, max_tokens: int, key: str = "none", prompt: str = STORY, **more: object) -> bytes:
     body = msgspec.json.encode(
         {
             **more,
             "model": model,
-            "messages": [{"role": "user", "content": "Tell me a long story about a bus."}],
+            "messages": [{"role": "user", "content": prompt}],
             "max_tokens": max_tokens,
             "ignore_eos": True,
             "stream": True,

@@ -20,6 +20,7 @@ ALLOWED = {
     "headway.core": {"headway.errors"},
     "headway.wire": {"headway.core.types", "headway.core.allowance", "headway.core.price", "headway.errors"},
     "headway.toml_lines": set(),
+    "headway.pictures": {"headway.errors"},
     "headway.config": {"headway.core.types", "headway.errors", "headway.toml_lines"},
     "headway.api": {
         "headway.core.types",
@@ -32,14 +33,21 @@ ALLOWED = {
     "headway.ledger": {"headway.core.types", "headway.core.price", "headway.errors"},
     "headway.engines": {"headway.core.types", "headway.errors"},
     "headway.gateway": {"headway.core", "headway.engines", "headway.ledger", "headway.errors", "headway.wire"},
-    "headway.sim": {"headway.core", "headway.errors"},
-    "headway.bench": {"headway.core", "headway.engines", "headway.errors"},
-    "headway.plan": {"headway.core", "headway.errors"},
+    "headway.sim": {"headway.core", "headway.errors", "headway.pictures"},
+    "headway.bench": {"headway.core", "headway.engines", "headway.errors", "headway.pictures"},
+    "headway.plan": {"headway.core", "headway.sim", "headway.errors", "headway.pictures"},
     "headway.fleet": {"headway.errors"},
     # Verdicts are needed wherever a model is compared: by `headway eval`, by the card of a student, by the runs.
     "headway.evals": {"headway.errors"},
     # A student is judged by evals, measured by bench, sized beside plan's chips, and made in an environment of fleet's.
-    "headway.distill": {"headway.errors", "headway.evals", "headway.fleet", "headway.plan.chips", "headway.core.curve"},
+    "headway.distill": {
+        "headway.errors",
+        "headway.evals",
+        "headway.fleet",
+        "headway.pictures",
+        "headway.plan.chips",
+        "headway.core.curve",
+    },
     "headway.demo": {"headway.errors", "headway.fleet"},
 }
 WIRES = {
@@ -49,6 +57,7 @@ WIRES = {
     "headway.cli_books",
     "headway.cli_sim",
     "headway.cli_distill",
+    "headway.cli_fleet",
     "headway.cli_plan",
     "headway.run",
     "headway.reference",

@@ -16,9 +16,8 @@ from rich.table import Table
 
 from headway.bench.load import Load
 from headway.bench.sweep import Fit, Point, Sweep
-from headway.errors import SetupError
+from headway.pictures import BLUE, GREEN, GREY, INK, ORANGE, require_pictures
 
-BLUE, ORANGE, GREEN, INK, GREY = "#0072B2", "#D55E00", "#009E73", "#333333", "#8A8A8A"
 WIDE, HALF = 860, 385  # pixels
 LAB_SPEED, LAB_PRICES = 2.5, (2, 6)  # what the labs ask for their fast modes, which are up to so much faster
 DOT = {"type": "point", "filled": True, "size": 90, "opacity": 1}
@@ -46,15 +45,6 @@ METHOD = (
     "order, bars their extremes. Repeats in which this client was late to read what the server had sent are "
     "listed and left out."
 )
-
-
-def require_pictures() -> Any:
-    """vl-convert, or the words that say how to get it."""
-    try:
-        import vl_convert
-    except ImportError:
-        raise SetupError("The report needs what draws pictures: pip install 'headway[pictures]'") from None
-    return vl_convert
 
 
 def run_in_words(run: Load) -> str:

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import SetupError
+from headway.pictures import BLUE, write_picture
 
-BLUE, GREY = "#0072B2", "#BDBDBD"  # of Okabe and Ito: told apart by everyone
+PALE = "#BDBDBD"
 SMOOTHED_OVER = 10  # logged losses
 
 
@@ -22,26 +23,17 @@ def read_losses(path: Path) -> list[tuple[int, float]]:
 
 def draw_losses(path: Path, title: str) -> Path:
     """Draws losses.csv beside itself; returns the SVG."""
-    try:
-        import vl_convert
-    except ImportError:
-        raise SetupError("The picture needs what draws it: pip install 'headway[pictures]'") from None
     losses = read_losses(path)
     smooth = [
         (step, sum(one for _, one in losses[max(0, n - SMOOTHED_OVER + 1) : n + 1]) / min(n + 1, SMOOTHED_OVER))
         for n, (step, _) in enumerate(losses)
     ]
     spec: dict[str, Any] = {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "title": {"text": title, "anchor": "start", "fontSize": 16},
         "width": 720,
         "height": 300,
-        "layer": [_line(losses, GREY, 1.2), _line(smooth, BLUE, 2.2)],
-        "config": {"font": "Helvetica, Arial, sans-serif", "view": {"stroke": None}},
+        "layer": [_line(losses, PALE, 1.2), _line(smooth, BLUE, 2.2)],
     }
-    svg = vl_convert.vegalite_to_svg(spec)
-    path.with_suffix(".svg").write_text(svg, encoding="utf-8")
-    path.with_suffix(".png").write_bytes(vl_convert.svg_to_png(svg, scale=1.5))
+    write_picture(spec, {"text": title}, path.parent, path.stem)
     return path.with_suffix(".svg")
 
 

@@ -5,19 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headway.errors import SetupError
+from headway.pictures import BLUE, GREEN, GREY, ORANGE, write_picture
 from headway.sim.scenario import Moment
 
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#8A8A8A"  # Okabe and Ito: told apart by everyone
 WIDE = 860
 
 
 def draw(moments: list[Moment], title: str, out: Path) -> None:
     """Writes `simulation.svg` and `.png`."""
-    try:
-        import vl_convert
-    except ImportError:
-        raise SetupError("The picture needs what draws it: pip install 'headway[pictures]'") from None
     streams = [("aboard", BLUE, [4, 0]), ("held, waiting for a seat", ORANGE, [4, 2])]
     replicas = [("open", GREY, [4, 0]), ("light", GREEN, [4, 2])]
     rows = {
@@ -27,16 +22,10 @@ def draw(moments: list[Moment], title: str, out: Path) -> None:
         "light": [(one.at_s, one.light) for one in moments],
     }
     spec = {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
-        "title": {"text": title, "anchor": "start", "fontSize": 16},
         "vconcat": [_strip("calls", streams, rows, 220), _strip("replicas", replicas, rows, 120)],
         "resolve": {"scale": {"color": "independent", "strokeDash": "independent"}},
-        "config": {"font": "Helvetica, Arial, sans-serif", "view": {"stroke": None}},
     }
-    out.mkdir(parents=True, exist_ok=True)
-    svg = vl_convert.vegalite_to_svg(spec)
-    (out / "simulation.svg").write_text(svg, encoding="utf-8")
-    (out / "simulation.png").write_bytes(vl_convert.svg_to_png(svg, scale=1.5))
+    write_picture(spec, {"text": title}, out, "simulation")
 
 
 def _strip(

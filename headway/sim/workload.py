@@ -38,6 +38,11 @@ class Lengths:
     most: int
     least: int = 1
 
+    @classmethod
+    def around(cls, mean: float, sigma: float, most: int) -> Lengths:
+        """With this mean, but for what is cut."""
+        return cls(mean / exp(sigma**2 / 2), sigma, most)
+
     def draw(self, chance: random.Random) -> int:
         drawn = int(exp(log(self.median) + self.sigma * chance.gauss(0.0, 1.0)))
         return min(self.most, max(self.least, drawn))

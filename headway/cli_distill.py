@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,12 +17,12 @@ from headway.distill.card import card_page, read_results
 from headway.distill.collect import Collected, Teacher, answered_keys, estimate, read_questions
 from headway.distill.collect import collect as ask_all
 from headway.distill.fit import fits, places, weigh
-from headway.distill.layers import choose_layers
 from headway.distill.losses import draw_losses
 from headway.distill.publish import Drafter, Spark, best_tokens
 from headway.distill.publish import publish as write_published
+from headway.distill.student import cut_student
 from headway.distill.template import hermes_template
-from headway.distill.training_env import run_script, script, training_python
+from headway.distill.training_env import run_script, training_python
 from headway.errors import SetupError
 from headway.evals.task_files import read_tasks
 
@@ -100,22 +100,19 @@ def cut(
 ) -> None:
     """Make a student out of a teacher by dropping the layers that change the least, as measured."""
     _require_new(out)
-    settings = {"model": str(teacher.resolve()), "rows": str(rows.resolve()), "count": count, "threads": threads}
-    with script(training_python(_note), "cut", settings) as running:
-        said = running.lines()
-        whole = next(said)
 
-        def measure(kept: Sequence[int]) -> list[float]:
-            running.tell({"measure": list(kept)})
-            found: list[float] = next(said)["influences"]
-            console.print(f"{len(kept)} layers left, least influence {min(found[1:-1]):.4f}", highlight=False)
-            return found
+    def show(influences: list[float]) -> None:
+        least = min(influences[1:-1])
+        console.print(f"{len(influences)} layers left, least influence {least:.4f}", highlight=False)
 
-        kept = choose_layers(measure, whole["layers"], layers, at_once)
-        running.tell({"write": kept, "to": str(out.resolve()), "template": _template(by_heart, hermes)})
-        params = next(said)["params"]
-    share = params / whole["params"]
-    console.print(f"kept layers {kept}: {params:,} parameters, {share:.0%} of the teacher's: {out}", highlight=False)
+    done = cut_student(
+        training_python(_note), teacher, rows, layers, out,
+        count=count, at_once=at_once, template=_template(by_heart, hermes), threads=threads, measured=show,
+    )  # fmt: skip
+    share = done.params / done.teacher_params
+    console.print(
+        f"kept layers {done.layers}: {done.params:,} parameters, {share:.0%} of the teacher's: {out}", highlight=False
+    )
 
 
 @distill_app.command(

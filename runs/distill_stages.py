@@ -13,7 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,10 @@ from headway.bench.load import Load, closed_loop
 from headway.config import load
 from headway.distill.card import tally
 from headway.distill.collect import Collected, Teacher, collect, question_of, read_questions
-from headway.distill.layers import choose_layers
 from headway.distill.publish import Spark, publish
+from headway.distill.student import cut_student as cut_from
 from headway.distill.template import hermes_template
-from headway.distill.training_env import run_script, script, training_python
+from headway.distill.training_env import run_script, training_python
 from headway.evals.task_files import numbered_rows, read_tasks
 from headway.evals.tool_calls import hermes, judge_text, right_answer
 from headway.fleet.engine_env import ensure_cpu_engine, ensure_smollm2
@@ -177,25 +177,11 @@ def keep_right(work: Work) -> dict[str, int]:
 
 def cut_student(work: Work) -> dict[str, Any]:
     by_heart = sorted({tool["function"]["name"] for tool in read_tasks(work.folder / "routine-test.jsonl")[0].tools})
-    settings = {
-        "model": str(work.model("teacher")),
-        "rows": str(work.folder / "rows.jsonl"),
-        "count": work.sizes.measured_on,
-        "threads": work.threads,
-    }
-    with script(work.training, "cut", settings) as running:
-        said = running.lines()
-        whole = next(said)
-
-        def measure(kept: Any) -> list[float]:
-            running.tell({"measure": list(kept)})
-            found: list[float] = next(said)["influences"]
-            return found
-
-        kept = choose_layers(measure, whole["layers"], work.sizes.layers)
-        running.tell({"write": kept, "to": str(work.folder / "cut"), "template": hermes_template(by_heart)})
-        written = next(said)
-    return {"layers": kept, "params": written["params"], "teacher_params": whole["params"]}
+    done = cut_from(
+        work.training, work.model("teacher"), work.folder / "rows.jsonl", work.sizes.layers, work.folder / "cut",
+        count=work.sizes.measured_on, template=hermes_template(by_heart), threads=work.threads,
+    )  # fmt: skip
+    return asdict(done)
 
 
 def train_students(work: Work, seed: int) -> dict[str, Any]:

@@ -14,11 +14,10 @@ from rich.progress import Progress
 from rich.table import Table
 from scale_pictures import draw_failure, draw_groups, draw_shares, light_share
 
-from headway.core.price import Price
 from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
 from headway.plan.answers import planned_replica
 from headway.plan.chips import CHIPS
-from headway.plan.fleet import Candidate, Demand, Fleet, Promises, candidate_of, smallest_fleet
+from headway.plan.fleet import UNPAID, Candidate, Demand, Fleet, Promises, candidate_of, smallest_fleet
 from headway.plan.models import model_shape
 from headway.plan.step import Setup
 from headway.sim.loop import AnyFault, Fault, GatewayFault
@@ -36,7 +35,6 @@ GROUPS = (10, 20, 50, 100, 200, 500)  # replicas that know of each other
 STALE_S = (0.1, 2.0, 10.0, 60.0)
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3)
 TENTH = 1_000  # replicas of the smaller fleet on which layouts are compared
-UNPAID: dict[Tier, Price] = dict.fromkeys(("fast", "standard"), Price(0, 0))
 
 
 def replica_kind() -> Candidate:
@@ -90,9 +88,8 @@ def fleet_for(fast_share: float) -> Fleet | None:
     floors: dict[Tier, float] = {"fast": FLOOR_TPS} if fast_share else {}
     tiers: dict[Tier, float] = {"standard": 1 - fast_share, "fast": fast_share} if fast_share else {"standard": 1.0}
     demand = Demand(CALLS_PER_S * 48 / REPLICAS, tiers, floors, READ_TOKENS, ANSWER_TOKENS)
-    return smallest_fleet(
-        replace(replica_kind(), band=replace(replica_kind().band, nine_in_ten=None)), demand, Promises()
-    )
+    kind = replica_kind()
+    return smallest_fleet(replace(kind, band=replace(kind.band, nine_in_ten=None)), demand, Promises())
 
 
 def row(outcome: Outcome) -> list[str]:

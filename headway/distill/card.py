@@ -10,7 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import exp, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,7 @@ def ratio_interval(part: Share, whole: Share) -> tuple[float, float, float]:
         return 0.0, 0.0, float("inf")
     ratio = part.value / whole.value
     spread = Z_95 * sqrt((1 - part.value) / part.right + (1 - whole.value) / whole.right)
-    factor = 2.718281828459045**spread
+    factor = exp(spread)
     return ratio, ratio / factor, ratio * factor
 
 

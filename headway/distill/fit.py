@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from pathlib import Path
 
 from headway.errors import SetupError
@@ -59,20 +59,17 @@ def weigh(model: Path) -> Weights:
     params = file_bytes = step_bytes = 0
     tied = _is_tied(model)
     for file in files:
-        for name, (dtype, shape, size_bytes) in _tensors(file).items():
-            count = 1
-            for length in shape:
-                count *= length
+        for name, (shape, size_bytes) in _tensors(file).items():
             # Scales come with quantised weights and are no parameters of the model.
-            params += 0 if name.endswith("_scale") else count
+            params += 0 if name.endswith("_scale") else prod(shape)
             file_bytes += size_bytes
             step_bytes += 0 if "embed_tokens" in name and not tied else size_bytes
-            del dtype
     return Weights(params, file_bytes, step_bytes)
 
 
 def places() -> list[Place]:
-    here = [*cpu_caches(), Place("this machine's memory", this_cpu().memory_gb * 1e9, this_cpu().memory_tb_s * 1e12)]
+    cpu = this_cpu()
+    here = [*cpu_caches(), Place("this machine's memory", cpu.memory_gb * 1e9, cpu.memory_tb_s * 1e12)]
     chips = [
         Place(f"{chip.name} ({chip.kind.upper()})", chip.memory_gb * 1e9, chip.memory_tb_s * 1e12)
         for chip in (CHIPS[name] for name in CHIPS_SHOWN)
@@ -104,7 +101,7 @@ def fits(weights: Weights, where: list[Place]) -> list[Fit]:
     ]
 
 
-def _tensors(file: Path) -> dict[str, tuple[str, list[int], int]]:
+def _tensors(file: Path) -> dict[str, tuple[list[int], int]]:
     try:
         with file.open("rb") as opened:
             [length] = struct.unpack("<Q", opened.read(8))
@@ -112,7 +109,7 @@ def _tensors(file: Path) -> dict[str, tuple[str, list[int], int]]:
                 raise ValueError("its header is too long")
             header = json.loads(opened.read(length))
         return {
-            name: (one["dtype"], one["shape"], one["data_offsets"][1] - one["data_offsets"][0])
+            name: (one["shape"], one["data_offsets"][1] - one["data_offsets"][0])
             for name, one in header.items()
             if name != "__metadata__"
         }

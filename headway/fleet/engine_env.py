@@ -189,7 +189,7 @@ def _require_space(directory: Path, needs_bytes: int) -> None:
     free_bytes = shutil.disk_usage(directory).free
     if free_bytes < needs_bytes:
         raise SetupError(
-            f"{directory} has {free_bytes / 1e9:.1f} GB free and the engine needs {needs_bytes / 1e9:.0f} GB. "
+            f"{directory} has {free_bytes / 1e9:.1f} GB free and what is made there needs {needs_bytes / 1e9:.0f} GB. "
             "Make room, or set HEADWAY_CACHE to a directory on another disk."
         )
 

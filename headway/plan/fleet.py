@@ -9,7 +9,6 @@ Invariant: the fleet given kept its promises in every seed, with one replica dea
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -160,10 +159,10 @@ def _keeps(outcome: Outcome, promises: Promises) -> bool:
 
 
 def _policy(demand: Demand) -> ModelPolicy:
-    order: Iterable[Tier] = ("ultrafast", "fast", "standard")
-    patience = {"ultrafast": 2.0, "fast": 2.0, "standard": 30.0}
-    tiers = {tier: TierPolicy(10_000, patience[tier], demand.floors.get(tier, 0.0)) for tier in order}
-    return ModelPolicy({tier: one for tier, one in tiers.items() if tier == "standard" or tier in demand.floors})
+    """The fastest tier boards first."""
+    by_floor = sorted(demand.floors.items(), key=lambda one: -one[1])
+    tiers: dict[Tier, TierPolicy] = {tier: TierPolicy(10_000, 2.0, floor_tps) for tier, floor_tps in by_floor}
+    return ModelPolicy({**tiers, "standard": TierPolicy(10_000, 30.0)})
 
 
 def _recipe(demand: Demand) -> Recipe:

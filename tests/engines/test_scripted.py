@@ -511,7 +511,10 @@ def test_the_record_has_the_times_of_the_first_and_the_last_token() -> None:
         before_s = time.monotonic()
         await stream(engine.url, CHAT, max_tokens=11)
         record = engine.record()["requests"]["r"]
-        assert before_s + 0.02 <= record.first_token_s <= record.ended_s - 10 * 0.005
+        # A token can be late by the loop's own lateness, never early; the ones after it keep to the schedule,
+        # so the distance between two recorded times may be shorter than their steps.
+        assert before_s + 0.02 <= record.first_token_s < record.ended_s
+        assert record.ended_s >= before_s + 0.02 + 10 * 0.005
         assert record.ended_s <= time.monotonic()
         assert record.last_step - record.first_step == 9
 

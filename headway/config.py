@@ -222,6 +222,19 @@ class EngineTable(_Table):
     speculation: SpeculationTable | None = Field(None, description="Guess ahead, where it pays.")
 
 
+class KeepPromptsTable(_Table):
+    """Keep what clients ask, to distill a student on it. Nothing is kept without this table: tell those who ask."""
+
+    file: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = Field(
+        description="JSON lines for `headway distill collect`, readable by the owner alone."
+    )
+    share: float = Field(1.0, gt=0, le=1, description="Of the calls served to their end, so many by chance.")
+    max_mb: int = Field(100, ge=1, le=100_000, description="The file grows no further.")
+    keys: list[str] = Field(
+        default_factory=list, max_length=1000, description="Only calls with these keys, by their ids; none: all calls."
+    )
+
+
 class ModelTable(_Table):
     """A model that clients may ask for by name."""
 
@@ -244,6 +257,7 @@ class ModelTable(_Table):
         "the most a call can cost must be known before it is served.",
     )
     engine: EngineTable | None = Field(None, description="How they are started, for `headway engine`.")
+    keep_prompts: KeepPromptsTable | None = Field(None, description="For a student; off.")
 
     @model_validator(mode="after")
     def _tiers_can_be_served(self) -> ModelTable:

@@ -17,6 +17,7 @@ from headway.config import (
     Config,
     EngineTable,
     GatewayTable,
+    KeepPromptsTable,
     LedgerTable,
     ModelTable,
     PriceTable,
@@ -36,6 +37,7 @@ TABLES: list[tuple[str, type[BaseModel]]] = [
     ("[[models.replicas]]", ReplicaTable),
     ("[models.engine]", EngineTable),
     ("[models.engine.speculation]", SpeculationTable),
+    ("[models.keep_prompts]", KeepPromptsTable),
 ]
 EXAMPLE = """\
 [gateway]

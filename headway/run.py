@@ -13,7 +13,7 @@ import uvloop
 
 from headway.api.app import App
 from headway.api.server import Server, drain_on_signals, make_server
-from headway.config import Config, ModelTable, PriceTable, ReplicaTable, SpeculationTable
+from headway.config import Config, KeepPromptsTable, ModelTable, PriceTable, ReplicaTable, SpeculationTable
 from headway.core.allowance import TokenLimit
 from headway.core.curve import fit
 from headway.core.machine import Machine
@@ -24,6 +24,7 @@ from headway.engines.vllm import VLLMEngine
 from headway.errors import SetupError
 from headway.fleet.local import LocalEngine, installed_vllm
 from headway.gateway.events import EventLog
+from headway.gateway.prompts import Keeping, PromptFile
 from headway.gateway.serve import Gateway, Timing
 from headway.gateway.till import Till
 from headway.ledger.books import Books, BooksSettings
@@ -40,7 +41,12 @@ def make_gateway(config: Config, record_to: Path | None = None, books: Books | N
     timing = Timing(config.gateway.probe_interval_s, config.gateway.stall_s, config.gateway.reader_stall_s)
     record = EventLog(record_to, policies) if record_to else None
     prices = {model.name: prices_of(model) for model in config.models}
-    return Gateway(Machine(policies), fleet, timing, record, Till(books, prices))
+    prompts = {model.name: PromptFile(keeping_of(model.keep_prompts)) for model in config.models if model.keep_prompts}
+    return Gateway(Machine(policies), fleet, timing, record, Till(books, prices), prompts)
+
+
+def keeping_of(table: KeepPromptsTable) -> Keeping:
+    return Keeping(Path(table.file), table.share, table.max_mb * 1_000_000, frozenset(table.keys))
 
 
 def make_books(config: Config) -> Books | None:

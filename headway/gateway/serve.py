@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from headway.core.machine import Machine
@@ -39,6 +40,7 @@ from headway.engines.probe import Prober
 from headway.errors import EngineAnswered, EngineFailed, EngineLost, Refused
 from headway.gateway.events import EventLog
 from headway.gateway.metrics import Metrics
+from headway.gateway.prompts import PromptFile
 from headway.gateway.relay import Relay
 from headway.gateway.till import Till
 from headway.ledger.books import Account
@@ -93,6 +95,7 @@ class Gateway:
         timing: Timing,
         record: EventLog | None = None,
         till: Till | None = None,
+        prompts: Mapping[str, PromptFile] | None = None,
     ) -> None:
         self.machine = machine
         self.draining = False
@@ -101,6 +104,7 @@ class Gateway:
         self._timing = timing
         self._record = record
         self._till = till or Till()
+        self._prompts = dict(prompts or {})  # by model, where the owner keeps them
         self.books = self._till.books
         self._clock = time.monotonic
         self._trips: dict[str, _Trip] = {}
@@ -308,6 +312,8 @@ class Gateway:
         prompt_tokens, output_tokens = meter.usage()
         self.metrics.tokens.labels(model, tier, "prompt").inc(prompt_tokens)
         self.metrics.tokens.labels(model, tier, "output").inc(output_tokens)
+        if trip.outcome == "finished" and trip.call.model in self._prompts:
+            self._prompts[trip.call.model].keep(request)
         if meter.first_at is not None and meter.last_at is not None:
             self.metrics.first_token.labels(model, tier).observe(meter.first_at - trip.arrived_at)
         speed_tps = meter.speed_tps()
@@ -360,3 +366,5 @@ class Gateway:
             engine.close()
         if self._record is not None:
             self._record.close()
+        for prompts in self._prompts.values():
+            prompts.close()

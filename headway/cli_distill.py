@@ -18,7 +18,7 @@ from headway.distill.collect import Collected, Teacher, answered_keys, estimate,
 from headway.distill.collect import collect as ask_all
 from headway.distill.fit import fits, places, weigh
 from headway.distill.losses import draw_losses
-from headway.distill.publish import Drafter, Spark, best_tokens
+from headway.distill.publish import Guessing, Spark, best_tokens
 from headway.distill.publish import publish as write_published
 from headway.distill.student import cut_student
 from headway.distill.template import hermes_template
@@ -37,6 +37,9 @@ ByHeart = Annotated[
     Path | None, typer.Option(help="Tasks whose tools it shall know by heart: its template does not show them.")
 ]
 Hermes = Annotated[bool, typer.Option(help="Show tools in the Hermes form: for models whose own template has none.")]
+WordsAgain = Annotated[
+    bool, typer.Option(help="Say a request's words again as they begin in an answer: small models then copy them.")
+]
 Threads = Annotated[int | None, typer.Option(min=1, help="Of the CPU; else all.")]
 Bytes = Annotated[Path, typer.Argument(help="A folder with a model.")]
 
@@ -53,7 +56,9 @@ def collect(
     at_once: Annotated[int, typer.Option(min=1, max=512, help="Calls under way.")] = 16,
     max_tokens: Annotated[int, typer.Option(min=1, help="Of an answer.")] = 256,
     temperature: Annotated[float, typer.Option(min=0, max=2)] = 0.0,
-    top_logprobs: Annotated[int, typer.Option(min=0, max=20, help="Also keep so many likely tokens.")] = 0,
+    top_logprobs: Annotated[
+        int, typer.Option(min=0, max=20, help="Also keep so many likely tokens; 0 where the engine is not vLLM.")
+    ] = 10,
     input_price: Annotated[float, typer.Option(min=0, help="Of a million prompt tokens, for the estimate.")] = 0.0,
     output_price: Annotated[float, typer.Option(min=0, help="Of a million output tokens.")] = 0.0,
     key: Annotated[str | None, typer.Option(envvar="HEADWAY_KEY", help="Where the gateway asks for one.")] = None,
@@ -96,6 +101,7 @@ def cut(
     at_once: Annotated[int, typer.Option(min=1, help="Layers dropped between two measurements.")] = 1,
     hermes: Hermes = False,
     by_heart: ByHeart = None,
+    words_again: WordsAgain = False,
     threads: Threads = None,
 ) -> None:
     """Make a student out of a teacher by dropping the layers that change the least, as measured."""
@@ -107,7 +113,7 @@ def cut(
 
     done = cut_student(
         training_python(_note), teacher, rows, layers, out,
-        count=count, at_once=at_once, template=_template(by_heart, hermes), threads=threads, measured=show,
+        count=count, at_once=at_once, template=_template(by_heart, hermes, words_again), threads=threads, measured=show,
     )  # fmt: skip
     share = done.params / done.teacher_params
     console.print(
@@ -116,50 +122,55 @@ def cut(
 
 
 @distill_app.command(
-    epilog="Example: `headway distill train student --teacher teacher --rows answers.jsonl --out trained`"
+    epilog="Example: `headway distill train student --teacher-share 0.8 --rows answers.jsonl --out trained`"
 )
 def train(
     model: Annotated[Path, typer.Argument(help="The folder of the model to train.")],
     rows: Rows,
     out: Annotated[Path, typer.Option(help="For checkpoints, losses and the model; goes on there.")] = Path("trained"),
-    teacher: Annotated[
-        Path | None, typer.Option(help="Learn its distribution over the answers; without: the answers only.")
-    ] = None,
+    teacher_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Of the loss: the teacher's distribution over its answers.")
+    ] = 0.0,
     epochs: Annotated[float, typer.Option(min=0.01)] = 1.0,
-    batch: Annotated[int, typer.Option(min=1, help="Rows to a step.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Packs to a step.")] = 4,
+    pack_tokens: Annotated[int, typer.Option(min=1, help="Rows are laid together up to so many tokens.")] = 1024,
     learning_rate: Annotated[float, typer.Option(min=0)] = 3e-4,
     max_tokens: Annotated[int, typer.Option(min=16, help="Longer rows are left out.")] = 1024,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     minutes: Annotated[float | None, typer.Option(min=0, help="Stop after so many, with what was learnt.")] = None,
+    train_embedding: Annotated[
+        bool, typer.Option(help="Also the embedding; a frozen one keeps the words that no row has.")
+    ] = True,
     hermes: Hermes = False,
     by_heart: ByHeart = None,
+    words_again: WordsAgain = False,
     threads: Threads = None,
 ) -> None:
-    """Train on answers with TRL: plainly (SFT), or with --teacher towards its distribution (logit distillation)."""
+    """Train on answers with TRL: plainly (SFT), or towards the teacher's distribution (logit distillation)."""
     settings: dict[str, Any] = {
         "model": str(model.resolve()),
         "rows": [str(one.resolve()) for one in rows],
         "out": str(out.resolve()),
-        "teacher": str(teacher.resolve()) if teacher is not None else None,
-        "epochs": epochs, "batch": batch, "learning_rate": learning_rate, "max_tokens": max_tokens,
-        "seed": seed, "minutes": minutes, "threads": threads, "template": _template(by_heart, hermes),
+        "teacher_share": teacher_share, "epochs": epochs, "batch": batch, "pack_tokens": pack_tokens,
+        "learning_rate": learning_rate, "max_tokens": max_tokens, "train_embedding": train_embedding,
+        "seed": seed, "minutes": minutes, "threads": threads, "template": _template(by_heart, hermes, words_again),
     }  # fmt: skip
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("loading", total=None)
 
         def show(said: Mapping[str, Any]) -> None:
             tps = f"{(said.get('tokens') or 0) / said['s']:,.0f} tok/s" if said.get("s") else ""
-            if "teacher" in said:
-                progress.update(bar, completed=said["teacher"], total=said["of"], description=f"teacher, {tps}")
-            elif "step" in said:
+            if "step" in said:
                 text = f"loss {said['loss']}, {tps}"
                 progress.update(bar, completed=said["step"], total=said["of"], description=text)
             elif "rows" in said:
-                text = f"{said['used']} of {said['rows']} rows, {said['tokens_an_epoch']:,} tokens an epoch"
+                text = f"{said['used']} of {said['rows']} rows, {said['tokens_an_epoch']:,} tokens an epoch " + (
+                    f"({said['tokens_alone']:,} if nothing were shared)"
+                )
                 progress.console.print(text, highlight=False)
 
         done = run_script(training_python(_note), "train", settings, show)
-    picture = draw_losses(out / "losses.csv", f"{model.name}: {'distillation' if teacher else 'SFT'}")
+    picture = draw_losses(out / "losses.csv", f"{model.name}: {'distillation' if teacher_share else 'SFT'}")
     console.print(f"{done['written']}; {picture} shows its losses.", highlight=False)
 
 
@@ -235,8 +246,8 @@ def publish(
     weights = str(student.resolve())
     curve = [(one.streams, one.nine_in_ten_tps) for one in read_frontier(bench)] if bench is not None else []
     spark = Spark(weights, url, seats, floor, curve) if url is not None else None
-    drafter = Drafter(weights, draft_tokens, draft_up_to) if draft_tokens is not None else None
-    for change in write_published(config, model, spark, drafter, load):
+    guessing = Guessing.up_to(weights, draft_tokens, draft_up_to) if draft_tokens is not None else None
+    for change in write_published(config, model, spark, guessing, load):
         console.print(f"[green]{config}[/green]: {change}.", highlight=False)
 
 
@@ -250,10 +261,13 @@ def card(
     console.print(f"{out} is written.", highlight=False)
 
 
-def _template(by_heart: Path | None, hermes: bool) -> str | None:
-    if by_heart is None:
-        return hermes_template() if hermes else None
-    return hermes_template(sorted({tool["function"]["name"] for task in read_tasks(by_heart) for tool in task.tools}))
+def _template(by_heart: Path | None, hermes: bool, words_again: bool) -> str | None:
+    """None: the model's own stays. The other two are said of ours only, so any of them asks for it."""
+    if not (by_heart or hermes or words_again):
+        return None
+    tasks = read_tasks(by_heart) if by_heart is not None else []
+    names = {tool["function"]["name"] for task in tasks for tool in task.tools}
+    return hermes_template(sorted(names), words_again=words_again)
 
 
 def _chances(said: str) -> list[float]:

@@ -106,13 +106,13 @@ def engine_commands(config: Config) -> dict[str, str]:
                 replica.seats,
                 host=where.hostname or "127.0.0.1",
                 prompt_chunk=model.engine.prompt_chunk,
-                speculation=_vllm_speculation(model.engine.speculation),
+                speculation=vllm_speculation(model.engine.speculation),
             )
             commands[replica.url] = shlex.join(engine.arguments())
     return commands
 
 
-def _vllm_speculation(speculation: SpeculationTable | None) -> dict[str, object] | None:
+def vllm_speculation(speculation: SpeculationTable | None) -> dict[str, object] | None:
     if speculation is None:
         return None
     said: dict[str, object] = {"method": speculation.method, "num_speculative_tokens": speculation.tokens}

@@ -15,7 +15,7 @@ from distill_stages import (
     Work,
     collect_answers,
     console,
-    count_mistakes,
+    count_all_mistakes,
     cut_student,
     keep_right,
     make_tasks,
@@ -28,7 +28,7 @@ from distill_stages import (
 from rich.table import Table
 
 from headway.distill.card import Share, card_page, ratio_interval
-from headway.distill.fit import weigh
+from headway.distill.fit import fits, places, weigh
 from headway.evals.tool_calls import MISTAKES
 from headway.fleet.local import cache_dir
 
@@ -42,46 +42,55 @@ def main() -> int:
     parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0)), help="to compute on")
     parser.add_argument("--until", default="", help="stop after this stage")
     given = parser.parse_args()
-    sizes = TINY if given.tiny else Sizes()
-    work = Work(cache_dir() / ("distill-tiny" if given.tiny else "distill"), sizes, given.cores)
+    work = open_work(given.cores, tiny=given.tiny)
+    results = run_stages(work, given.until)
+    return 0 if given.until else report(work, results)
+
+
+def open_work(cores: list[int], *, tiny: bool = False) -> Work:
+    return Work(cache_dir() / ("distill-tiny" if tiny else "distill"), TINY if tiny else Sizes(), cores)
+
+
+def models_of(work: Work) -> list[str]:
+    trained = [f"{kind}-{seed}" for seed in range(work.sizes.seeds) for kind in ("sft", "student")]
+    return ["teacher", "cut", *trained, "student-int8"]
+
+
+def run_stages(work: Work, until: str = "") -> dict[str, Any]:
     stages: list[tuple[str, Any, float]] = [
         ("tasks", lambda: make_tasks(work), 0.2),
-        ("teacher", lambda: tune_teacher(work), 27),
-        ("answers", lambda: collect_answers(work), 7),
+        ("teacher", lambda: tune_teacher(work), 42),
+        ("answers", lambda: collect_answers(work), 10),
         ("kept", lambda: keep_right(work), 0.1),
-        ("cut", lambda: cut_student(work), 5),
-        *[(f"training-{seed}", lambda seed=seed: train_students(work, seed), 24) for seed in range(sizes.seeds)],
+        ("cut", lambda: cut_student(work), 4),
+        ("training", lambda: train_students(work), 42),
         ("int8", lambda: quantise(work), 0.3),
-    ]
-    of_models = ["teacher", "cut", *[f"{kind}-{seed}" for seed in range(sizes.seeds) for kind in ("sft", "student")]]
-    of_models.append("student-int8")
-    stages += [(f"mistakes-{name}", lambda name=name: count_mistakes(work, name), 3) for name in of_models]
-    stages += [
+        ("mistakes", lambda: count_all_mistakes(work, models_of(work)), 12),
         ("speeds", lambda: measure_speeds(work), 6),
-        ("beside", lambda: spark_beside_standard(work, best(work, of_models)), 5),
+        ("beside", lambda: spark_beside_standard(work, best(work)), 5),
     ]
     console.print(f"{len(stages)} stages in {work.folder}, about {sum(one[2] for one in stages):.0f} min in all")
     results: dict[str, Any] = {}
     for name, stage, minutes in stages:
         results[name] = work.once(name, stage, minutes)
-        if name == given.until:
-            return 0
-    return report(work, results, of_models)
+        if name == until:
+            break
+    return results
 
 
-def best(work: Work, models: list[str]) -> str:
+def best(work: Work) -> str:
     """What is published: the int8 student if it is hardly more often wrong than the one it was made from."""
     right = {}
     for name in ("student-0", "student-int8"):
         counts = json.loads((work.folder / f"mistakes-{name}.json").read_text())["result"]["routine"]
         right[name] = counts.get("right", 0) / max(1, sum(counts.values()))
-    del models
     return "student-int8" if right["student-int8"] >= right["student-0"] - 0.01 else "student-0"
 
 
-def report(work: Work, results: dict[str, Any], models: list[str]) -> int:
+def report(work: Work, results: dict[str, Any]) -> int:
+    models = models_of(work)
     mistakes: dict[str, Verdicts] = {
-        task_set: {name: results[f"mistakes-{name}"][task_set] for name in models} for task_set in ("routine", "hard")
+        task_set: {name: results["mistakes"][name][task_set] for name in models} for task_set in ("routine", "hard")
     }
     for task_set, verdicts in mistakes.items():
         kinds = [kind for kind in MISTAKES if any(counts.get(kind) for counts in verdicts.values())]
@@ -91,13 +100,23 @@ def report(work: Work, results: dict[str, Any], models: list[str]) -> int:
             share = str(Share(of, counts.get("right", 0)))
             table.add_row(name, str(of), share, *[str(counts.get(kind, 0)) for kind in kinds])
         console.print(table)
-    speeds = Table("model", "streams", "tok/s each, median", "slowest .. fastest", title="speed, alone on one core")
-    for row in results["speeds"]:
-        spread = f"{min(row['all']):.1f} .. {max(row['all']):.1f}"
-        speeds.add_row(row["model"], str(row["streams"]), f"{row['stream_tps']:.1f}", spread)
-    console.print(speeds)
+    console.print(speed_table(work, results["speeds"]))
     write_card(work, results, mistakes)
     return verdict(work, results, mistakes)
+
+
+def speed_table(work: Work, rows: list[dict[str, Any]]) -> Table:
+    """Beside the bytes that a step reads, and the memory of this machine that holds them."""
+    table = Table("model", "streams", "tok/s each, median", "slowest .. fastest", "MB a step", "held by", "GB/s")
+    table.title = "speed, alone on one core"
+    for row in rows:
+        weights = weigh(work.model(row["model"]))
+        spread = f"{min(row['all']):.1f} .. {max(row['all']):.1f}"
+        held = next((one.place.name for one in fits(weights, places()) if one.holds), "nothing here")
+        rate = weights.step_bytes * row["stream_tps"] / 1e9
+        cells = (f"{row['stream_tps']:.1f}", spread, f"{weights.step_bytes / 1e6:.0f}", held, f"{rate:.1f}")
+        table.add_row(row["model"], str(row["streams"]), *cells)
+    return table
 
 
 def write_card(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts]) -> None:

@@ -13,17 +13,18 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import uvloop
-from distill_tasks import write_sets
+from distill_tasks import vocabulary_of, write_sets
 from rich.console import Console
 from streams import process
+from token_times import TimedStream, timed_call
 
-from headway.bench.client import Client
-from headway.bench.load import Load, closed_loop
 from headway.config import load
 from headway.distill.card import tally
 from headway.distill.collect import Collected, Teacher, collect, question_of, read_questions
@@ -39,31 +40,31 @@ from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
 console = Console(width=120)
 PARSED = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-model-len", "2048")
 TEACHER, SEATS, ANSWER_TOKENS = "assistant", 64, 128
-MAX_TOKENS = 1024
+MAX_TOKENS, TOP_LOGPROBS = 1024, 10
 STANDARD_STREAMS, SPARK_STREAMS, SPEED_STREAMS = 64, 1, 16
+MIN_ARRIVALS = 8  # events: with fewer a speed says little
 
 
 @dataclass(frozen=True)
 class Sizes:
     """What is trained on and for how long; `tiny` is for trying the stages, and shows nothing."""
 
-    teacher_routine: int = 600
-    teacher_hard: int = 10_000
-    student_routine: int = 2000
-    student_hard: int = 300
+    teacher_routine: int = 5000
+    teacher_hard: int = 600
+    student_routine: int = 5000
+    student_hard: int = 120
     test_routine: int = 600
     test_hard: int = 10_000
     layers: int = 10  # of 30: 64 of 134.5 million parameters
-    measured_on: int = 48
-    teacher_epochs: float = 1.0
-    first_epochs: float = 1.0
-    more_epochs: float = 2.0
+    measured_on: int = 24
+    first_epochs: float = 1.75
+    more_epochs: float = 0.9
     seeds: int = 2
     generations: int = 4
     keep_wrong: bool = False  # a teacher that learnt next to nothing is never right
 
 
-TINY = Sizes(16, 8, 24, 8, 8, 6, 10, 2, 1.0, 1.0, 1.0, 2, 1, keep_wrong=True)
+TINY = Sizes(16, 8, 24, 8, 8, 6, 10, 2, 1.0, 1.0, 2, 1, keep_wrong=True)
 
 
 class Work:
@@ -93,7 +94,9 @@ class Work:
         return result
 
     def minutes(self) -> float:
-        rows = [json.loads(path.read_text()) for path in self.folder.glob("*.json")]
+        # What was counted for one model is part of the stage that counted them all, side by side.
+        paths = [path for path in self.folder.glob("*.json") if not path.name.startswith("mistakes-")]
+        rows = [json.loads(path.read_text()) for path in paths]
         return float(sum(row.get("minutes", 0.0) for row in rows if isinstance(row, dict)))
 
     def train(self, model: Path, rows: list[str], out: str, **more: Any) -> dict[str, Any]:
@@ -103,7 +106,8 @@ class Work:
             "out": str(self.folder / out),
             "max_tokens": MAX_TOKENS,
             "threads": self.threads,
-            "teacher_cache": str(self.folder),
+            # Words that no row has keep their place: 45 % were right with a frozen embedding, 32 % with a trained one.
+            "train_embedding": False,
             **more,
         }
         return run_script(self.training, "train", settings, _say_seldom())
@@ -126,7 +130,8 @@ def _say_seldom(every_s: float = 60.0) -> Callable[[Any], None]:
 
 def make_tasks(work: Work) -> dict[str, int]:
     sizes = work.sizes
-    counts = write_sets(work.folder, sizes.teacher_routine + sizes.student_routine, sizes.test_routine, 0)
+    words = vocabulary_of(work.base)
+    counts = write_sets(work.folder, sizes.teacher_routine + sizes.student_routine, sizes.test_routine, 0, words)
     routine = read_tasks(work.folder / "routine-train.jsonl")
     hard = read_tasks(work.folder / "hard-train.jsonl")
     tuning = [*routine[: sizes.teacher_routine], *hard[: sizes.teacher_hard]]
@@ -140,32 +145,33 @@ def make_tasks(work: Work) -> dict[str, int]:
 
 
 def tune_teacher(work: Work) -> dict[str, Any]:
-    return work.train(
-        work.base, ["tuning.jsonl"], "teacher", epochs=work.sizes.teacher_epochs, template=hermes_template()
-    )
+    template = hermes_template(words_again=True)
+    return work.train(work.base, ["tuning.jsonl"], "teacher", batch=2, template=template)
 
 
 def collect_answers(work: Work) -> dict[str, Any]:
-    """The teacher's answers through Headway's own endpoint, on flex seats."""
+    """The teacher's answers and likely tokens through Headway's own endpoint, on flex seats of an engine per core."""
     port = free_port()
-    with _engine(work, work.model("teacher"), TEACHER) as engine:
+    with contextlib.ExitStack() as running:
+        places = range(len(work.cores))
+        engines = [running.enter_context(_engine(work, work.model("teacher"), TEACHER, place)) for place in places]
         config = work.folder / "collect.toml"
         config.write_text(
             f'[gateway]\nport = {port}\n[[models]]\nname = "{TEACHER}"\n[[models.tiers]]\nname = "standard"\n'
             f'[[models.tiers]]\nname = "flex"\nmax_hold_s = 600.0\n'
-            f'[[models.replicas]]\nurl = "{engine.url}"\nseats = {SEATS}\n'
+            + "".join(f'[[models.replicas]]\nurl = "{engine.url}"\nseats = {SEATS}\n' for engine in engines)
         )
         with _gateway(config, port) as url:
-            teacher = Teacher(url, TEACHER, "flex", ANSWER_TOKENS)
+            teacher = Teacher(url, TEACHER, "flex", ANSWER_TOKENS, top_logprobs=TOP_LOGPROBS)
             questions, _ = read_questions(work.folder / "prompts.jsonl", teacher)
-            got = collect(teacher, questions, work.folder / "answers.jsonl", SEATS, _silent)
+            got = collect(teacher, questions, work.folder / "answers.jsonl", SEATS * len(engines), _silent)
     return {"answers": got.answered, "output_tokens": got.output_tokens, "refused": len(got.refused)}
 
 
 def keep_right(work: Work) -> dict[str, int]:
     """Of the teacher's answers those that are right: its mistakes are nothing to learn."""
     known = {}
-    teacher = Teacher("", TEACHER, "flex", ANSWER_TOKENS)
+    teacher = Teacher("", TEACHER, "flex", ANSWER_TOKENS, top_logprobs=TOP_LOGPROBS)
     for name in ("routine-train", "hard-train"):
         for task in read_tasks(work.folder / f"{name}.jsonl"):
             known[question_of(teacher, task.messages, task.tools, {}).key] = task
@@ -179,20 +185,27 @@ def cut_student(work: Work) -> dict[str, Any]:
     by_heart = sorted({tool["function"]["name"] for tool in read_tasks(work.folder / "routine-test.jsonl")[0].tools})
     done = cut_from(
         work.training, work.model("teacher"), work.folder / "rows.jsonl", work.sizes.layers, work.folder / "cut",
-        count=work.sizes.measured_on, template=hermes_template(by_heart), threads=work.threads,
+        count=work.sizes.measured_on, template=hermes_template(by_heart, words_again=True), threads=work.threads,
     )  # fmt: skip
     return asdict(done)
 
 
-def train_students(work: Work, seed: int) -> dict[str, Any]:
+def train_students(work: Work) -> list[dict[str, Any]]:
+    """Every seed at once, on a core of its own."""
+    with ThreadPoolExecutor(len(work.cores)) as pool:
+        return list(pool.map(lambda seed: _train_student(work, seed), range(work.sizes.seeds)))
+
+
+def _train_student(work: Work, seed: int) -> dict[str, Any]:
     """The same first epochs; then the same number more with the answers alone, and with the teacher's distribution."""
     sizes = work.sizes
     first, rows = f"first-{seed}", ["rows.jsonl"]
-    batch = 16  # its rows are short: with fewer, a step is mostly the optimizer's
-    work.train(work.model("cut"), rows, first, epochs=sizes.first_epochs, seed=seed, batch=batch, learning_rate=5e-4)
-    more: dict[str, Any] = {"epochs": sizes.more_epochs, "seed": seed, "batch": batch, "learning_rate": 3e-4}
-    sft = work.train(work.model(first), rows, f"sft-{seed}", **more)
-    distilled = work.train(work.model(first), rows, f"student-{seed}", teacher=str(work.model("teacher")), **more)
+    # Its rows are short: little is shared, and a long pack's attention would cost more than the padding it saves.
+    always: dict[str, Any] = {"seed": seed, "threads": 1, "batch": 4, "pack_tokens": 256}
+    work.train(work.model("cut"), rows, first, epochs=sizes.first_epochs, learning_rate=1e-3, **always)
+    always |= {"epochs": sizes.more_epochs, "learning_rate": 4e-4}
+    sft = work.train(work.model(first), rows, f"sft-{seed}", **always)
+    distilled = work.train(work.model(first), rows, f"student-{seed}", teacher_share=0.8, **always)
     return {"sft_loss": sft.get("loss"), "distilled_loss": distilled.get("loss")}
 
 
@@ -201,11 +214,28 @@ def quantise(work: Work) -> dict[str, Any]:
     return run_script(work.training, "quantise", settings, lambda _said: None)
 
 
-def count_mistakes(work: Work, name: str) -> dict[str, dict[str, int]]:
+def count_all_mistakes(work: Work, names: list[str]) -> dict[str, dict[str, dict[str, int]]]:
+    """Several models at once, each on a core of its own."""
+    places: SimpleQueue[int] = SimpleQueue()
+    for place in range(len(work.cores)):
+        places.put(place)
+
+    def count(name: str) -> dict[str, dict[str, int]]:
+        place = places.get()
+        try:
+            return dict(work.once(f"mistakes-{name}", lambda: _count_mistakes(work, name, place), 3))
+        finally:
+            places.put(place)
+
+    with ThreadPoolExecutor(len(work.cores)) as pool:
+        return dict(zip(names, pool.map(count, names), strict=True))
+
+
+def _count_mistakes(work: Work, name: str, place: int) -> dict[str, dict[str, int]]:
     """All held-out tasks on real vLLM, greedy, with the engine's own parser."""
     found: dict[str, dict[str, int]] = {}
     limits = {"routine-test": work.sizes.test_routine, "hard-test": work.sizes.test_hard}
-    with _engine(work, work.model(name), name) as engine:
+    with _engine(work, work.model(name), name, place) as engine:
         asked = Teacher(engine.url, name, "default", ANSWER_TOKENS)
         for task_set, limit in limits.items():
             tasks = read_tasks(work.folder / f"{task_set}.jsonl")[:limit]
@@ -220,13 +250,14 @@ def count_mistakes(work: Work, name: str) -> dict[str, dict[str, int]]:
 
 
 def measure_speeds(work: Work) -> list[dict[str, Any]]:
-    """Each model alone on one core: one stream, and sixteen."""
+    """Each model alone on one core, with routine calls: one stream, and sixteen."""
     rows = []
     for name in ("teacher", "student-0", "student-int8"):
         with _engine(work, work.model(name), name) as engine:
             for streams in (1, SPEED_STREAMS):
-                run = uvloop.run(_loaded(engine.url, name, streams, work.sizes.generations))
-                tps = [1 / one.tpot_s for one in run.complete]
+                uvloop.run(_calls(work, engine.url, name, streams, 1))  # the first of a size are slower
+                calls = uvloop.run(_calls(work, engine.url, name, streams, work.sizes.generations))
+                tps = [one.speed_tps for one in calls]
                 rows.append({"model": name, "streams": streams, "stream_tps": statistics.median(tps), "all": tps})
     return rows
 
@@ -244,32 +275,48 @@ def spark_beside_standard(work: Work, best: str) -> dict[str, Any]:
         )
         publish(path, TEACHER, Spark(str(work.model(best)), small.url, SPEED_STREAMS), None, load)
         with _gateway(path, port) as url:
-            standard, spark = uvloop.run(_both(url, work.sizes.generations))
+            standard, spark = uvloop.run(_both(work, url))
+    tps = {"standard": [one.speed_tps for one in standard], "spark": [one.speed_tps for one in spark]}
     return {
-        "standard_tps": statistics.median(1 / one.tpot_s for one in standard.complete),
-        "spark_tps": statistics.median(1 / one.tpot_s for one in spark.complete),
+        "model": best,
+        "standard_tps": statistics.median(tps["standard"]),
+        "spark_tps": statistics.median(tps["spark"]),
         "standard_streams": STANDARD_STREAMS,
         "spark_streams": SPARK_STREAMS,
+        "all": tps,
     }
 
 
-async def _both(url: str, generations: int) -> tuple[Load, Load]:
-    busy = asyncio.create_task(_loaded(url, TEACHER, STANDARD_STREAMS, 4 * generations))
+async def _both(work: Work, url: str) -> tuple[list[TimedStream], list[TimedStream]]:
+    """Standard streams for as long as the spark calls take, and only those that ended meanwhile are counted."""
+    rounds = 8 * work.sizes.generations
+    busy = asyncio.create_task(_calls(work, url, TEACHER, STANDARD_STREAMS, rounds))
     await asyncio.sleep(15)  # until they are all aboard
-    spark = await _loaded(url, f"{TEACHER}-spark", SPARK_STREAMS, 4 * generations)
-    still_busy = not busy.done()
-    standard = await busy
+    began = time.perf_counter()
+    spark = await _calls(work, url, f"{TEACHER}-spark", SPARK_STREAMS, 2 * rounds)
+    ended, still_busy = time.perf_counter(), not busy.done()
     if not still_busy:
         raise RuntimeError("the standard load ended before the spark calls did: the comparison would be unfair")
-    return standard, spark
+    standard = await busy
+    return [one for one in standard if began <= one.arrivals[-1][0] <= ended], spark
 
 
-async def _loaded(url: str, model: str, streams: int, generations: int) -> Load:
-    client = Client(url, model, seed=int(time.time()))
-    try:
-        return await closed_loop(client, streams, 64, 64, generations)
-    finally:
-        client.close()
+async def _calls(work: Work, url: str, model: str, streams: int, rounds: int) -> list[TimedStream]:
+    """Routine calls, so many at once; whoever has its answer asks the next."""
+    tasks = read_tasks(work.folder / "routine-test.jsonl")
+    numbers = iter(range(streams * rounds))
+    done: list[TimedStream] = []
+
+    async def one_after_the_other() -> None:
+        for number in numbers:
+            task = tasks[number % len(tasks)]
+            asked = {"model": model, "messages": task.messages, "tools": task.tools, "ignore_eos": False}
+            stream = await timed_call(url, ANSWER_TOKENS, asked)
+            if len(stream.arrivals) > MIN_ARRIVALS:
+                done.append(stream)
+
+    await asyncio.gather(*[one_after_the_other() for _ in range(streams)])
+    return done
 
 
 @contextlib.contextmanager

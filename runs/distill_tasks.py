@@ -4,7 +4,7 @@ Hard are the single-call items of the Berkeley Function-Calling Leaderboard (Apa
 They are split by the called tool: what a test task calls is neither called nor shown in training, under any version of
 its name (`Movies_1_Find`, `Movies_3_Find`). No tool gives more than PER_TOOL tasks, since a few give hundreds.
 
-    python runs/distill_tasks.py FOLDER [--train 1800] [--test 600] [--seed 0]
+    python runs/distill_tasks.py FOLDER --vocabulary MODEL [--train 1800] [--test 600] [--seed 0]
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import zipfile
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,12 +112,18 @@ def split_hard(tasks: list[Task]) -> dict[Part, list[Task]]:
     return parts
 
 
-def write_sets(folder: Path, train: int, test: int, seed: int) -> dict[str, int]:
+def vocabulary_of(model: Path) -> list[str]:
+    """The words that are a token of their own, after a space, in a tokenizer like GPT's."""
+    tokens = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+    return [token[1:] for token in tokens if re.fullmatch("Ġ[A-Za-z]{3,}", token)]
+
+
+def write_sets(folder: Path, train: int, test: int, seed: int, vocabulary: Sequence[str]) -> dict[str, int]:
     """Four files of tasks; the test sets are the same for every seed."""
     folder.mkdir(parents=True, exist_ok=True)
     hard = split_hard(read_bfcl(bfcl_wheel()))
     sets = {
-        "routine-train": routine_tasks("train", train, seed),
+        "routine-train": routine_tasks("train", train, seed, vocabulary),
         "routine-test": routine_tasks("test", test, 0),
         "hard-train": hard["train"],
         "hard-test": hard["test"],
@@ -130,8 +137,10 @@ def main() -> None:
     parser.add_argument("--train", type=int, default=1800, help="routine requests to train on")
     parser.add_argument("--test", type=int, default=600, help="and to be tested with")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--vocabulary", type=Path, required=True, help="a model: training's values are of its words")
     given = parser.parse_args()
-    for name, count in write_sets(given.folder, given.train, given.test, given.seed).items():
+    words = vocabulary_of(given.vocabulary)
+    for name, count in write_sets(given.folder, given.train, given.test, given.seed, words).items():
         print(f"{name}: {count} tasks")
 
 

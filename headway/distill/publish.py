@@ -30,13 +30,21 @@ class Spark:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafter:
-    """`tokens` guessed ahead up to `up_to_streams`, none beyond. 0 tokens: it does not pay, and is switched off."""
+class Guessing:
+    """What the full model's engine guesses ahead: with a drafter, or without weights from the text itself (n-gram).
 
-    weights: str
-    tokens: int
-    up_to_streams: int | None = None
-    seats: int = 4096
+    `by_streams` is as vLLM takes it: from, to how many streams, tokens; all 0: it does not pay, and is switched off.
+    """
+
+    weights: str | None
+    by_streams: Sequence[tuple[int, int, int]]
+
+    @staticmethod
+    def up_to(weights: str, tokens: int, streams: int | None, seats: int = 4096) -> Guessing:
+        """The same number up to so many streams, none beyond."""
+        if streams is None or streams >= seats:
+            return Guessing(weights, [(1, seats, tokens)])
+        return Guessing(weights, [(1, streams, tokens), (streams + 1, seats, 0)])
 
 
 def best_tokens(acceptance: Sequence[float], draft_cost: float, verify_cost: float = 0.0) -> tuple[int, float]:
@@ -56,7 +64,7 @@ def best_tokens(acceptance: Sequence[float], draft_cost: float, verify_cost: flo
     return best, gain
 
 
-def publish(path: Path, model: str, spark: Spark | None, drafter: Drafter | None, check: Check) -> list[str]:
+def publish(path: Path, model: str, spark: Spark | None, guessing: Guessing | None, check: Check) -> list[str]:
     """Returns what was changed, in words. `check` loads a configuration and raises if it is not one."""
     try:
         document = tomlkit.parse(path.read_text(encoding="utf-8"))
@@ -68,8 +76,8 @@ def publish(path: Path, model: str, spark: Spark | None, drafter: Drafter | None
     changes = []
     if spark is not None:
         changes.append(_write_spark(document, model, spark))
-    if drafter is not None:
-        changes.append(_write_drafter(table, model, drafter))
+    if guessing is not None:
+        changes.append(_write_guessing(table, model, guessing))
     unfinished = path.with_name(f"{path.name}.partial")
     unfinished.write_text(tomlkit.dumps(document), encoding="utf-8")
     try:
@@ -106,19 +114,22 @@ def _write_spark(document: tomlkit.TOMLDocument, model: str, spark: Spark) -> st
     return f"{name} is served by {spark.url}{floor}"
 
 
-def _write_drafter(table: Any, model: str, drafter: Drafter) -> str:
+def _write_guessing(table: Any, model: str, guessing: Guessing) -> str:
     if "engine" not in table:
         raise SetupError(f"The model {model!r} has no [models.engine]: its engine's profile is where a drafter goes.")
-    if drafter.tokens == 0:
+    tokens = max((number for _, _, number in guessing.by_streams), default=0)
+    if tokens == 0:
         table["engine"].pop("speculation", None)
-        return f"{model} drafts nothing: it would not pay"
-    speculation: dict[str, Any] = {"method": "draft_model", "tokens": drafter.tokens, "drafter": drafter.weights}
-    up_to = drafter.up_to_streams
-    if up_to is not None and up_to < drafter.seats:
-        speculation["by_streams"] = [[1, up_to, drafter.tokens], [up_to + 1, drafter.seats, 0]]
+        return f"{model} guesses nothing ahead: it would not pay"
+    speculation: dict[str, Any] = {"method": "draft_model" if guessing.weights else "ngram", "tokens": tokens}
+    if guessing.weights:
+        speculation["drafter"] = guessing.weights
+    if len(guessing.by_streams) > 1:
+        speculation["by_streams"] = [list(one) for one in guessing.by_streams]
     table["engine"]["speculation"] = tomlkit.item(speculation)
-    where = f" up to {up_to} streams" if up_to is not None else ""
-    return f"{model} drafts {drafter.tokens} tokens ahead{where}"
+    return f"{model} guesses ahead: " + ", ".join(
+        f"{number} tokens at {begin} to {end} streams" for begin, end, number in guessing.by_streams
+    )
 
 
 def _tables(rows: list[dict[str, Any]]) -> Any:

@@ -3,6 +3,10 @@
 Engines and trainers render the same template, so what was trained is what is served. A tool that is shown costs prompt
 tokens in every call; one whose use was learnt needs none. It is still sent by the client (the engine's parser makes
 tool calls only where there are tools), and only the template leaves it out.
+
+A small model copies poorly where a word changes its tokens: `Hugo` after a space is one, in `"Hugo"` it is three
+others, and a student that never saw them writes the nearest name it knows. With `words_again` a request is followed by
+its words as they begin inside an answer, so that to copy is to repeat.
 """
 
 from __future__ import annotations
@@ -52,6 +56,7 @@ _LINES = r"""
 {{ '<|im_start|>user\n<tool_response>\n' + (message['content'] or '') + '\n</tool_response><|im_end|>\n' }}
 {%- elif message['role'] != 'system' or not loop.first -%}
 {{ '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') }}
+{%- if WORDS_AGAIN and message['role'] == 'user' -%}{{ '\n "' + message['content'].split() | join(' "') }}{%- endif -%}
 {%- for call in message['tool_calls'] or [] -%}
 {%- set f = call['function'] -%}
 {{ '\n' if message['content'] or not loop.first else '' }}
@@ -66,10 +71,11 @@ _LINES = r"""
 """
 
 
-def hermes_template(by_heart: Sequence[str] = (), *, default_system: str = "") -> str:
+def hermes_template(by_heart: Sequence[str] = (), *, words_again: bool = False, default_system: str = "") -> str:
     """The template as Jinja. `default_system` is what the model was given where a chat has no tools and no system."""
     return (
         _LINES.strip()
+        .replace("WORDS_AGAIN", "true" if words_again else "false")
         .replace("BY_HEART", json.dumps(sorted(by_heart)))
         .replace("DEFAULT_SYSTEM", json.dumps(default_system))
         .replace("TOOL_WORDS", str(MAX_TOOL_WORDS))

@@ -1,14 +1,14 @@
-"""Trains a model on answers: plainly (SFT), or towards a teacher's distribution over them (logit distillation).
+"""Trains a model on answers: plainly (SFT), or towards the teacher's distribution over them (logit distillation).
 
-Run by the training Python: `python train.py '{"model": DIR, "rows": [FILE], "out": DIR, "teacher": DIR or null, ..}'`.
+Run by the training Python: `python train.py '{"model": DIR, "rows": [FILE], "out": DIR, "teacher_share": 0.8, ..}'`.
 Says its progress in JSON lines; losses are in OUT/losses.csv, checkpoints in OUT/checkpoints, from which it goes on
-when it is run again, and the trained model in OUT/model. Imports nothing of Headway but teacher_top.py, by its path.
+when it is run again, and the trained model in OUT/model. Imports nothing of Headway but packs.py, by its path.
 
 Both are TRL's SFTTrainer with a loss of our own. Its own (1.16) scores the whole vocabulary at every token of the
 prompt too where there is no Triton, which on a CPU is most of the work; here only the answer's tokens are. TRL's
 DistillationTrainer lets the student write the answers it is corrected on, which on a CPU takes longer than the
 training, and gives teacher and student the same prompt, while here the student may see a shorter one (tools it shall
-know by heart). Only the answer's tokens, which are the same, are compared.
+know by heart). What the teacher would have said at every token comes with its answers (`collect --top-logprobs`).
 """
 
 from __future__ import annotations
@@ -17,24 +17,27 @@ import importlib.util
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 IGNORED = -100
+NEVER = -1e9  # added to the score of a token that must not be seen
+LONG_PACK = 512  # tokens: below, PyTorch's fused attention is slower on CPUs than the plain one; above, the plain one
+# keeps every score and runs out of memory
 DEFAULTS: dict[str, Any] = {
-    "teacher": None,
+    "teacher_share": 0.0,  # of the loss: the distance to the teacher's distribution; the rest is the answer itself
     "template": None,  # a chat template in place of the model's own
     "epochs": 1.0,
-    "batch": 8,
+    "batch": 4,  # packs to a step
+    "pack_tokens": 1024,
     "learning_rate": 3e-4,
     "max_tokens": 1024,
+    "train_embedding": True,
     "seed": 0,
     "threads": None,
     "minutes": None,  # a bound: training stops there, and what it has learnt is kept
     "save_every": 100,
-    "top_k": 50,
-    "temperature": 1.0,
-    "answer_share": 0.2,  # of the loss: the answer itself; the rest is the teacher's distribution
 }
 
 
@@ -48,15 +51,6 @@ def read_rows(paths: list[str]) -> list[dict[str, Any]]:
         with open(path, encoding="utf-8") as file:
             rows += [json.loads(line) for line in file]
     return rows
-
-
-def as_tokens(row: dict[str, Any], tokenizer: Any) -> tuple[list[int], list[int]]:
-    """The prompt as this model's own template has it, and the answer with the end of its turn."""
-    prompt = tokenizer.apply_chat_template(
-        row["messages"], tools=row.get("tools"), add_generation_prompt=True, tokenize=False
-    )
-    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    return prompt_ids, tokenizer(row["answer"] + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
 
 
 def beside(name: str) -> Any:
@@ -115,6 +109,7 @@ def trainer_arguments(settings: dict[str, Any], out: Path) -> Any:
         remove_unused_columns=False,
         train_sampling_strategy="group_by_length",  # little padding
         length_column_name="length",
+        optim="adamw_torch_fused",
         logging_steps=10,
         logging_first_step=True,
         save_steps=settings["save_every"],
@@ -127,34 +122,46 @@ def trainer_arguments(settings: dict[str, Any], out: Path) -> Any:
     )
 
 
-def examples(rows: list[dict[str, Any]], tokenizer: Any, max_tokens: int) -> list[dict[str, Any]]:
-    """What fits; a row that is longer would lose its answer, which is all it teaches."""
-    found = []
-    for number, row in enumerate(rows):
-        prompt, answer = as_tokens(row, tokenizer)
-        if len(prompt) + len(answer) <= max_tokens:
-            labels = [IGNORED] * len(prompt) + answer
-            found.append({"input_ids": prompt + answer, "labels": labels, "length": len(labels), "row": number})
-    return found
+def as_row(row: dict[str, Any], tokenizer: Any, packs: Any, with_teacher: bool) -> Any:
+    """The prompt as this model's own template has it; the answer as the teacher wrote it, with the end of its turn."""
+    prompt = tokenizer.apply_chat_template(
+        row["messages"], tools=row.get("tools"), add_generation_prompt=True, tokenize=False
+    )
+    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    begins = json.dumps([row.get("tools"), [one for one in row["messages"] if one["role"] == "system"]])
+    if not with_teacher:
+        answer = tokenizer(row["answer"] + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
+        return packs.Row(begins, prompt_ids, answer)
+    try:
+        top = row["top_logprobs"]
+        ids = [[token for token, _ in one] for one in top]
+        logps = [[logp for _, logp in one] for one in top]
+        return packs.Row(begins, prompt_ids, row["answer_ids"], ids, logps)
+    except KeyError as error:
+        raise SystemExit(
+            f"A row has no {error}: collect the answers with --top-logprobs from vLLM, which names its tokens, "
+            "or train with a teacher share of 0."
+        ) from None
 
 
-def collate(batch: list[dict[str, Any]], pad_id: int, top: Any = None) -> dict[str, Any]:
-    """Padded on the left, so that all answers stand at the end and only there logits are computed."""
+def collate(batch: list[dict[str, Any]], pad_id: int) -> dict[str, Any]:
+    """Padded on the right. A token sees what stands before it in its own branch and in its trunk (packs.py)."""
     import torch
 
-    longest = max(len(one["input_ids"]) for one in batch)
+    longest = max(one["length"] for one in batch)
 
     def padded(name: str, filler: int) -> Any:
-        return torch.tensor([[filler] * (longest - len(one[name])) + list(one[name]) for one in batch])
+        return torch.tensor([list(one[name]) + [filler] * (longest - one["length"]) for one in batch])
 
+    branch, trunk = padded("branch", 0), padded("trunk", 0)
+    own, shared = branch[:, :, None] == branch[:, None, :], trunk[:, :, None] == branch[:, None, :]
+    sees = (own | shared) & torch.ones(longest, longest, dtype=torch.bool).tril()
     whole = {"input_ids": padded("input_ids", pad_id), "labels": padded("labels", IGNORED)}
-    whole["attention_mask"] = torch.tensor(
-        [[0] * (longest - len(one["input_ids"])) + [1] * len(one["input_ids"]) for one in batch]
-    )
-    if top is not None:
-        # In the order of the batch: as a mask over the labels takes them.
-        whole["top_ids"] = torch.cat([top.ids[one["row"]] for one in batch]).long()
-        whole["top_logps"] = torch.cat([top.logps[one["row"]] for one in batch]).float()
+    whole |= {"position_ids": padded("positions", 0), "sees": sees[:, None]}
+    # In the order of the batch, as a mask over the labels takes them.
+    top_ids, top_logps = ([row for one in batch for row in one[name]] for name in ("top_ids", "top_logps"))
+    if top_ids:
+        whole |= {"top_ids": torch.tensor(top_ids), "top_logps": torch.tensor(top_logps)}
     return whole
 
 
@@ -163,26 +170,28 @@ def answer_trainer(settings: dict[str, Any]) -> Any:
     import torch
     from trl import SFTTrainer  # type: ignore[import-not-found,unused-ignore]
 
-    share, heat = settings["answer_share"], settings["temperature"]
+    share = settings["teacher_share"]
 
     class AnswerTrainer(SFTTrainer):  # type: ignore[misc,unused-ignore]
         def compute_loss(
             self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
         ) -> Any:
-            labels, mask = inputs["labels"], inputs["attention_mask"]
-            answer = labels != IGNORED
-            longest = int(answer.sum(dim=1).max())
-            kept = model(
-                input_ids=inputs["input_ids"], attention_mask=mask, use_cache=False, logits_to_keep=longest + 1
-            )
-            at = answer[:, -longest:]
-            logits = kept.logits[:, :-1][at].float()
-            loss = torch.nn.functional.cross_entropy(logits, labels[:, -longest:][at], reduction="sum")
-            if "top_ids" in inputs:
-                logps = torch.log_softmax(logits / heat, dim=-1)
+            ids, labels = inputs["input_ids"], inputs["labels"][:, 1:]
+            mask = inputs["sees"]
+            if settings["pack_tokens"] < LONG_PACK:  # the plain attention adds its mask
+                mask = torch.zeros(mask.shape, device=ids.device).masked_fill_(~mask, NEVER)
+            at = labels != IGNORED
+            with self.accelerator.autocast():  # the trainer puts it around the whole model only
+                states = model.base_model(
+                    input_ids=ids, attention_mask=mask, position_ids=inputs["position_ids"], use_cache=False
+                )[0]
+                logits = model.get_output_embeddings()(states[:, :-1][at]).float()
+            loss = torch.nn.functional.cross_entropy(logits, labels[at], reduction="sum")
+            if share:
+                logps = torch.log_softmax(logits, dim=-1)
                 away = forward_kl(logps, inputs["top_ids"], inputs["top_logps"]).sum()
-                loss = share * loss + (1 - share) * heat**2 * away
-            self._total_train_tokens += int(mask.sum())
+                loss = (1 - share) * loss + share * away
+            self._total_train_tokens += ids.numel()
             self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
             return loss / (at.sum() if num_items_in_batch is None else num_items_in_batch)
 
@@ -214,21 +223,26 @@ def main(settings: dict[str, Any]) -> None:
     set_seed(settings["seed"])
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
     tokenizer.chat_template = settings["template"] or tokenizer.chat_template
-    rows = read_rows(settings["rows"])
-    found = examples(rows, tokenizer, settings["max_tokens"])
-    say(rows=len(rows), used=len(found), tokens_an_epoch=sum(one["length"] for one in found))
-    top = None
-    if settings["teacher"] is not None:
-        top = beside("teacher_top").teacher_top(settings, [rows[one["row"]] for one in found], as_tokens, say)
-        found = [{**one, "row": number} for number, one in enumerate(found)]
+    packs = beside("packs")
+    rows = [as_row(row, tokenizer, packs, settings["teacher_share"] > 0) for row in read_rows(settings["rows"])]
+    # A row that is longer would lose its answer, which is all it teaches.
+    used = [row for row in rows if row.length <= settings["max_tokens"]]
+    found = packs.lay(used, settings["pack_tokens"], settings["seed"])
+    alone, tokens = sum(row.length for row in used), sum(pack.length for pack in found)
+    say(rows=len(rows), used=len(used), packs=len(found), tokens_an_epoch=tokens, tokens_alone=alone)
     # The weights are kept in fp32 while they are trained: steps are too small for bf16.
-    model = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        settings["model"],
+        dtype=torch.float32,
+        attn_implementation="sdpa" if settings["pack_tokens"] >= LONG_PACK else "eager",
+    )
+    model.get_input_embeddings().weight.requires_grad_(settings["train_embedding"])
     trainer = answer_trainer(settings)(
         model,
         args=trainer_arguments(settings, out),
-        train_dataset=Dataset.from_list(found),
+        train_dataset=Dataset.from_list([{**asdict(pack), "length": pack.length} for pack in found]),
         processing_class=tokenizer,
-        data_collator=lambda batch: collate(batch, tokenizer.pad_token_id, top),
+        data_collator=lambda batch: collate(batch, tokenizer.pad_token_id),
         callbacks=[progress_callback(settings, out)],
     )
     checkpoints = out / "checkpoints"

@@ -59,7 +59,7 @@ def test_publish_makes_the_spark_model(tmp_path: Path, monkeypatch: pytest.Monke
     full = load(Path("headway.toml")).models[0]
     assert full.engine is not None
     assert full.engine.speculation is not None
-    assert "drafts nothing" in run("publish", "student", "--model", "m", "--acceptance", "0.1")
+    assert "guesses nothing ahead" in run("publish", "student", "--model", "m", "--acceptance", "0.1")
     with pytest.raises(SetupError, match="must be like"):
         run("publish", "student", "--model", "m", "--acceptance", "2")
     with pytest.raises(SetupError, match="Nothing to publish"):

@@ -25,6 +25,7 @@ class Server(ThreadingHTTPServer):
         self.asked: list[dict[str, Any]] = []
         self.script: list[int] = []
         self.headers_seen: list[str | None] = []
+        self.names_tokens = True  # by their number, as vLLM does
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -38,7 +39,9 @@ class Handler(BaseHTTPRequestHandler):
         said = body["messages"][-1]["content"]
         call = {"function": {"name": "f", "arguments": json.dumps({"x": said})}}
         message = {"content": None, "tool_calls": [call]} if "tools" in body else {"content": f"to {said}"}
-        tokens = {"content": [{"top_logprobs": [{"token": "a", "logprob": -0.1}]}]} if "logprobs" in body else None
+        token = "token_id:7" if self.server.names_tokens else "a"
+        likely = {"token": token, "top_logprobs": [{"token": token, "logprob": -0.12345}]}
+        tokens = {"content": [likely]} if "logprobs" in body else None
         answer: dict[str, Any] = {
             "choices": [{"message": message, "finish_reason": "stop", "logprobs": tokens}],
             "usage": {"prompt_tokens": 7, "completion_tokens": 3},
@@ -149,7 +152,15 @@ def test_tools_go_along_and_calls_come_back_as_text(server: Server, tmp_path: Pa
     collect(teacher, read_questions(path, teacher)[0], out, 1, silent)
     assert all(body["tools"] == [tool] and body["top_logprobs"] == 5 for body in server.asked)
     assert rows(out)[1]["answer"] == '<tool_call>\n{"name": "f", "arguments": {"x": "b"}}\n</tool_call>'
-    assert rows(out)[1]["top_logprobs"] == [[["a", -0.1]]]
+    assert rows(out)[1]["answer_ids"] == [7]
+    assert rows(out)[1]["top_logprobs"] == [[[7, -0.1235]]]
+
+
+def test_tokens_without_numbers_teach_nothing(server: Server, tmp_path: Path) -> None:
+    server.names_tokens = False
+    teacher = teacher_at(server, top_logprobs=5)
+    with pytest.raises(SetupError, match="--top-logprobs 0"):
+        collect(teacher, read_questions(prompts(tmp_path, "a"), teacher)[0], tmp_path / "out.jsonl", 1, silent)
 
 
 def test_a_row_without_a_prompt_is_named(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from headway.config import load
 from headway.distill.card import Share, card_page, ratio_interval, tally
 from headway.distill.fit import Place, Weights, cpu_caches, fits, places, weigh
 from headway.distill.layers import choose_layers
-from headway.distill.publish import Drafter, Spark, best_tokens, publish
+from headway.distill.publish import Guessing, Spark, best_tokens, publish
 from headway.errors import SetupError
 
 CONFIG = """\
@@ -100,10 +100,10 @@ def test_publishing_writes_a_configuration_that_loads_and_keeps_the_rest(tmp_pat
     path.write_text(CONFIG)
     spark = Spark("student", "http://127.0.0.1:8002", 16, 40.0, [(1, 90.0), (16, 60.0)])
     for _ in range(2):  # again changes nothing
-        said = publish(path, "m", spark, Drafter("student", 3, 8, 64), load)
+        said = publish(path, "m", spark, Guessing.up_to("student", 3, 8, 64), load)
     assert said == [
         "m-spark is served by http://127.0.0.1:8002 with a floor of 40 tok/s",
-        "m drafts 3 tokens ahead up to 8 streams",
+        "m guesses ahead: 3 tokens at 1 to 8 streams, 0 tokens at 9 to 64 streams",
     ]
     text = path.read_text()
     assert text.startswith(CONFIG.splitlines()[0])
@@ -116,7 +116,7 @@ def test_publishing_writes_a_configuration_that_loads_and_keeps_the_rest(tmp_pat
     assert student.tiers[1].floor_tps == 40.0
     assert student.engine is not None
     assert student.engine.weights == "student"
-    publish(path, "m", None, Drafter("student", 0), load)
+    publish(path, "m", None, Guessing.up_to("student", 0, None), load)
     full = load(path).models[0]
     assert full.engine is not None
     assert full.engine.speculation is None

@@ -41,7 +41,7 @@ def test_routine_requests_are_repeatable_different_and_answerable(routine: Any) 
 
 def test_the_test_set_has_words_and_values_of_its_own(routine: Any) -> None:
     for tool in routine.APPLICATION:
-        train, test = (set(map(str, routine.part_of(tool.phrases, part))) for part in ("train", "test"))
+        train, test = ({way for ways in routine.WAYS[tool.name, part] for way, _ in ways} for part in ("train", "test"))
         assert train, tool.name
         assert test, tool.name
         assert not train & test
@@ -65,6 +65,13 @@ def test_the_test_set_has_words_and_values_of_its_own(routine: Any) -> None:
     assert not held_out & set().union(*used), "a made-up value is one of the test set's"
     asked = [{task.messages[0]["content"] for task in routine.routine_tasks(p, 500, 0)} for p in ("train", "test")]
     assert not asked[0] & asked[1]
+
+
+def test_values_are_made_of_a_vocabulary_but_for_the_words_that_are_tested(routine: Any) -> None:
+    tasks = routine.routine_tasks("train", 600, 0, ["Tokyo", "ordinary"])
+    texts = " ".join(task.messages[0]["content"] for task in tasks)
+    assert "ordinary" in texts
+    assert "Tokyo" not in texts
 
 
 def test_values_stand_in_the_request_as_they_are_expected(routine: Any) -> None:
@@ -125,6 +132,13 @@ def test_the_template_shows_tools_compactly_and_hides_what_is_known_by_heart(rou
     only_one = render(known, messages=asked, tools=routine.TOOLS, add_generation_prompt=True)
     assert only_one.startswith("<|im_start|>system\n<tools>\nset_timer: ")
     assert "translate" not in only_one
+
+
+def test_the_template_says_words_again_as_they_begin_in_an_answer() -> None:
+    template = jinja2.Environment().from_string(hermes_template(words_again=True))
+    chat = [{"role": "user", "content": "Call  Leo\nnow"}, {"role": "assistant", "content": "a b"}]
+    said = template.render(messages=chat)
+    assert '<|im_start|>user\nCall  Leo\nnow\n "Call "Leo "now<|im_end|>\n<|im_start|>assistant\na b<|im_end|>' in said
 
 
 def test_the_template_is_a_plain_one_without_tools() -> None:

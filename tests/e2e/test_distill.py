@@ -27,6 +27,7 @@ from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]  # on first use an environment is made
 ROOT = Path(__file__).parent.parent.parent
+PARSED = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 CONFIG = """\
 [[models]]
 name = "tiny"
@@ -55,7 +56,7 @@ def tasks() -> list[Task]:
 
 @pytest.fixture(scope="module")
 def folder(tasks: list[Task], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the tasks, their answers, and a tiny model with chance for weights."""
+    """With the tasks, a tiny model with chance for weights, the right answers and those that it gives."""
     folder = tmp_path_factory.mktemp("distill")
     write_tasks(folder / "tasks.jsonl", tasks)
     rows = [{"messages": one.messages, "tools": one.tools, "answer": hermes(right_answer(one))} for one in tasks]
@@ -63,7 +64,18 @@ def folder(tasks: list[Task], tmp_path_factory: pytest.TempPathFactory) -> Path:
     smollm2 = ensure_smollm2(ensure_cpu_engine(print), print)
     script = Path(__file__).with_name("make_tiny_llama.py")
     subprocess.run([training_python(print), script, smollm2, folder / "tiny"], check=True, capture_output=True)
+    collect_from_vllm(folder, "tiny")
     return folder
+
+
+def collect_from_vllm(folder: Path, model: str) -> None:
+    command = cpu_vllm(ensure_cpu_engine(print))
+    engine = LocalEngine(command, str(folder / model), "tiny", free_port(), 8, on_cpu=True, core=0, extra_args=PARSED)
+    with EngineProcess(engine) as process:
+        process.wait_ready(300)
+        asked = ("tasks.jsonl", "--url", process.url, "--model", "tiny", "--tier", "default", "--max-tokens", 24)
+        said = headway(folder, "collect", *asked, "--yes")
+    assert "24 answers" in said, said
 
 
 def test_from_a_teacher_to_a_student_that_an_engine_serves(folder: Path, tasks: list[Task]) -> None:
@@ -73,8 +85,10 @@ def test_from_a_teacher_to_a_student_that_an_engine_serves(folder: Path, tasks: 
     said = headway(folder, "cut", "tuned/model", *rows, "--layers", 2, "--by-heart", "tasks.jsonl", "--threads", 1)
     assert "kept layers [0, " in said
     assert "4]" in said
-    headway(folder, "train", "student", *rows, "--epochs", 4, "--out", "sft", *one_thread)
-    distil = ("train", "sft/model", "--teacher", "tuned/model", *rows, "--out", "distilled", *one_thread)
+    short = ("--pack-tokens", 64)  # its rows are: a longer pack would leave hardly a step
+    headway(folder, "train", "student", *rows, "--epochs", 4, "--out", "sft", *short, *one_thread)
+    taught = ("--rows", "answers.jsonl", "--teacher-share", 0.8, *short)
+    distil = ("train", "sft/model", *taught, "--out", "distilled", *one_thread)
     headway(folder, *distil, "--epochs", 4)
     losses = read_losses(folder / "distilled" / "losses.csv")
     assert losses[-1][1] < losses[0][1]
@@ -98,19 +112,30 @@ def test_from_a_teacher_to_a_student_that_an_engine_serves(folder: Path, tasks: 
 
 
 def test_a_model_is_at_no_distance_from_itself(folder: Path) -> None:
-    """The teacher's distribution is compared at the very tokens it was computed for; bf16 rounds, and that is all."""
-    model, rows = str(folder / "tiny"), [str(folder / "rows.jsonl")]
-    settings = {"model": model, "teacher": model, "rows": rows, "out": str(folder / "self"), "threads": 1}
-    settings |= {"answer_share": 0.0, "learning_rate": 0.0}
-    done = run_script(training_python(print), "train", settings, lambda _said: None)
-    assert abs(done["loss"]) < 0.01
+    """What vLLM said was likely is compared at the very tokens it was said of; bf16 rounds, and that is all."""
+    said = settings_for(folder, "tiny", "self", rows="answers.jsonl", teacher_share=1.0)
+    done = run_script(training_python(print), "train", said, lambda _said: None)
+    assert abs(done["loss"]) < 0.02
+
+
+def test_in_a_pack_a_row_is_learnt_as_if_it_were_alone(folder: Path) -> None:
+    losses = []
+    for limit, batch in ((1, 24), (1024, 24)):  # plain attention, and the fused one
+        said = settings_for(folder, "tiny", f"packs-{limit}", pack_tokens=limit, batch=batch)
+        losses.append(run_script(training_python(print), "train", said, lambda _said: None)["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=0.005)
+
+
+def settings_for(folder: Path, model: str, out: str, rows: str = "rows.jsonl", **more: Any) -> dict[str, Any]:
+    """Of a training that changes nothing: only the loss is looked at."""
+    paths = {"model": str(folder / model), "rows": [str(folder / rows)], "out": str(folder / out)}
+    return {**paths, "learning_rate": 0.0, "threads": 1, **more}
 
 
 def answer_on_vllm(weights: str, task: Task) -> None:
     """The engine loads the int8 model and renders its template: tools known by heart cost no prompt tokens."""
-    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
     command = cpu_vllm(ensure_cpu_engine(print))
-    engine = LocalEngine(command, weights, "tiny-spark", free_port(), 4, on_cpu=True, core=1, extra_args=flags)
+    engine = LocalEngine(command, weights, "tiny-spark", free_port(), 4, on_cpu=True, core=1, extra_args=PARSED)
     with EngineProcess(engine) as process:
         process.wait_ready(300)
         with OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as sdk:

@@ -1,0 +1,100 @@
+"""A mistake budget: how far a student may be trusted within it, and whether that still holds.
+
+An excess mistake is one that the student makes and the full model would not have made. A budget of 2 % means: of all
+calls at most 2 % end in one, with the confidence stated. The student's answer is taken where its score is at least a
+threshold; a lower threshold takes more answers and can only add excess mistakes. That is what makes the search honest:
+
+    threshold()   Learn-then-Test: thresholds fixed beforehand are tried from the strictest on, each with an exact
+                  binomial test, and the search ends at the first that fails. The last that passed keeps the budget
+                  with the confidence stated, however many were tried.
+    Watch         while it serves: a bet against "the budget is kept" on every audited call. If it is kept, the bet
+                  wins twenty times its stake at any time whatever with a chance of 1 in 20 at most, so it may be looked
+                  at after every call. Once it has won, the student is not trusted until it is calibrated anew, on calls
+                  that nobody looked at before.
+
+Pure: no clock, no chance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil, exp, inf, lgamma, log, log1p
+
+CONFIDENCE = 0.95
+# From "only what is certain" to "everything". Fixed here, never chosen by looking at data.
+THRESHOLDS = tuple(round(1 - step / 200, 3) for step in range(201))
+# What the bet is placed on: the true rate is so many times the budget. Small breaks are found slowly, large ones fast.
+SUSPICIONS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 25.0)
+
+
+@dataclass(slots=True)
+class Judged:
+    """A call that both models answered and whose right answer is known."""
+
+    score: float
+    is_excess: bool  # the student is wrong, the full model right
+
+
+def calls_needed(budget: float, confidence: float = CONFIDENCE) -> int:
+    """The fewest calls that can show a budget kept: as many without a single mistake."""
+    return ceil(log(1 - confidence) / log1p(-budget))
+
+
+def threshold(judged: Sequence[Judged], budget: float, confidence: float = CONFIDENCE) -> float:
+    """The lowest score at which the student's answers may be taken; infinite where none may be.
+
+    `judged` must be a fair sample of calls to come, and the scores must not have been fitted on it.
+    """
+    if not 0 < budget < 1:
+        raise ValueError(f"a budget of {budget} is not a share")
+    excess = sorted((one.score for one in judged if one.is_excess), reverse=True)
+    found, mistakes = inf, 0
+    for level in THRESHOLDS:
+        while mistakes < len(excess) and excess[mistakes] >= level:
+            mistakes += 1
+        if binomial_cdf(mistakes, len(judged), budget) > 1 - confidence:
+            break
+        found = level
+    return found
+
+
+def binomial_cdf(mistakes: int, of: int, rate: float) -> float:
+    """The chance of so few mistakes or fewer, if `rate` were true."""
+    if mistakes >= of:
+        return 1.0
+    whole = lgamma(of + 1)
+    terms = (
+        exp(whole - lgamma(k + 1) - lgamma(of - k + 1) + k * log(rate) + (of - k) * log1p(-rate))
+        for k in range(mistakes + 1)
+    )
+    return min(1.0, sum(terms))
+
+
+@dataclass(slots=True)
+class Watch:
+    """The running bet. `see` is told of every audited call, in the order in which they were served."""
+
+    budget: float
+    confidence: float = CONFIDENCE
+    audited: int = 0
+    excess: int = 0
+    is_broken: bool = False
+    _rates: list[float] = field(default_factory=list)
+    _logs: list[float] = field(default_factory=list)  # what each suspicion has won, as a logarithm
+
+    def __post_init__(self) -> None:
+        self._rates = [min(0.99, times * self.budget) for times in SUSPICIONS]
+        self._logs = [0.0] * len(SUSPICIONS)
+
+    def see(self, is_excess: bool) -> None:
+        self.audited += 1
+        self.excess += is_excess
+        for place, rate in enumerate(self._rates):
+            self._logs[place] += log(rate / self.budget) if is_excess else log1p(-rate) - log1p(-self.budget)
+        self.is_broken = self.is_broken or self.won() >= 1 / (1 - self.confidence)
+
+    def won(self) -> float:
+        """What the stake has become: spread evenly over the suspicions."""
+        most = max(self._logs)
+        return exp(most) * sum(exp(one - most) for one in self._logs) / len(self._logs) if most < 700 else inf

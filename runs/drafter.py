@@ -1,0 +1,227 @@
+"""Whether the student pays as drafter, and what is chosen for the fast tier's engine. See runs/drafter.sh."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import sys
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import uvloop
+from distill_run import open_work, run_stages
+from distill_stages import TEACHER, Work, console
+from pairs import COUNTERS, SEATS, Pairs, Text, compare, table_of, turn, two_engines
+from rich.progress import Progress
+from token_times import chat
+
+from headway.config import load
+from headway.distill.card import card_page
+from headway.distill.publish import Guessing, publish
+from headway.distill.speculation import Choice, Tried, choose
+from headway.distill.template import hermes_template
+from headway.evals.task_files import read_tasks
+from headway.evals.tool_calls import Task, judge_text
+from headway.evals.two_samples import divergence, same_distribution
+from headway.run import vllm_speculation
+
+BATCHES = (1, 2, 4, 8)
+MIN_GAIN, NOISE, MIN_P = 1.3, 0.95, 0.01
+TRAINING_MINUTES = 8.0
+COMPARED, SAMPLED_PROMPTS, SAMPLES, SAMPLED_TOKENS = 200, 24, 40, 6
+CANDIDATES: dict[str, tuple[str | None, int]] = {
+    "ngram-4": (None, 4),
+    "drafter-2": ("drafter", 2),
+    "drafter-4": ("drafter", 4),
+}
+QUESTIONS = (
+    "Name a colour.", "Tell me a secret.", "Write a poem.", "What is a good name for a cat?", "Say something kind.",
+    "Where should I travel?", "Give me a number.", "What is music?", "Tell me about rain.", "Invent a word.",
+    "What do birds dream of?", "Describe a door.",
+)  # fmt: skip
+
+
+def asked(task: Task) -> dict[str, object]:
+    """As text: the engine's parser would take the calls apart, and texts are to be compared."""
+    own = {"model": TEACHER, "messages": task.messages, "ignore_eos": False}
+    return {**own, "tools": task.tools, "tool_choice": "none"} if task.tools else own
+
+
+def texts_of(work: Work) -> dict[str, Text]:
+    texts = {}
+    for name in ("routine", "hard"):
+        tasks = read_tasks(work.folder / f"{name}-test.jsonl")
+        texts[name] = Text(lambda number, tasks=tasks: asked(tasks[number]), len(tasks), 128)  # type: ignore[misc]
+    return texts
+
+
+def train_drafter(work: Work) -> dict[str, Any]:
+    """The student knows the tools by heart and has hardly seen them; as drafter it is shown the teacher's prompts."""
+    return work.train(
+        work.model("student-0"), ["rows.jsonl"], "drafter", template=hermes_template(words_again=True),
+        teacher_share=0.8, batch=2, learning_rate=3e-4, minutes=TRAINING_MINUTES, max_tokens=1024,
+    )  # fmt: skip
+
+
+def settings(work: Work, weights: str | None, by_streams: list[tuple[int, int, int]]) -> dict[str, object]:
+    """As headway.toml has it when it is published, and vLLM is told."""
+    path = work.folder / "drafting.toml"
+    path.write_text(
+        f'[[models]]\nname = "{TEACHER}"\n[[models.replicas]]\nurl = "http://127.0.0.1:8001"\n'
+        f'[models.engine]\nweights = "{work.model("teacher")}"\n'
+    )
+    own = str(work.model(weights)) if weights else None
+    publish(path, TEACHER, None, Guessing(own, by_streams), load)
+    engine = load(path).models[0].engine
+    said = vllm_speculation(engine.speculation) if engine is not None else None
+    if said is None:
+        raise RuntimeError("nothing was chosen that could be run")
+    return said
+
+
+@contextlib.contextmanager
+def bar_of(what: str, steps: int) -> Iterator[tuple[Progress, Any]]:
+    with Progress(console=console, transient=True) as progress:
+        yield progress, progress.add_task(what, total=steps)
+
+
+def measure(work: Work, what: str, config: dict[str, object], rounds: int) -> dict[str, Any]:
+    """The plain engine and this one in turns; each has each core for half of the pairs."""
+    texts, pairs = texts_of(work), Pairs()
+    with bar_of(what, 2 * rounds * len(texts) * len(BATCHES)) as (progress, bar):
+        for plain_core in (0, 1):
+            with two_engines(work.engine, str(work.model("teacher")), TEACHER, config, plain_core) as (plain, other):
+                uvloop.run(compare(plain.url, other.url, texts, BATCHES, rounds, pairs, progress, bar))
+    console.print(table_of(what, pairs))
+    counted = {
+        name: {
+            counter: sum(one.counted[counter] for (text, _), found in pairs.items() if text == name for one in found)
+            for counter in COUNTERS
+        }
+        for name in texts
+    }
+    gains = [[text, batch, [one.ratio for one in found]] for (text, batch), found in pairs.items()]
+    return {"gains": gains, "counted": counted}
+
+
+def gains_of(measured: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
+    return {(text, batch): ratios for text, batch, ratios in measured["gains"]}
+
+
+def decide(measured: dict[str, Any]) -> Choice:
+    tried = [
+        Tried("draft_model" if weights else "ngram", tokens, gains_of(measured[name]))
+        for name, (weights, tokens) in CANDIDATES.items()
+    ]
+    return choose(tried)
+
+
+async def _in_batches(url: str, requests: list[dict[str, object]], tokens: int, at_once: int = 8) -> list[str]:
+    texts = []
+    for first in range(0, len(requests), at_once):
+        some = requests[first : first + at_once]
+        text = Text(lambda number, some=some: some[number], len(some), tokens)  # type: ignore[misc]
+        texts += [stream.text for stream in await turn(url, text, len(some))]
+    return texts
+
+
+def look_for_differences(work: Work, config: dict[str, object]) -> dict[str, Any]:
+    """Greedy answers side by side, and samples at temperature 1."""
+    routine, hard = (read_tasks(work.folder / f"{name}-test.jsonl") for name in ("routine", "hard"))
+    tasks = [*routine[: COMPARED // 2], *hard[: COMPARED // 2]]
+    prompts = [{**chat(question), "model": TEACHER} for question in QUESTIONS]
+    prompts += [asked(task) for task in hard[-(SAMPLED_PROMPTS - len(prompts)) :]]
+    sampled = [{**prompt, "temperature": 1.0, "seed": seed} for prompt in prompts for seed in range(SAMPLES)]
+    with two_engines(work.engine, str(work.model("teacher")), TEACHER, config, 0) as engines:
+        greedy = [uvloop.run(_in_batches(one.url, [asked(task) for task in tasks], 128)) for one in engines]
+        # Drafts are made only where the schedule has them: one stream at a time would take too long, two do.
+        drawn = [uvloop.run(_in_batches(one.url, sampled, SAMPLED_TOKENS, at_once=2)) for one in engines]
+    by_prompt = [[texts[at : at + SAMPLES] for at in range(0, len(texts), SAMPLES)] for texts in drawn]
+    parted = divergence(*greedy)
+    right = [
+        sum(judge_text(task, text) == "right" for task, text in zip(tasks, texts, strict=True)) for texts in greedy
+    ]
+    return {
+        "compared": parted.of, "same": parted.same, "parted_after": parted.parted_after,
+        "right_plain": right[0], "right_speculative": right[1],
+        "different_answers": statistics.mean(len(set(one)) for one in by_prompt[0]),
+        "p_value": same_distribution(by_prompt[0], by_prompt[1]),
+    }  # fmt: skip
+
+
+def main(rounds: int) -> int:
+    work = open_work(sorted(os.sched_getaffinity(0)))
+    run_stages(work, until="training")
+    work.once("drafter-training", lambda: train_drafter(work), TRAINING_MINUTES)
+    measured: dict[str, Any] = {}
+    for name, (weights, tokens) in CANDIDATES.items():
+        config = settings(work, weights, [(1, SEATS, tokens)])
+        measured[name] = work.once(f"drafter-{name}", partial(measure, work, name, config, rounds), 10)
+    choice = decide(measured)
+    console.print(f"chosen: {choice.method or 'none'}, tokens by streams {choice.by_streams}")
+    if choice.method is None:
+        return report(work, measured, choice, None, None)
+    weights = "drafter" if choice.method == "draft_model" else None
+    config = settings(work, weights, choice.schedule(SEATS))
+    chosen = work.once("drafter-chosen", lambda: measure(work, "as chosen", config, rounds), 10)
+    differences = work.once("drafter-differences", lambda: look_for_differences(work, config), 12)
+    return report(work, measured, choice, chosen, differences)
+
+
+def report(
+    work: Work,
+    measured: dict[str, Any],
+    choice: Choice,
+    chosen: dict[str, Any] | None,
+    differences: dict[str, Any] | None,
+) -> int:
+    for name, one in measured.items():
+        for text, counted in one["counted"].items():
+            taken = counted["accepted_tokens"] / max(1, counted["draft_tokens"])
+            gains = {batch: statistics.median(r) for (t, batch), r in gains_of(one).items() if t == text}
+            said = ", ".join(f"{gain:.2f} at {batch}" for batch, gain in gains.items())
+            console.print(f"{name}, {text}: {taken:.0%} of the guesses taken; times the plain speed: {said}")
+    add_to_card(work, measured)
+    if chosen is None or differences is None:
+        console.print("none is chosen: nothing is faster than no speculation here, which is what is run")
+        return 1
+    found = differences
+    console.print(
+        f"greedy, {found['compared']} answers: {found['same']} the same, right {found['right_plain']} without and "
+        f"{found['right_speculative']} with; at temperature 1, {found['different_answers']:.1f} different answers of "
+        f"{SAMPLES} to a prompt: same distribution with p = {found['p_value']:.3f} (bar {MIN_P})"
+    )
+    by_cell = {cell: statistics.median(ratios) for cell, ratios in gains_of(chosen).items()}
+    least, at_one = min(by_cell.values()), by_cell["routine", 1]
+    console.print(
+        f"{choice.method} as chosen: {at_one:.2f} times the plain speed on tool calls at 1 stream (bar {MIN_GAIN}), "
+        f"{least:.2f} at the least over texts and batches (bar {NOISE})"
+    )
+    return 0 if at_one >= MIN_GAIN and least >= NOISE and differences["p_value"] >= MIN_P else 1
+
+
+def add_to_card(work: Work, measured: dict[str, Any]) -> None:
+    path = work.folder / "card.json"
+    if not path.exists():
+        return
+    card = json.loads(path.read_text())
+    card["acceptance"] = {
+        f"{text}, {tokens} ahead": {
+            "tokens": tokens,
+            "acceptance": measured[name]["counted"][text]["accepted_tokens"]
+            / max(1, measured[name]["counted"][text]["draft_tokens"]),
+            "speedup": statistics.median(gains_of(measured[name])[text, 1]),
+        }
+        for name, (weights, tokens) in CANDIDATES.items()
+        if weights
+        for text in measured[name]["counted"]
+    }
+    path.write_text(json.dumps(card))
+    (work.folder / "CARD.md").write_text(card_page(card), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 3))

@@ -123,6 +123,7 @@ class ChatCompletion(Sampling, kw_only=True):
     max_completion_tokens: limits.Tokens | UnsetType | None = UNSET
     logprobs: bool | UnsetType | None = UNSET
     top_logprobs: limits.TopLogprobs | UnsetType | None = UNSET
+    return_tokens_as_token_ids: bool | UnsetType = UNSET  # vLLM's: names the tokens of logprobs by their number
     tools: Annotated[list[Tool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
     tool_choice: Literal["none", "auto", "required"] | dict[str, Raw] | UnsetType | None = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET

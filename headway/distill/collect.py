@@ -169,6 +169,8 @@ def collect(teacher: Teacher, questions: Iterable[Question], out: Path, at_once:
             _watch({pool.submit(one, question) for question in left}, into, progress)
         finally:
             stopped.set()
+    if into.refused and not into.answered and not answered:
+        raise SetupError(f"Not one of {len(into.refused)} prompts was answered: {into.refused[0]}")
     return into
 
 

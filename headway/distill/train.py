@@ -227,6 +227,10 @@ def main(settings: dict[str, Any]) -> None:
     rows = [as_row(row, tokenizer, packs, settings["teacher_share"] > 0) for row in read_rows(settings["rows"])]
     # A row that is longer would lose its answer, which is all it teaches.
     used = [row for row in rows if row.length <= settings["max_tokens"]]
+    if not used:
+        raise SystemExit(
+            f"None of {len(rows)} rows has at most {settings['max_tokens']} tokens: there is nothing to learn."
+        )
     found = packs.lay(used, settings["pack_tokens"], settings["seed"])
     alone, tokens = sum(row.length for row in used), sum(pack.length for pack in found)
     say(rows=len(rows), used=len(used), packs=len(found), tokens_an_epoch=tokens, tokens_alone=alone)

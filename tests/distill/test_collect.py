@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from headway.distill.collect import Collected, Teacher, answered_keys, collect, estimate, read_questions
+from headway.api.openai import read_chat
+from headway.distill.collect import (
+    Collected,
+    Teacher,
+    answered_keys,
+    collect,
+    estimate,
+    question_of,
+    read_questions,
+)
 from headway.errors import SetupError
 
 
@@ -154,6 +163,23 @@ def test_tools_go_along_and_calls_come_back_as_text(server: Server, tmp_path: Pa
     assert rows(out)[1]["answer"] == '<tool_call>\n{"name": "f", "arguments": {"x": "b"}}\n</tool_call>'
     assert rows(out)[1]["answer_ids"] == [7]
     assert rows(out)[1]["top_logprobs"] == [[[7, -0.1235]]]
+
+
+def test_that_nothing_at_all_was_answered_is_an_error(server: Server, tmp_path: Path) -> None:
+    server.script = [400, 400]
+    teacher = teacher_at(server)
+    questions, _ = read_questions(prompts(tmp_path, "a", "b"), teacher)
+    with pytest.raises(SetupError, match="Not one of 2 prompts was answered"):
+        collect(teacher, questions, tmp_path / "out.jsonl", 1, silent)
+
+
+def test_the_gateway_takes_what_is_asked() -> None:
+    """It refuses fields it does not know: what is asked of a teacher must be among those it does."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    teacher = Teacher("http://x", "m", top_logprobs=10)
+    question = question_of(teacher, [{"role": "user", "content": "a"}], [tool], {})
+    body = json.dumps({**question.body, "service_tier": teacher.tier}).encode()
+    assert json.loads(read_chat(body, "1").body)["return_tokens_as_token_ids"] is True
 
 
 def test_tokens_without_numbers_teach_nothing(server: Server, tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def verdict(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts]) 
         ratios.append(ratio)
         console.print(f"student ÷ teacher on routine, seed {seed}: {ratio:.3f} ({low:.3f} .. {high:.3f})")
     params = results["cut"]["params"] / results["cut"]["teacher_params"]
-    beside, minutes = results["beside"], work.minutes()
+    beside, minutes = results["beside"], work.minutes(results)
     times = beside["spark_tps"] / beside["standard_tps"]
     tps = {(row["model"], row["streams"]): row["stream_tps"] for row in results["speeds"]}
     console.print(

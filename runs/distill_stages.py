@@ -12,7 +12,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -93,11 +93,8 @@ class Work:
         console.print(f"{name}: {took_min:.1f} min (about {minutes:g} expected)")
         return result
 
-    def minutes(self) -> float:
-        # What was counted for one model is part of the stage that counted them all, side by side.
-        paths = [path for path in self.folder.glob("*.json") if not path.name.startswith("mistakes-")]
-        rows = [json.loads(path.read_text()) for path in paths]
-        return float(sum(row.get("minutes", 0.0) for row in rows if isinstance(row, dict)))
+    def minutes(self, stages: Iterable[str]) -> float:
+        return sum(float(json.loads((self.folder / f"{name}.json").read_text())["minutes"]) for name in stages)
 
     def train(self, model: Path, rows: list[str], out: str, **more: Any) -> dict[str, Any]:
         settings = {

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import statistics
 import sys
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -82,16 +80,11 @@ def settings(work: Work, weights: str | None, by_streams: list[tuple[int, int, i
     return said
 
 
-@contextlib.contextmanager
-def bar_of(what: str, steps: int) -> Iterator[tuple[Progress, Any]]:
-    with Progress(console=console, transient=True) as progress:
-        yield progress, progress.add_task(what, total=steps)
-
-
 def measure(work: Work, what: str, config: dict[str, object], rounds: int) -> dict[str, Any]:
     """The plain engine and this one in turns; each has each core for half of the pairs."""
     texts, pairs = texts_of(work), Pairs()
-    with bar_of(what, 2 * rounds * len(texts) * len(BATCHES)) as (progress, bar):
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task(what, total=2 * rounds * len(texts) * len(BATCHES))
         for plain_core in (0, 1):
             with two_engines(work.engine, str(work.model("teacher")), TEACHER, config, plain_core) as (plain, other):
                 uvloop.run(compare(plain.url, other.url, texts, BATCHES, rounds, pairs, progress, bar))
@@ -109,6 +102,11 @@ def measure(work: Work, what: str, config: dict[str, object], rounds: int) -> di
 
 def gains_of(measured: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
     return {(text, batch): ratios for text, batch, ratios in measured["gains"]}
+
+
+def taken(counted: dict[str, int]) -> float:
+    """The share of the guesses that were right."""
+    return counted["accepted_tokens"] / max(1, counted["draft_tokens"])
 
 
 def decide(measured: dict[str, Any]) -> Choice:
@@ -180,10 +178,9 @@ def report(
 ) -> int:
     for name, one in measured.items():
         for text, counted in one["counted"].items():
-            taken = counted["accepted_tokens"] / max(1, counted["draft_tokens"])
             gains = {batch: statistics.median(r) for (t, batch), r in gains_of(one).items() if t == text}
             said = ", ".join(f"{gain:.2f} at {batch}" for batch, gain in gains.items())
-            console.print(f"{name}, {text}: {taken:.0%} of the guesses taken; times the plain speed: {said}")
+            console.print(f"{name}, {text}: {taken(counted):.0%} of the guesses taken; times the plain speed: {said}")
     add_to_card(work, measured)
     if chosen is None or differences is None:
         console.print("none is chosen: nothing is faster than no speculation here, which is what is run")
@@ -211,13 +208,12 @@ def add_to_card(work: Work, measured: dict[str, Any]) -> None:
     card["acceptance"] = {
         f"{text}, {tokens} ahead": {
             "tokens": tokens,
-            "acceptance": measured[name]["counted"][text]["accepted_tokens"]
-            / max(1, measured[name]["counted"][text]["draft_tokens"]),
+            "acceptance": taken(counted),
             "speedup": statistics.median(gains_of(measured[name])[text, 1]),
         }
         for name, (weights, tokens) in CANDIDATES.items()
         if weights
-        for text in measured[name]["counted"]
+        for text, counted in measured[name]["counted"].items()
     }
     path.write_text(json.dumps(card))
     (work.folder / "CARD.md").write_text(card_page(card), encoding="utf-8")

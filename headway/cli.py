@@ -20,6 +20,7 @@ from headway.bench.load import Load
 from headway.bench.report import frontier_table, run_in_words, write_report
 from headway.bench.sweep import Plan, sweep
 from headway.bench.sweep import write as write_rows
+from headway.cli_auto import auto_app
 from headway.cli_books import bill, keys_app, ledger_app
 from headway.cli_distill import distill_app
 from headway.cli_plan import plan
@@ -44,6 +45,7 @@ app = typer.Typer(
 app.add_typer(keys_app, name="keys")
 app.add_typer(ledger_app, name="ledger")
 app.add_typer(distill_app, name="distill")
+app.add_typer(auto_app, name="auto")
 app.command(epilog="Example: `headway bill --by key,tier --format csv`")(bill)
 app.command(epilog="Example: `headway simulate --calls-per-s 20 --share fast=0.2 --replicas 4 --out simulated`")(
     simulate

@@ -18,7 +18,7 @@ from headway.distill.collect import Collected, Teacher, answered_keys, estimate,
 from headway.distill.collect import collect as ask_all
 from headway.distill.fit import fits, places, weigh
 from headway.distill.losses import draw_losses
-from headway.distill.publish import Guessing, Spark, best_tokens
+from headway.distill.publish import FirstRung, Guessing, Spark, best_tokens
 from headway.distill.publish import publish as write_published
 from headway.distill.student import cut_student
 from headway.distill.template import hermes_template
@@ -234,20 +234,29 @@ def publish(
     draft_up_to: Annotated[
         int | None, typer.Option(min=1, help="Streams up to which guessing was found to pay.")
     ] = None,
+    auto: Annotated[
+        Path | None, typer.Option(help="What `headway auto calibrate` wrote: makes the -auto model.")
+    ] = None,
+    budget: Annotated[
+        float, typer.Option(min=0.0001, max=0.5, help="Share of calls that may be excess mistakes.")
+    ] = 0.02,
     config: Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")] = Path("headway.toml"),
 ) -> None:
-    """Write a student into headway.toml: as the -spark model, and as drafter of the full one."""
+    """Write a student into headway.toml: as the -spark model, as drafter of the full one, as first rung of -auto."""
     weigh(student)  # says what is wrong with a folder that is no model
     if acceptance is not None:
         draft_tokens, gain = best_tokens(_chances(acceptance), draft_cost)
         console.print(f"{draft_tokens} tokens ahead, {gain:.2f} times the speed expected", highlight=False)
-    if url is None and draft_tokens is None:
-        raise SetupError("Nothing to publish: give --url for the -spark model, --draft-tokens for the drafter.")
+    if url is None and draft_tokens is None and auto is None:
+        raise SetupError(
+            "Nothing to publish: give --url for the -spark model, --draft-tokens for the drafter, --auto for -auto."
+        )
     weights = str(student.resolve())
     curve = [(one.streams, one.nine_in_ten_tps) for one in read_frontier(bench)] if bench is not None else []
     spark = Spark(weights, url, seats, floor, curve) if url is not None else None
     guessing = Guessing.up_to(weights, draft_tokens, draft_up_to) if draft_tokens is not None else None
-    for change in write_published(config, model, spark, guessing, load):
+    first_rung = FirstRung(str(auto), budget) if auto is not None else None
+    for change in write_published(config, model, spark, guessing, load, first_rung):
         console.print(f"[green]{config}[/green]: {change}.", highlight=False)
 
 

@@ -6,21 +6,19 @@ fields (`make docs`). An error names the line and the mend.
 
 from __future__ import annotations
 
-import difflib
 import ipaddress
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 
+from headway.config_problems import explain
 from headway.core.types import EXPRESS, Tier
 from headway.errors import SetupError
 from headway.toml_lines import line_of
-
-Location = tuple[int | str, ...]
 
 
 class _Table(BaseModel):
@@ -235,6 +233,32 @@ class KeepPromptsTable(_Table):
     )
 
 
+class AutoTable(_Table):
+    """Offer `<model>-auto`: the student answers first, and this model where the student is not trusted."""
+
+    calibration: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = Field(
+        description="The file that `headway auto calibrate` wrote: what is known of the student's mistakes."
+    )
+    student: str | None = Field(None, description="The model that answers first; none named: `<model>-spark`.")
+    budget: float = Field(
+        0.02,
+        gt=0,
+        lt=1,
+        description="Excess mistakes, which the student makes and this model would not: at most this share of calls, "
+        "with 95 % confidence.",
+    )
+    budgets: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
+        default_factory=dict, max_length=1000, description="Other budgets for single keys, by their ids."
+    )
+    audit_share: float = Field(
+        0.05,
+        gt=0,
+        le=1,
+        description="Of the calls that were weighed, so many by chance are asked of this model too, on `flex` seats "
+        "where it has them, at the owner's cost. Where too many differ, the student is no longer trusted.",
+    )
+
+
 class ModelTable(_Table):
     """A model that clients may ask for by name."""
 
@@ -258,6 +282,15 @@ class ModelTable(_Table):
     )
     engine: EngineTable | None = Field(None, description="How they are started, for `headway engine`.")
     keep_prompts: KeepPromptsTable | None = Field(None, description="For a student; off.")
+    auto: AutoTable | None = Field(None, description="A student first, within a budget of mistakes.")
+
+    @property
+    def auto_name(self) -> str:
+        return f"{self.name}-auto"
+
+    @property
+    def student_name(self) -> str:
+        return (self.auto.student if self.auto is not None else None) or f"{self.name}-spark"
 
     @model_validator(mode="after")
     def _tiers_can_be_served(self) -> ModelTable:
@@ -292,8 +325,20 @@ class Config(_Table):
         return self
 
     @model_validator(mode="after")
+    def _students_are_here(self) -> Config:
+        names = [model.name for model in self.models]
+        for model in self.models:
+            if model.auto is not None and (model.student_name not in names or model.student_name == model.name):
+                raise ValueError(
+                    f"model {model.name!r} has [models.auto] and its student {model.student_name!r} is no other model "
+                    "here: add it (`headway distill publish` does), or name another with student = "
+                )
+        return self
+
+    @model_validator(mode="after")
     def _names_and_urls_once(self) -> Config:
-        _all_different([model.name for model in self.models], "model")
+        autos = [model.auto_name for model in self.models if model.auto is not None]
+        _all_different([*autos, *[model.name for model in self.models]], "model")
         _all_different([replica.url for model in self.models for replica in model.replicas], "replica")
         return self
 
@@ -309,47 +354,8 @@ def load(path: Path) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise SetupError(f"{path}: this is not TOML: {error}") from error
     except ValidationError as error:
-        problems = [f"{path}:{line_of(text, e['loc'])}: {_explain(dict(e))}" for e in error.errors()]
+        problems = [f"{path}:{line_of(text, e['loc'])}: {explain(dict(e), Config)}" for e in error.errors()]
         raise SetupError("\n".join(problems)) from error
-
-
-def _explain(error: dict[str, Any]) -> str:
-    """One problem and its mend: which setting, what is wrong, what would be right."""
-    location: Location = error["loc"]
-    setting = ".".join(str(part) for part in location if not isinstance(part, int))
-    if error["type"] == "extra_forbidden":
-        known = _settings_at(location[:-1])
-        near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        mend = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
-        return f"unknown setting `{setting}`: {mend}"
-    if error["type"] == "missing":
-        return f"`{setting}` is missing: {_help(location)}"
-    what = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "value_error":
-        return f"{setting + ': ' if setting else ''}{what}"
-    return f"{setting} = {error['input']!r}: {what}. {_help(location)}"
-
-
-def _table_at(location: Location) -> type[BaseModel]:
-    table: type[BaseModel] = Config
-    for part in location:
-        if isinstance(part, str):
-            annotation: Any = table.model_fields[part].annotation
-            inner = getattr(annotation, "__args__", (annotation,))[0]
-            if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
-                break
-            table = inner
-    return table
-
-
-def _settings_at(location: Location) -> list[str]:
-    return list(_table_at(location).model_fields)
-
-
-def _help(location: Location) -> str:
-    names = [part for part in location if isinstance(part, str)]
-    field = _table_at(tuple(names[:-1])).model_fields.get(names[-1]) if names else None
-    return field.description or "" if field else ""
 
 
 def _all_different(names: Sequence[str], what: str) -> None:

@@ -14,6 +14,7 @@ from typer.main import get_command
 
 from headway.cli import app
 from headway.config import (
+    AutoTable,
     Config,
     EngineTable,
     GatewayTable,
@@ -38,6 +39,7 @@ TABLES: list[tuple[str, type[BaseModel]]] = [
     ("[models.engine]", EngineTable),
     ("[models.engine.speculation]", SpeculationTable),
     ("[models.keep_prompts]", KeepPromptsTable),
+    ("[models.auto]", AutoTable),
 ]
 EXAMPLE = """\
 [gateway]

@@ -13,7 +13,7 @@ import uvloop
 
 from headway.api.app import App
 from headway.api.server import Server, drain_on_signals, make_server
-from headway.config import Config, KeepPromptsTable, ModelTable, PriceTable, ReplicaTable, SpeculationTable
+from headway.config import AutoTable, Config, KeepPromptsTable, ModelTable, PriceTable, ReplicaTable, SpeculationTable
 from headway.core.allowance import TokenLimit
 from headway.core.curve import fit
 from headway.core.machine import Machine
@@ -22,7 +22,9 @@ from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
 from headway.engines.base import Engine
 from headway.engines.vllm import VLLMEngine
 from headway.errors import SetupError
+from headway.evals.trust import read_calibration
 from headway.fleet.local import LocalEngine, installed_vllm
+from headway.gateway.auto import Auto, Trust
 from headway.gateway.events import EventLog
 from headway.gateway.prompts import Keeping, PromptFile
 from headway.gateway.serve import Gateway, Timing
@@ -47,6 +49,24 @@ def make_gateway(config: Config, record_to: Path | None = None, books: Books | N
 
 def keeping_of(table: KeepPromptsTable) -> Keeping:
     return Keeping(Path(table.file), table.share, table.max_mb * 1_000_000, frozenset(table.keys))
+
+
+def make_auto(config: Config, gateway: Gateway) -> Auto:
+    trusts = {model.auto_name: trust_of(model, model.auto) for model in config.models if model.auto is not None}
+    return Auto(gateway.handle, trusts, gateway.price_of, gateway.metrics.registry)
+
+
+def trust_of(model: ModelTable, auto: AutoTable) -> Trust:
+    path = Path(auto.calibration)
+    mend = f"Write it with `headway auto calibrate TASKS --model {model.name} --out {path}`."
+    try:
+        calibration = read_calibration(path)
+    except SetupError as error:
+        raise SetupError(f"{error.message} {mend}") from error
+    if (calibration.student, calibration.full) != (model.student_name, model.name):
+        said = f"{calibration.student!r} beside {calibration.full!r}"
+        raise SetupError(f"{path} is about {said}, not {model.student_name!r} beside {model.name!r}. {mend}")
+    return Trust(calibration, auto.budget, auto.budgets, auto.audit_share, path.with_name(f"{path.name}.closed"))
 
 
 def make_books(config: Config) -> Books | None:
@@ -125,11 +145,11 @@ def vllm_speculation(speculation: SpeculationTable | None) -> dict[str, object] 
     return said
 
 
-def make_gateway_server(config: Config, gateway: Gateway) -> Server:
+def make_gateway_server(config: Config, gateway: Gateway, auto: Auto) -> Server:
     books = gateway.books
     app = App(
         config,
-        handle=gateway.handle,
+        handle=auto.handle,
         is_ready=gateway.is_ready,
         metrics_page=gateway.metrics.page,
         find_key=books.find_key if books is not None else None,
@@ -150,7 +170,8 @@ async def run_gateway(
     """Serve until SIGTERM or SIGINT; returns the exit code: 0 if every call was served to its end."""
     books = make_books(config)
     gateway = make_gateway(config, record_to, books)
-    server = make_gateway_server(config, gateway)
+    auto = make_auto(config, gateway)
+    server = make_gateway_server(config, gateway, auto)
     server.on_listening = on_listening
     drain_on_signals(server, gateway.drain)
     if books is not None:
@@ -165,6 +186,7 @@ async def run_gateway(
         where = f"{config.gateway.host}:{config.gateway.port}"
         raise SetupError(f"cannot listen on {where}: is something else using it? Choose another port.") from None
     finally:
+        await auto.stop()
         await gateway.stop()
         if books is not None:
             await books.stop()

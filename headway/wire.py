@@ -8,12 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 from headway.core.allowance import Allowance
+from headway.core.cascade import Asked, Said
 from headway.core.price import Bill, Price, bill
 from headway.core.types import MIN_TOKENS_FOR_PROMISE, Call, Tier
 from headway.errors import RefusalReason
+
+
+@dataclass(slots=True)
+class Rung:
+    """Which rung of an auto model a call is on, and what it took to get there."""
+
+    auto: str  # the model that was asked for
+    name: Literal["student", "full"]
+    escalated: str = ""  # why the student's answer was not taken, or not asked for
+    earlier_micro: int = 0  # what the student's answer cost that was not taken
+    full_price: Price | None = None  # what the full model costs at the tier asked, for comparison
+    earlier_all_full: int = 0  # as much was noted for that already
 
 
 @dataclass(slots=True)
@@ -28,6 +41,7 @@ class Served:
     price: Price | None = None  # of the tier served; None where nothing is billed
     seat_us: Callable[[], int] | None = None  # the call's seat-time until now, in microseconds; set when it boards
     billed: Bill | None = None  # as the answer has said it
+    rung: Rung | None = None  # where an auto model was asked for
     reader_was_slow: bool = False  # the client read more slowly than the engine wrote: a measured speed is the client's
 
     def kept(self, output_tokens: int, speed_tps: float | None) -> bool | None:
@@ -57,7 +71,11 @@ class Served:
         }
         if self.price is not None:
             self.billed = self.bill(prompt_tokens, output_tokens, speed_tps)
-            proof |= {"billed_micro": self.billed.amount - self.billed.refund, "refunded_micro": self.billed.refund}
+            earlier = self.rung.earlier_micro if self.rung is not None else 0
+            billed = earlier + self.billed.amount - self.billed.refund
+            proof |= {"billed_micro": billed, "refunded_micro": self.billed.refund}
+        if self.rung is not None:
+            proof |= {"rung": self.rung.name, "escalated": self.rung.escalated or None}
         if self.reader_was_slow:
             proof["reader_was_slow"] = True
         return proof
@@ -105,6 +123,25 @@ class FoldingMeter(Meter, Protocol):
         """The whole, with the proof."""
 
 
+class Rungs(Protocol):
+    """A call to an auto model, as each rung shall get it."""
+
+    asked: Asked | None  # None: nothing of it can be weighed, and the full model is asked
+
+    def to_student(self, *, is_held: bool) -> Request:
+        """Held back: in one piece, with what the gate wants to know of each token. Else as the client asked."""
+
+    def to_full(self) -> Request: ...
+
+    def to_audit(self) -> Request:
+        """The full model's answer to the same, for nobody but the watch: at the owner's cost, on stand-by seats."""
+
+    def read(self, whole: bytes) -> Said: ...
+
+    def release(self, whole: bytes) -> bytes:
+        """A held answer as the client wants it: in one piece or as events, with nothing it did not ask for."""
+
+
 class Client(Protocol):
     """Where the answer goes: in one piece, or as a stream that is started, written and ended."""
 
@@ -137,3 +174,5 @@ class Request:
     fold: FoldingMeter | None = None  # the meter, if the engine streams and the client gets the answer in one piece
     max_output_tokens: int | None = None  # of each choice, as the client limits it; 0: nothing is generated
     choices: int = 1
+    rung: Rung | None = None
+    rungs: Rungs | None = None  # where an auto model is asked for: which rung serves is not decided yet

@@ -19,7 +19,7 @@ from streams import chat_request, scripted
 
 from headway.config import Config
 from headway.fleet.local import free_port
-from headway.run import make_gateway, make_gateway_server
+from headway.run import make_auto, make_gateway, make_gateway_server
 
 console = Console(width=110)
 MODEL = "m"
@@ -68,7 +68,7 @@ async def measure(cycles: int, engine_url: str) -> bool:
         {"gateway": {"port": 0}, "models": [{"name": MODEL, "replicas": [{"url": engine_url, "seats": SEATS}]}]}
     )
     gateway = make_gateway(config)
-    server = make_gateway_server(config, gateway)
+    server = make_gateway_server(config, gateway, make_auto(config, gateway))
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server.on_listening = listening.set_result
     gateway.start()

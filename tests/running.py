@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from headway.config import Config
 from headway.engines.scripted import ScriptedEngine
 from headway.gateway.serve import Gateway
-from headway.run import make_books, make_gateway, make_gateway_server
+from headway.run import make_auto, make_books, make_gateway, make_gateway_server
 
 MODEL = "scripted"
 
@@ -82,7 +82,7 @@ def config_for(
 async def running_gateway(config: Config, record: Path | None = None, key: str = "none") -> AsyncIterator[Running]:
     books = make_books(config)
     gateway = make_gateway(config, record, books)
-    server = make_gateway_server(config, gateway)
+    server = make_gateway_server(config, gateway, make_auto(config, gateway))
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server.on_listening = listening.set_result
     if books is not None:

@@ -20,9 +20,12 @@ import msgspec
 
 from headway.api import anthropic, openai
 from headway.api.auth import FindKey, Headers, Keys
+from headway.api.rungs import CallRungs
 from headway.api.server import Connection, HTTPClient, Send
 from headway.config import Config, ModelTable
 from headway.core.allowance import TokenLimit
+from headway.core.budget import CONFIDENCE
+from headway.core.types import Tier
 from headway.errors import Forbidden, HeadwayError, InvalidRequest, Refused, TooLarge, UnknownModel
 from headway.ledger.keys import Key
 from headway.wire import Client, Request, Served
@@ -74,7 +77,8 @@ class App:
         self._metrics_page = metrics_page
         self._keys = Keys(tuple(config.gateway.key_hashes), find_key)
         self._salt = salt
-        self._models = {model.name: model for model in config.models}
+        self._autos = {model.auto_name: model for model in config.models if model.auto is not None}
+        self._models = {model.name: model for model in config.models} | self._autos
         self._max_body_bytes = config.gateway.max_body_bytes
         self._models_page = _models_page(config.models)
         self.routes: dict[tuple[str, str], CallRoute | PageRoute] = {
@@ -109,7 +113,9 @@ class App:
                 key = self._keys.check(headers)
                 body = await read_body(receive, headers, self._max_body_bytes)
                 request = self._read(route, body, call_id, headers)
-                self._belongs_to(request, key)
+                self._is_allowed(request, key)
+                if request.call.model in self._autos:
+                    request.rungs = self._rungs(route, body, request, key)
                 try:
                     await self._handle(request, client)
                 finally:
@@ -129,8 +135,23 @@ class App:
         elif route.who == "owner":
             self._keys.check_owner(headers)
 
-    def _belongs_to(self, request: Request, key: Key | None) -> None:
-        """Whose call it is, and what that allows. Raises Forbidden."""
+    def _rungs(self, route: CallRoute, body: bytes, request: Request, key: Key | None) -> CallRungs:
+        """The same call to the student, and to the full model; the key was asked about neither."""
+        full = self._autos[request.call.model]
+        student = self._models[full.student_name]
+        audit_tier: Tier = "flex" if any(tier.name == "flex" for tier in full.tiers) else "standard"
+        falls_back = request.call.falls_back
+
+        def prepare(of_rung: Request) -> None:
+            of_rung.call.falls_back = falls_back
+            if key is not None:
+                self._belongs_to(of_rung, key)
+
+        names, tiers = (student.name, full.name), [tier.name for tier in student.tiers]
+        return CallRungs(body, request, route.read, prepare, names, audit_tier, tiers)
+
+    def _is_allowed(self, request: Request, key: Key | None) -> None:
+        """Whether its key is for this call. Raises Forbidden."""
         if key is None:
             return
         call = request.call
@@ -138,6 +159,11 @@ class App:
             raise Forbidden(f"This key is not for the model `{call.model}`, but for: {', '.join(key.models)}.")
         if key.tiers is not None and call.tier not in key.tiers:
             raise Forbidden(f"This key is not for the tier `{call.tier}`, but for: {', '.join(key.tiers)}.")
+        self._belongs_to(request, key)
+
+    def _belongs_to(self, request: Request, key: Key) -> None:
+        """Whose call it is, and what that limits."""
+        call = request.call
         call.tenant = key.id
         call.express_limit = _limit(key.fast_input_tpm, key.fast_output_tpm, key.fast_requests_pm)
         call.other_limit = _limit(key.input_tpm, key.output_tpm, key.requests_pm)
@@ -268,28 +294,29 @@ async def _answer_error(
 
 def _models_page(models: list[ModelTable]) -> bytes:
     """One page for both dialects: each SDK finds its own keys and passes over the other's. `service_tiers` says at
-    which speeds a model is offered, what each promises, and what it costs beside standard."""
-    names = [model.name for model in models]
+    which speeds a model is offered, what each promises, and what it costs beside standard; `mistake_budget` of an auto
+    model how many excess mistakes it may make."""
     created = int(time.time())
-    data = [
-        {
-            "id": model.name,
-            "object": "model",
-            "created": created,
-            "owned_by": "headway",
-            "type": "model",
-            "display_name": model.name,
-            "service_tiers": [
-                {
-                    "name": tier.name,
-                    "floor_tokens_per_second": tier.floor_tps,
-                    "price_multiple": tier.price_multiple,
-                }
-                for tier in model.tiers
-            ],
-            "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        }
-        for model in models
-    ]
-    ends = {"first_id": names[0] if names else None, "last_id": names[-1] if names else None}
+    data = [_model_row(model.name, model, created) for model in models]
+    for model in models:
+        if model.auto is not None:
+            budget = {"share": model.auto.budget, "confidence": CONFIDENCE, "student": model.student_name}
+            data.append(_model_row(model.auto_name, model, created) | {"mistake_budget": budget})
+    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
     return msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends})
+
+
+def _model_row(name: str, model: ModelTable, created: int) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "headway",
+        "type": "model",
+        "display_name": name,
+        "service_tiers": [
+            {"name": tier.name, "floor_tokens_per_second": tier.floor_tps, "price_multiple": tier.price_multiple}
+            for tier in model.tiers
+        ],
+        "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }

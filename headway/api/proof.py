@@ -13,4 +13,6 @@ def proof_headers(served: Served) -> HeaderList:
         said.append(("headway-reason", served.reason))
     if served.floor_tps:
         said.append(("headway-floor-tps", f"{served.floor_tps:g}"))
+    if served.rung is not None:
+        said.append(("headway-rung", served.rung.name))
     return [(name.encode(), value.encode()) for name, value in said]

@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from math import ceil, exp, inf, lgamma, log, log1p
 
 CONFIDENCE = 0.95
-# From "only what is certain" to "everything". Fixed here, never chosen by looking at data.
-THRESHOLDS = tuple(round(1 - step / 200, 3) for step in range(201))
+# From "only what is certain" to "everything", finest where scores crowd. Fixed here, never chosen by looking at data.
+THRESHOLDS = (1.0, *(1 - 10 ** (step / 50 - 4) for step in range(200)), 0.0)
 # What the bet is placed on: the true rate is so many times the budget. Small breaks are found slowly, large ones fast.
 SUSPICIONS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 25.0)
 
@@ -34,6 +34,7 @@ class Judged:
 
     score: float
     is_excess: bool  # the student is wrong, the full model right
+    differs: bool = False  # the two said different things: all that can be seen where no right answer is known
 
 
 def calls_needed(budget: float, confidence: float = CONFIDENCE) -> int:
@@ -59,10 +60,33 @@ def threshold(judged: Sequence[Judged], budget: float, confidence: float = CONFI
     return found
 
 
-def binomial_cdf(mistakes: int, of: int, rate: float) -> float:
-    """The chance of so few mistakes or fewer, if `rate` were true."""
+def watched_rate(judged: Sequence[Judged], level: float, budget: float, confidence: float = CONFIDENCE) -> float:
+    """What share of calls may differ while the budget is kept: the budget, and the differences that did no harm.
+
+    While it serves nobody knows which answer is right, only whether the full model says the same. Two that differ can
+    both be wrong, or both right, or the student alone be right; how often was counted on tasks of known answer.
+    """
+    harmless = sum(one.differs and not one.is_excess and one.score >= level for one in judged)
+    return min(0.99, budget + at_most(harmless, len(judged), confidence))
+
+
+def at_most(mistakes: int, of: int, confidence: float = CONFIDENCE) -> float:
+    """The highest rate that so few mistakes allow (Clopper and Pearson's bound, from above)."""
     if mistakes >= of:
         return 1.0
+    low, high = mistakes / of, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if binomial_cdf(mistakes, of, middle) > 1 - confidence else (low, middle)
+    return high
+
+
+def binomial_cdf(mistakes: int, of: int, rate: float) -> float:
+    """The chance of so few mistakes or fewer, if `rate` were true."""
+    if mistakes >= of or rate <= 0:
+        return 1.0
+    if rate >= 1:
+        return 0.0
     whole = lgamma(of + 1)
     terms = (
         exp(whole - lgamma(k + 1) - lgamma(of - k + 1) + k * log(rate) + (of - k) * log1p(-rate))

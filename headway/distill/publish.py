@@ -47,6 +47,14 @@ class Guessing:
         return Guessing(weights, [(1, streams, tokens), (streams + 1, seats, 0)])
 
 
+@dataclass(frozen=True, slots=True)
+class FirstRung:
+    """The student answers first for the auto model, as far as its calibration allows."""
+
+    calibration: str
+    budget: float
+
+
 def best_tokens(acceptance: Sequence[float], draft_cost: float, verify_cost: float = 0.0) -> tuple[int, float]:
     """How many tokens to guess, and the gain: from the measured chance that the first, second, .. guess is taken.
 
@@ -64,7 +72,14 @@ def best_tokens(acceptance: Sequence[float], draft_cost: float, verify_cost: flo
     return best, gain
 
 
-def publish(path: Path, model: str, spark: Spark | None, guessing: Guessing | None, check: Check) -> list[str]:
+def publish(
+    path: Path,
+    model: str,
+    spark: Spark | None,
+    guessing: Guessing | None,
+    check: Check,
+    first_rung: FirstRung | None = None,
+) -> list[str]:
     """Returns what was changed, in words. `check` loads a configuration and raises if it is not one."""
     try:
         document = tomlkit.parse(path.read_text(encoding="utf-8"))
@@ -78,6 +93,9 @@ def publish(path: Path, model: str, spark: Spark | None, guessing: Guessing | No
         changes.append(_write_spark(document, model, spark))
     if guessing is not None:
         changes.append(_write_guessing(table, model, guessing))
+    if first_rung is not None:
+        table["auto"] = tomlkit.item({"calibration": first_rung.calibration, "budget": first_rung.budget})
+        changes.append(f"{model}-auto has {model}{SPARK} answer first, within {first_rung.budget:.1%} excess mistakes")
     unfinished = path.with_name(f"{path.name}.partial")
     unfinished.write_text(tomlkit.dumps(document), encoding="utf-8")
     try:

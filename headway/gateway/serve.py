@@ -106,6 +106,7 @@ class Gateway:
         self._till = till or Till()
         self._prompts = dict(prompts or {})  # by model, where the owner keeps them
         self.books = self._till.books
+        self.price_of = self._till.price
         self._clock = time.monotonic
         self._trips: dict[str, _Trip] = {}
         self._stopped = False
@@ -267,7 +268,8 @@ class Gateway:
                 self._tick_at(until, trip)
             case Downgrade(reason=reason):
                 price = trip.served.price and self._till.price(trip.call.model, "standard")
-                trip.served = Served(trip.served.asked, "standard", reason, price=price, seat_us=trip.served.seat_us)
+                was = trip.served
+                trip.served = Served(was.asked, "standard", reason, price=price, seat_us=was.seat_us, rung=was.rung)
             case Cut():
                 trip.cut()
             case PutOff():
@@ -291,6 +293,7 @@ class Gateway:
         floor_tps = boarding.policy.tiers[call.tier].floor_tps
         served = Served(call.tier, call.tier, None, floor_tps, self.machine.allowance(call, now))
         served.price = self._till.price(call.model, call.tier) if account is not None else None
+        served.rung = request.rung
         served.seat_us = lambda: self.machine.seat_us(call.id, self._clock())
         trip = _Trip(call, served, now, asyncio.get_running_loop().create_future(), account=account)
         self._trips[call.id] = trip

@@ -38,7 +38,8 @@ class Till:
         served = request.meter.served
         # A whole answer that is never delivered is not billed: what is seen of it before its end does not count.
         usage = request.meter.usage if request.streaming else lambda: (0, 0)
-        account.boards(replica, served.tier, self._prices[request.call.model][served.tier], usage)
+        auto = served.rung.auto if served.rung is not None else ""
+        account.boards(replica, served.tier, self._prices[request.call.model][served.tier], usage, auto)
 
     async def write(self, account: Account | None, request: Request) -> None:
         """The answer is here in full: what it cost is on the disk when this returns."""
@@ -53,9 +54,18 @@ class Till:
         served = request.meter.served
         usage = request.meter.usage() if is_delivered else (0, 0)
         due = _due(served, usage, request.meter.speed_tps()) if is_delivered else Bill(0)
-        account.close(outcome, usage, due, served.seat_us() if served.seat_us is not None else 0)
+        seat_us = served.seat_us() if served.seat_us is not None else 0
+        account.close(outcome, usage, due, seat_us, _all_full(served, usage))
 
 
 def _due(served: Served, usage: tuple[int, int], speed_tps: float | None) -> Bill:
     """What the answer has said it costs, where it has said so."""
     return served.billed if served.billed is not None else served.bill(*usage, speed_tps)
+
+
+def _all_full(served: Served, usage: tuple[int, int]) -> int:
+    """What the full model alone would have cost, as far as this rung can tell; see ledger/entries.py."""
+    rung = served.rung
+    if rung is None or rung.full_price is None:
+        return 0
+    return rung.full_price.amount(*usage) - rung.earlier_all_full

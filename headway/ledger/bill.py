@@ -16,7 +16,7 @@ import msgspec
 from headway.core.price import MICRO
 from headway.ledger.entries import BILLED, Entry
 
-FIELDS = ("day", "key", "model", "tier")
+FIELDS = ("day", "key", "model", "tier", "auto")
 HOUR_US = 3_600 * 1_000_000
 
 
@@ -29,8 +29,14 @@ class BillRow(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
     served: int = 0
     refunded: int = 0
+    of_auto: int = 0  # what calls to auto models cost, both rungs
     seat_us: int = 0
     cost: int | None = 0
+    all_full: int | None = None  # what calls to auto models would have cost with the full model alone; None: no such
+
+    @property
+    def saved(self) -> int | None:
+        return self.all_full - self.of_auto if self.all_full is not None else None
 
     @property
     def total(self) -> int:
@@ -49,6 +55,9 @@ def make_bill(entries: Iterable[Entry], by: tuple[str, ...], replica_hour: dict[
         if row is None:
             row = rows[place] = BillRow(group=dict(zip(by, place, strict=True)))
             seat_us[place] = {}
+        if entry.auto:
+            row.of_auto += entry.amount
+            row.all_full = (row.all_full or 0) + entry.all_full
         if entry.kind == "refunded":
             row.refunded += entry.amount
             continue
@@ -78,6 +87,8 @@ def as_records(rows: list[BillRow]) -> list[dict[str, Any]]:
             "seat_seconds": f"{row.seat_us / 1e6:.6f}",
             "cost": money(row.cost) if row.cost is not None else "",
             "margin": money(row.total - row.cost) if row.cost is not None else "",
+            "all_full": money(row.all_full) if row.all_full is not None else "",
+            "saved": money(row.saved) if row.saved is not None else "",
         }
         for row in rows
     ]

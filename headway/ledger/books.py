@@ -61,25 +61,29 @@ class Account:
         self.reserved: Entry | None = None  # written when the call is first sent to an engine
         self.attempt = 0
         self.replica = ""
+        self.auto = ""
         self.usage: Usage = lambda: (0, 0)
         self.counted = (0, 0)  # as last seen in the spool
         self.is_over = False
 
-    def boards(self, replica: str, tier: str, price: Price, usage: Usage) -> None:
+    def boards(self, replica: str, tier: str, price: Price, usage: Usage, auto: str = "") -> None:
         """It is sent to an engine, as this tier."""
         self.attempt += 1
-        self.replica, self.usage = replica, usage
+        self.replica, self.usage, self.auto = replica, usage, auto
         if self.reserved is None:
             self.reserved = self._books.reserve(self, self._call, tier, price, self._worst, self._day)
 
-    def close(self, outcome: str, usage: tuple[int, int], due: Bill, seat_us: int) -> None:
+    def close(self, outcome: str, usage: tuple[int, int], due: Bill, seat_us: int, all_full: int = 0) -> None:
         """It is over: write what it cost."""
         assert not self.is_over
         self.is_over = True
         spent = 0
         if self.reserved is not None:
             spent = due.amount - due.refund
-            self._books.close_call(self, self.reserved, outcome, usage, due, seat_us)
+            closing = self.reserved.closing(
+                outcome, self.attempt, self.replica, usage, seat_us, due, now_us(), all_full
+            )
+            self._books.close_call(closing)
         self._books.settle(self._tenant, self._day, self._worst, spent)
 
     async def durable(self) -> None:
@@ -186,18 +190,15 @@ class Books:
             output_price=price.output_micro,
             multiple_milli=price.multiple_milli,
             amount=worst,
+            auto=account.auto,
         )
         self.spool.reserve(entry)
         self._accounts[call.id] = account
         return entry
 
-    def close_call(
-        self, account: Account, reserved: Entry, outcome: str, usage: tuple[int, int], due: Bill, seat_us: int
-    ) -> None:
-        del self._accounts[reserved.call_id]
-        self.spool.close_call(
-            reserved.closing(outcome, account.attempt, account.replica, usage, seat_us, due, now_us())
-        )
+    def close_call(self, closing: list[Entry]) -> None:
+        del self._accounts[closing[0].call_id]
+        self.spool.close_call(closing)
 
     def settle(self, key: Key | None, day: str, reserved: int, spent: int) -> None:
         if key is not None:

@@ -49,6 +49,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int = 0
     output_tokens: int = 0
     seat_us: int = 0
+    auto: str = ""  # the auto model that was asked for, where this call is a rung of one
+    # What the same would have cost, were the full model asked at once. Of a call that was escalated the student's
+    # entry says what was thought then, the full model's adds what is missing: their sum is what counts.
+    all_full: int = 0
 
     @property
     def id(self) -> str:
@@ -59,7 +63,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Price(self.input_price, self.output_price, self.multiple_milli)
 
     def closing(
-        self, outcome: str, attempt: int, replica: str, usage: tuple[int, int], seat_us: int, due: Bill, at_us: int
+        self,
+        outcome: str,
+        attempt: int,
+        replica: str,
+        usage: tuple[int, int],
+        seat_us: int,
+        due: Bill,
+        at_us: int,
+        all_full: int = 0,
     ) -> list[Entry]:
         """What follows this reservation when its call is over."""
         prompt_tokens, output_tokens = usage
@@ -74,6 +86,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             prompt_tokens=prompt_tokens,
             output_tokens=output_tokens,
             seat_us=seat_us,
+            all_full=all_full,
         )
         entries = [served]
         if due.refund:
@@ -89,7 +102,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _follows(served: Entry, kind: Kind, amount: int) -> Entry:
-    return msgspec.structs.replace(served, kind=kind, amount=amount, prompt_tokens=0, output_tokens=0, seat_us=0)
+    nothing = {"prompt_tokens": 0, "output_tokens": 0, "seat_us": 0, "all_full": 0}
+    return msgspec.structs.replace(served, kind=kind, amount=amount, **nothing)
 
 
 def now_us() -> int:

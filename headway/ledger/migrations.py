@@ -32,4 +32,8 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         "CREATE INDEX slices_by_period ON slices (key, period)",
         "CREATE INDEX slices_by_gateway ON slices (gateway)",
     ),
+    "2026-11-15-auto": (
+        "ALTER TABLE entries ADD COLUMN auto TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE entries ADD COLUMN all_full BIGINT NOT NULL DEFAULT 0",
+    ),
 }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.budget import Judged, Watch, binomial_cdf, calls_needed, threshold
+from headway.core.budget import Judged, Watch, at_most, binomial_cdf, calls_needed, threshold, watched_rate
 
 
 def sample(dice: random.Random, calls: int) -> list[Judged]:
@@ -73,3 +73,11 @@ def test_a_broken_budget_is_noticed_the_sooner_the_worse_it_is(times: int, audit
             watch.see(dice.random() < 0.02 * times)
         assert watch.audited <= audits
     assert watch.won() >= 20
+
+
+def test_what_may_differ_is_the_budget_and_what_did_no_harm() -> None:
+    assert at_most(0, 149) == pytest.approx(0.0199, abs=1e-4)
+    assert at_most(5, 5) == 1.0
+    taken = [Judged(0.9, is_excess=False, differs=True)] * 3 + [Judged(0.9, is_excess=True, differs=True)] * 2
+    others = [Judged(0.1, is_excess=False, differs=True)] * 50 + [Judged(0.9, is_excess=False)] * 200
+    assert watched_rate([*taken, *others], 0.5, 0.02) == pytest.approx(0.02 + at_most(3, 255))

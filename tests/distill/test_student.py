@@ -13,7 +13,7 @@ from headway.config import load
 from headway.distill.card import Share, card_page, ratio_interval, tally
 from headway.distill.fit import Place, Weights, cpu_caches, fits, places, weigh
 from headway.distill.layers import choose_layers
-from headway.distill.publish import Guessing, Spark, best_tokens, publish
+from headway.distill.publish import FirstRung, Guessing, Spark, best_tokens, publish
 from headway.errors import SetupError
 
 CONFIG = """\
@@ -116,6 +116,10 @@ def test_publishing_writes_a_configuration_that_loads_and_keeps_the_rest(tmp_pat
     assert student.tiers[1].floor_tps == 40.0
     assert student.engine is not None
     assert student.engine.weights == "student"
+    publish(path, "m", None, None, load, FirstRung("auto.json", 0.01))
+    auto = load(path).models[0].auto
+    assert auto is not None
+    assert (auto.calibration, auto.budget) == ("auto.json", 0.01)
     publish(path, "m", None, Guessing.up_to("student", 0, None), load)
     full = load(path).models[0]
     assert full.engine is not None
@@ -127,6 +131,8 @@ def test_what_would_not_load_is_not_written(tmp_path: Path) -> None:
     path.write_text(CONFIG)
     with pytest.raises(SetupError, match="curve"):
         publish(path, "m", Spark("student", "http://127.0.0.1:8002", 16, 40.0), None, load)
+    with pytest.raises(SetupError, match="its student 'm-spark' is no other model"):
+        publish(path, "m", None, None, load, FirstRung("auto.json", 0.01))
     with pytest.raises(SetupError, match="no model 'x'"):
         publish(path, "x", None, None, load)
     assert path.read_text() == CONFIG

@@ -1,0 +1,175 @@
+"""How far a student may be trusted: both models are asked tasks of known answer, and the gate learns from it.
+
+One half of the tasks teaches the gate what its evidence is worth, the other shows how many excess mistakes each score
+would let through. A task is in one half only: a threshold found on what a score was fitted to keeps no promise.
+
+Knows the OpenAI chat dialect over HTTP, with the very code that weighs answers in service (api/rungs.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headway.api.rungs import CHAT, TOP_LOGPROBS, asked_of, said_in
+from headway.core.budget import Judged, threshold, watched_rate
+from headway.core.cascade import Calibration, Evidence, Gate, Said, Seen, differ, weigh
+from headway.engines.http import EnginePool
+from headway.errors import EngineLost, SetupError
+from headway.evals.tool_calls import Task, judge_message
+
+TRIES, WAIT_S = 5, 2.0
+LATER = {429, 503, 529}
+SHOWN_BUDGETS = (0.01, 0.02, 0.05)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    url: str
+    student: str
+    full: str
+    key: str | None = None
+    max_tokens: int = 256
+    at_once: int = 8
+
+
+@dataclass(slots=True)
+class Compared:
+    """A task that both models answered."""
+
+    words: str
+    evidence: Evidence
+    is_excess: bool
+    differs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What a budget allows, by the tasks that were kept for it."""
+
+    budget: float
+    level: float
+    served: float  # the share of calls that the student would serve
+    excess: int
+    of: int
+    watched: float
+
+
+def compare(endpoint: Endpoint, tasks: Sequence[Task], progress: Callable[[], None]) -> list[Compared]:
+    return asyncio.run(_compare(endpoint, tasks, progress))
+
+
+async def _compare(endpoint: Endpoint, tasks: Sequence[Task], progress: Callable[[], None]) -> list[Compared]:
+    pool, seats = EnginePool(endpoint.url), asyncio.Semaphore(endpoint.at_once)
+
+    async def one(task: Task) -> Compared:
+        async with seats:
+            asked = {"messages": task.messages, "temperature": 0, "max_tokens": endpoint.max_tokens}
+            asked |= {"tools": task.tools} if task.tools else {}
+            margins = {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
+            student = await _ask(pool, endpoint, {**asked, **margins, "model": endpoint.student})
+            full = await _ask(pool, endpoint, {**asked, "model": endpoint.full})
+            progress()
+            return _compared(task, asked, student, full)
+
+    try:
+        return list(await asyncio.gather(*[one(task) for task in tasks]))
+    finally:
+        pool.close()
+
+
+def _compared(task: Task, asked: dict[str, Any], student: dict[str, Any], full: dict[str, Any]) -> Compared:
+    seen = asked_of(CHAT, asked)
+    assert seen is not None
+    is_right = [_is_right(task, answer) for answer in (student, full)]
+    said = said_in(student) if student else Said([], "", is_cut=True)
+    other = said_in(full) if full else Said([], "")
+    evidence = Evidence("text") if seen.is_free_text else weigh(seen, said)
+    return Compared(seen.words, evidence, is_right[1] and not is_right[0], differ(said, other))
+
+
+def _is_right(task: Task, answer: dict[str, Any]) -> bool:
+    """An answer that was refused is not right."""
+    return bool(answer) and judge_message(task, answer["choices"][0]["message"]) == "right"
+
+
+async def _ask(pool: EnginePool, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
+    """{} where the engine refuses this prompt: it would in service, too."""
+    headers = ((b"authorization", f"Bearer {endpoint.key}".encode()),) if endpoint.key else ()
+    said = ""
+    for _ in range(TRIES):
+        try:
+            answer = await pool.request(b"POST", CHAT, msgspec.json.encode(body), headers)
+            try:
+                whole = await answer.read()
+            finally:
+                answer.close()
+        except EngineLost as error:
+            said = str(error)
+            await asyncio.sleep(WAIT_S)
+            continue
+        if answer.status == 200:
+            return dict(msgspec.json.decode(whole))
+        said = f"{answer.status}: {whole[:300].decode(errors='replace')}"
+        if answer.status == 400:
+            return {}
+        if answer.status not in LATER:
+            break
+        await asyncio.sleep(WAIT_S)
+    raise SetupError(f"{endpoint.url} does not answer for {body['model']!r}: {said}")
+
+
+def calibrate(
+    compared: Sequence[Compared], endpoint: Endpoint, day: str, used: Sequence[str], seed: int = 0
+) -> Calibration:
+    """`used` names the tasks, so that nobody calibrates anew on them after the gate was closed."""
+    rows = list(compared)
+    random.Random(seed).shuffle(rows)
+    half = len(rows) // 2
+    gate = Gate.fit([Seen(one.words, one.evidence, one.is_excess) for one in rows[:half]])
+    judged = []
+    for one in rows[half:]:
+        evidence = one.evidence
+        if evidence.kind == "text":
+            evidence = Evidence("text", gate.prompts.strength(one.words))
+        judged.append(Judged(gate.score(evidence), one.is_excess, one.differs))
+    return Calibration(endpoint.student, endpoint.full, day, gate, judged, list(used))
+
+
+def allowed(calibration: Calibration, budget: float) -> Allowed:
+    judged = calibration.judged
+    level = threshold(judged, budget)
+    taken = [one for one in judged if one.score > 0 and one.score >= level]
+    excess = sum(one.is_excess for one in taken)
+    watched = watched_rate(judged, level, budget)
+    return Allowed(budget, level, len(taken) / max(1, len(judged)), excess, len(judged), watched)
+
+
+def name_of(task: Task) -> str:
+    """The same for the same request, whatever its id."""
+    said = json.dumps([task.messages, task.tools], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def read_calibration(path: Path) -> Calibration:
+    """SetupError where there is none."""
+    try:
+        return Calibration.from_plain(msgspec.json.decode(path.read_bytes()))
+    except OSError as error:
+        raise SetupError(f"{path}: {error.strerror or error}.") from error
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise SetupError(f"{path} is not what `headway auto calibrate` writes ({error}).") from error
+
+
+def write_calibration(path: Path, calibration: Calibration) -> None:
+    unfinished = path.with_name(f"{path.name}.partial")
+    unfinished.write_bytes(msgspec.json.encode(calibration.as_plain()))
+    unfinished.replace(path)

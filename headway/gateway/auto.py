@@ -1,0 +1,244 @@
+"""The auto models: the student answers first, and the full model where the student is not trusted.
+
+    tool calls, structured answers   the student's answer is held back, weighed (core/cascade.py), and released or not:
+                                     nothing of an answer that is not taken ever reaches the client
+    free text                        decided by the prompt before the first token; then it streams
+
+Each rung is a call of its own to `Gateway.handle`, with its own seat, proof and entries. Whatever fails here (a student
+that is away, an answer that can not be read) is the full model's call: `handle` never answers with less than that.
+
+Of the calls that were weighed, a share by chance is asked of the full model too, after the client has its answer. Where
+the two differ more often than the budget allows, the gate is closed: every call is the full model's, also after a
+restart, until `headway auto calibrate` has asked both models anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from headway.core.budget import Judged, Watch, threshold, watched_rate
+from headway.core.cascade import Asked, Calibration, Said, differ, weigh
+from headway.core.price import Price
+from headway.core.types import Tier
+from headway.errors import HeadwayError
+from headway.wire import Client, Request, Rung, Rungs, Served
+
+log = logging.getLogger("headway.gateway")
+
+MAX_AUDITS = 8  # at once; beyond, a call is not audited, whatever it is about
+Handle = Callable[[Request, Client], Awaitable[None]]
+PriceOf = Callable[[str, Tier], Price | None]
+
+
+@dataclass(slots=True)
+class _Limit:
+    """A budget, the score at which it takes an answer, and the watch over it."""
+
+    level: float
+    watch: Watch
+
+
+@dataclass
+class Trust:
+    """How far one student is trusted, and whether it still is."""
+
+    calibration: Calibration
+    budget: float
+    budgets: dict[str, float]  # of single keys, by their ids
+    audit_share: float
+    closed_file: Path  # exists: the gate is closed
+    _limits: dict[float, _Limit] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.is_closed = self.closed_file.exists()
+        judged = self.calibration.judged
+        for budget in {self.budget, *self.budgets.values()}:
+            self._limits[budget] = _limit(judged, budget)
+
+    def limit(self, tenant: str) -> _Limit:
+        return self._limits[self.budgets.get(tenant, self.budget)]
+
+    def see(self, limit: _Limit, differs: bool) -> None:
+        limit.watch.see(differs)
+        if limit.watch.is_broken and not self.is_closed:
+            self.is_closed = True
+            watch = limit.watch
+            said = f"{watch.excess} of {watch.audited} audited calls differ: at most {watch.budget:.2%} may"
+            log.error("the gate of %s is closed: %s", self.calibration.student, said)
+            try:
+                self.closed_file.write_text(said + "\n", encoding="utf-8")
+            except OSError as error:
+                log.error("after a restart it would be open again: %s", error)
+
+
+def _limit(judged: list[Judged], budget: float) -> _Limit:
+    level = threshold(judged, budget)
+    return _Limit(level, Watch(watched_rate(judged, level, budget)))
+
+
+@dataclass
+class _Held:
+    """A client that keeps what it is sent; implements wire.Client for answers in one piece."""
+
+    started: bool = False
+    body: bytes = b""
+    served: Served | None = None
+
+    async def send_whole(self, _content_type: bytes, body: bytes, served: Served) -> None:
+        self.started, self.body, self.served = True, body, served
+
+    async def start_stream(self, _content_type: bytes, _served: Served) -> None:
+        raise NotImplementedError("a held answer is asked for in one piece")
+
+    def write(self, _data: bytes) -> None:
+        raise NotImplementedError("a held answer is asked for in one piece")
+
+    def on_backpressure(self, _pause: Callable[[], None], _resume: Callable[[], None]) -> None:
+        pass
+
+    async def end_stream(self) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+
+class Auto:
+    def __init__(
+        self,
+        handle: Handle,
+        trusts: dict[str, Trust],
+        price_of: PriceOf,
+        registry: CollectorRegistry,
+        dice: random.Random | None = None,
+    ) -> None:
+        self._handle = handle
+        self._trusts = trusts
+        self._price_of = price_of
+        self._dice = dice or random.Random()
+        self._audits: set[asyncio.Task[None]] = set()
+        self._served = Counter(
+            "headway_auto_calls", "Calls to auto models by the rung that served.", ("model", "rung", "escalated"),
+            registry=registry,
+        )  # fmt: skip
+        self._audited = Counter(
+            "headway_auto_audits", "Audited calls by whether the full model says the same.", ("model", "verdict"),
+            registry=registry,
+        )  # fmt: skip
+        gate = Gauge("headway_auto_gate_open", "1 while the student is trusted at all.", ("model",), registry=registry)
+        for model, trust in trusts.items():
+            gate.labels(model).set_function(lambda trust=trust: float(not trust.is_closed))  # type: ignore[misc]
+
+    async def handle(self, request: Request, client: Client) -> None:
+        if request.rungs is None:
+            await self._handle(request, client)
+            return
+        model, rungs = request.call.model, request.rungs
+        trust = self._trusts[model]
+        rung = Rung(model, "full", full_price=self._price_of(trust.calibration.full, request.call.tier))
+        if trust.is_closed or rungs.asked is None:
+            rung.escalated = "closed" if trust.is_closed else "not weighed"
+        elif rungs.asked.is_free_text:
+            rung.escalated = await self._stream_student(trust, rungs, rungs.asked, rung, client)
+        else:
+            rung.escalated = await self._hold_student(trust, rungs, rungs.asked, rung, client)
+        if rung.escalated:
+            full = rungs.to_full()
+            full.rung = rung
+            request.meter = full.meter  # what is raised is answered with what the full model's call was told
+            await self._handle(full, client)
+        self._served.labels(model, "full" if rung.escalated else "student", rung.escalated).inc()
+
+    async def _stream_student(self, trust: Trust, rungs: Rungs, asked: Asked, rung: Rung, client: Client) -> str:
+        """Returns why the full model shall be asked; nothing where the student has answered."""
+        gate = trust.calibration.gate
+        student = rungs.to_student(is_held=False)
+        if not gate.takes(gate.before(asked), trust.limit(student.call.tenant).level):
+            return "unsure"
+        student.rung = Rung(rung.auto, "student", full_price=rung.full_price)
+        try:
+            await self._handle(student, client)
+        except HeadwayError as error:
+            if client.started:
+                raise
+            log.info("the student did not answer call %s: %s", student.call.id, error)
+            return "student failed"
+        return ""
+
+    async def _hold_student(self, trust: Trust, rungs: Rungs, asked: Asked, rung: Rung, client: Client) -> str:
+        student, held = rungs.to_student(is_held=True), _Held()
+        student.rung = Rung(rung.auto, "student", full_price=rung.full_price)
+        try:
+            await self._handle(student, held)
+        except HeadwayError as error:
+            log.info("the student did not answer call %s: %s", student.call.id, error)
+            return "student failed"
+        assert held.served is not None
+        if held.served.billed is not None:
+            rung.earlier_micro = held.served.billed.amount - held.served.billed.refund
+        if rung.full_price is not None:
+            rung.earlier_all_full = rung.full_price.amount(*student.meter.usage())
+        limit = trust.limit(student.call.tenant)
+        try:
+            said = rungs.read(held.body)
+            evidence = weigh(asked, said)
+            is_taken = trust.calibration.gate.takes(evidence, limit.level)
+            whole = rungs.release(held.body) if is_taken else b""
+        except Exception:
+            # A gate that fails is no reason to trust an answer, nor to fail a call.
+            log.exception("the answer to call %s could not be weighed", student.call.id)
+            return "gate failed"
+        self._audit(trust, limit, rungs, said if is_taken else None, rung.auto)
+        if not is_taken:
+            return evidence.doubt or "unsure"
+        await _deliver(client, whole, held.served, is_stream=whole.startswith(b"data: "))
+        return ""
+
+    # --- audits ---
+
+    def _audit(self, trust: Trust, limit: _Limit, rungs: Rungs, taken: Said | None, model: str) -> None:
+        if self._dice.random() >= trust.audit_share:
+            return
+        if taken is None:  # the full model answers: it says what it says
+            self._audited.labels(model, "escalated").inc()
+            trust.see(limit, differs=False)
+        elif len(self._audits) < MAX_AUDITS:
+            task = asyncio.get_running_loop().create_task(self._ask_full(trust, limit, rungs, taken, model))
+            self._audits.add(task)
+            task.add_done_callback(self._audited_one)
+
+    async def _ask_full(self, trust: Trust, limit: _Limit, rungs: Rungs, taken: Said, model: str) -> None:
+        held = _Held()
+        try:
+            await self._handle(rungs.to_audit(), held)
+            differs = differ(taken, rungs.read(held.body))
+        except HeadwayError:
+            return  # no seat was free for it
+        self._audited.labels(model, "differs" if differs else "same").inc()
+        trust.see(limit, differs)
+
+    def _audited_one(self, task: asyncio.Task[None]) -> None:
+        self._audits.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an audit failed", exc_info=error)
+
+    async def stop(self) -> None:
+        for task in self._audits:
+            task.cancel()
+        await asyncio.gather(*self._audits, return_exceptions=True)
+
+
+async def _deliver(client: Client, whole: bytes, served: Served, *, is_stream: bool) -> None:
+    if not is_stream:
+        await client.send_whole(b"application/json", whole, served)
+        return
+    await client.start_stream(b"text/event-stream; charset=utf-8", served)
+    client.write(whole)
+    await client.end_stream()

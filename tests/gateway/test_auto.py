@@ -1,0 +1,360 @@
+"""The auto models: what is released was weighed, what is not taken is never seen, and the full model is always there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai import PermissionDeniedError
+from prometheus_client import CollectorRegistry
+
+from headway.api import anthropic, openai
+from headway.api.rungs import CallRungs
+from headway.config import Config
+from headway.core.budget import Judged
+from headway.core.cascade import Calibration, Evidence, Gate, PromptGuess, Rising, Seen
+from headway.core.price import Price
+from headway.engines.scripted import Script, running
+from headway.errors import Refused
+from headway.evals.trust import write_calibration
+from headway.gateway.auto import Auto, Trust
+from headway.ledger.bill import make_bill
+from headway.ledger.keys import Key, key_hash
+from headway.ledger.sqlite import SQLiteStore
+from headway.ledger.verify import verify
+from headway.wire import Client, Request, Served
+from tests.running import running_gateway
+
+pytestmark = pytest.mark.anyio
+
+TIMER = {
+    "type": "function",
+    "function": {
+        "name": "set_timer",
+        "parameters": {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": ["minutes"]},
+    },
+}
+ASK = {"model": "m-auto", "messages": [{"role": "user", "content": "timer of 5 minutes"}], "tools": [TIMER]}
+SURE = [Judged(1.0, is_excess=False)] * 1000
+PRICES = {"m": Price(10_000_000, 10_000_000), "m-spark": Price(1_000_000, 1_000_000)}
+
+
+class Screen:
+    """A client that shows what it was sent."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.seen = b""
+
+    async def send_whole(self, _content_type: bytes, body: bytes, served: Served) -> None:
+        self.started, self.seen, self.served = True, body, served
+
+    async def start_stream(self, _content_type: bytes, served: Served) -> None:
+        self.started, self.served = True, served
+
+    def write(self, data: bytes) -> None:
+        self.seen += data
+
+    async def end_stream(self) -> None:
+        self.seen += b"<end>"
+
+    def on_backpressure(self, pause: Any, resume: Any) -> None:
+        pass
+
+    def abandon(self) -> None:
+        pass
+
+
+def tool_answer(arguments: str, margin: float | None, name: str = "set_timer", finish: str = "tool_calls") -> bytes:
+    """As vLLM answers: every token with the likeliest two."""
+    tokens = ["<tool_call>", name, arguments]
+    top = [{"token": "else", "logprob": -1.0 - (margin or 0.0)}]
+    said = [{"token": one, "logprob": -1.0, "top_logprobs": [{"token": one, "logprob": -1.0}, *top]} for one in tokens]
+    call = {"id": "c1", "type": "function", "function": {"name": name, "arguments": arguments}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    logprobs = {"content": said} if margin is not None else None
+    choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": finish}
+    usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
+    return json.dumps(
+        {"id": "a", "object": "chat.completion", "created": 1, "choices": [choice], "usage": usage}
+    ).encode()
+
+
+class Engines:
+    """Stands for Gateway.handle: answers for both models, and remembers what it was asked."""
+
+    def __init__(self, student: bytes | Exception, full: bytes = b"") -> None:
+        self.answers: dict[str, bytes | Exception] = {
+            "m-spark": student,
+            "m": full or tool_answer('{"minutes": 7}', 9.0),
+        }
+        self.asked: list[Request] = []
+
+    async def handle(self, request: Request, client: Client) -> None:
+        self.asked.append(request)
+        answer = self.answers[request.call.model]
+        if isinstance(answer, Exception):
+            raise answer
+        tier = request.call.tier
+        served = Served(tier, tier, price=PRICES[request.call.model], rung=request.rung)
+        request.meter.served = served
+        if request.streaming:
+            await client.start_stream(b"text/event-stream", served)
+            client.write(b"streamed by " + request.call.model.encode())
+            await client.end_stream()
+        else:
+            await client.send_whole(b"application/json", request.meter.read_whole(answer), served)
+
+
+def trust(tmp_path: Path, judged: list[Judged] | None = None, **more: Any) -> Trust:
+    """A gate that believes margins of 1 and more, and prompts that say hello."""
+    gate = Gate.fit([Seen("x", Evidence("call", 1.0 + n / 100), is_excess=False) for n in range(400)])
+    gate.prompts = PromptGuess.fit([("hello", True), ("integral", False)] * 20)
+    gate.rising["text"] = Rising([0.0, 0.1], [0.5, 1.0])
+    calibration = Calibration("m-spark", "m", "2026-11-15", gate, SURE if judged is None else judged)
+    own = {"budget": 0.02, "budgets": {}, "audit_share": 1e-9, "closed_file": tmp_path / "closed", **more}
+    return Trust(calibration, **own)
+
+
+def auto_of(engines: Engines, trusted: Trust, seed: int = 0) -> Auto:
+    registry = CollectorRegistry()
+    prices = {"m": Price(10_000_000, 10_000_000)}
+    return Auto(engines.handle, {"m-auto": trusted}, lambda model, _: prices[model], registry, random.Random(seed))
+
+
+def request_of(asked: dict[str, Any], dialect: Any = None, prepare: Any = None) -> Request:
+    read = dialect or openai.read_chat
+    body = msgspec.json.encode(asked)
+    request: Request = read(body, "id1")
+    prepare = prepare or (lambda one: None)
+    request.rungs = CallRungs(body, request, read, prepare, ("m-spark", "m"), "flex", ["standard"])
+    return request
+
+
+async def ask(engines: Engines, trusted: Trust, asked: dict[str, Any] | None = None, dialect: Any = None) -> Screen:
+    screen = Screen()
+    await auto_of(engines, trusted).handle(request_of(asked or ASK, dialect), screen)
+    return screen
+
+
+def said_by(screen: Screen) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(screen.seen)
+    return {"rung": answer["usage"]["headway"]["rung"], "why": answer["usage"]["headway"]["escalated"], **answer}
+
+
+async def test_a_certain_call_is_the_students(tmp_path: Path) -> None:
+    engines = Engines(tool_answer('{"minutes": 5}', 9.0))
+    answer = said_by(await ask(engines, trust(tmp_path)))
+    assert (answer["rung"], answer["why"]) == ("student", None)
+    assert answer["choices"][0]["logprobs"] is None  # the gate wanted them, not the client
+    [student] = engines.asked
+    sent = json.loads(student.body)
+    assert sent["model"] == "m-spark"
+    assert sent["logprobs"] is True
+    assert sent["top_logprobs"] == 2
+    assert student.call.id == "id1-student"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (tool_answer('{"minutes": 5}', 0.1), "unsure"),
+        (tool_answer('{"minutes": 6}', 9.0), "unsure"),  # nobody said six: a kind that was never seen
+        (tool_answer('{"minutes": "5"}', 9.0), "not the schema"),
+        (tool_answer('{"minutes": 5', 9.0), "unparsable"),
+        (tool_answer('{"minutes": 5}', 9.0, name="start"), "unknown tool"),
+        (tool_answer('{"minutes": 5}', None), "no margins"),
+        (tool_answer('{"minutes": 5}', 9.0, finish="length"), "cut off"),
+        (b'{"choices": []}', "gate failed"),
+        (Refused("full", 1), "student failed"),
+    ],
+)
+async def test_all_else_is_the_full_models(answer: bytes | Exception, why: str, tmp_path: Path) -> None:
+    engines = Engines(answer)
+    said = said_by(await ask(engines, trust(tmp_path)))
+    assert (said["rung"], said["why"]) == ("full", why)
+    assert said["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"minutes": 7}'
+    assert [one.call.model for one in engines.asked] == ["m-spark", "m"]
+
+
+async def test_both_rungs_are_billed_and_the_answer_says_so(tmp_path: Path) -> None:
+    taken = said_by(await ask(Engines(tool_answer('{"minutes": 5}', 9.0)), trust(tmp_path)))
+    escalated = said_by(await ask(Engines(tool_answer('{"minutes": 5}', 0.0)), trust(tmp_path)))
+    assert taken["usage"]["headway"]["billed_micro"] == 110
+    assert escalated["usage"]["headway"]["billed_micro"] == 110 + 1100
+
+
+async def test_a_held_answer_streams_as_the_client_asked(tmp_path: Path) -> None:
+    asked = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
+    screen = await ask(Engines(tool_answer('{"minutes": 5}', 9.0)), trust(tmp_path), asked)
+    events = screen.seen.removesuffix(b"<end>").decode().strip().split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    chunks = [json.loads(one.removeprefix("data: ")) for one in events[:-1]]
+    assert chunks[0]["choices"][0]["delta"]["tool_calls"][0]["index"] == 0
+    assert chunks[1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert chunks[2]["usage"]["headway"]["rung"] == "student"
+    no_usage = await ask(Engines(tool_answer('{"minutes": 5}', 9.0)), trust(tmp_path), {**ASK, "stream": True})
+    assert no_usage.seen.count(b"data: ") == 3
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    arguments=st.one_of(st.text(max_size=12), st.integers(0, 9).map(lambda n: json.dumps({"minutes": n}))),
+    margin=st.floats(-5, 12),
+    name=st.sampled_from(["set_timer", "other"]),
+    finish=st.sampled_from(["tool_calls", "length", "stop"]),
+    streaming=st.booleans(),
+    closed=st.booleans(),
+)
+def test_no_tool_call_is_ever_released_unverified(
+    tmp_path_factory: pytest.TempPathFactory,
+    arguments: str,
+    margin: float,
+    name: str,
+    finish: str,
+    streaming: bool,
+    closed: bool,
+) -> None:
+    trusted = trust(tmp_path_factory.getbasetemp() / "none", [])
+    trusted._limits[trusted.budget].level = 0.5
+    trusted.is_closed = closed
+    engines = Engines(tool_answer(arguments, margin, name, finish))
+    screen = asyncio.run(ask(engines, trusted, {**ASK, "stream": streaming}))
+    if engines.asked[-1].call.model == "m-spark":
+        assert not closed
+        assert name == "set_timer"
+        assert finish != "length"
+        assert margin >= 1.0
+        assert json.loads(arguments) == {"minutes": 5}  # the schema's, and the client's own word
+        assert "minutes" in screen.seen.decode()
+    else:
+        assert screen.seen == b"streamed by m<end>" if streaming else b'minutes\\": 7' in screen.seen
+
+
+async def test_free_text_is_decided_before_the_first_token_and_streams(tmp_path: Path) -> None:
+    def asked(text: str) -> dict[str, Any]:
+        return {"model": "m-auto", "messages": [{"role": "user", "content": text}], "stream": True}
+
+    student = await ask(Engines(b""), trust(tmp_path), asked("hello"))
+    full = await ask(Engines(b""), trust(tmp_path), asked("solve this integral"))
+    assert student.seen == b"streamed by m-spark<end>"
+    assert full.seen == b"streamed by m<end>"
+    away = await ask(Engines(Refused("no_replica", 1)), trust(tmp_path), asked("hello"))
+    assert away.seen == b"streamed by m<end>"
+
+
+async def test_what_can_not_be_weighed_is_the_full_models(tmp_path: Path) -> None:
+    tools = [{"name": "set_timer", "input_schema": TIMER["function"]["parameters"]}]  # type: ignore[index]
+    asked = {"model": "m-auto", "max_tokens": 5, "messages": ASK["messages"], "tools": tools, "stream": True}
+    screen = await ask(Engines(b""), trust(tmp_path), asked, anthropic.read_messages)
+    assert screen.seen == b"streamed by m<end>"
+    assert screen.served.rung is not None
+    assert screen.served.rung.escalated == "not weighed"
+    several = await ask(Engines(b""), trust(tmp_path), {**ASK, "n": 2, "stream": True})
+    assert several.seen == b"streamed by m<end>"
+    plain = {"model": "m-auto", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}], "stream": True}
+    assert (await ask(Engines(b""), trust(tmp_path), plain, anthropic.read_messages)).seen.endswith(b"m-spark<end>")
+
+
+async def test_keys_have_budgets_of_their_own(tmp_path: Path) -> None:
+    """10 excess mistakes of 1,000: within 2 % for sure, within 0.5 % not."""
+    judged = [Judged(1.0, is_excess=number < 10) for number in range(1000)]
+    trusted = trust(tmp_path, judged, budgets={"strict": 0.005})
+    assert trusted.limit("anyone").level < 1 < trusted.limit("strict").level == inf
+
+
+async def test_differences_close_the_gate_also_after_a_restart(tmp_path: Path) -> None:
+    trusted = trust(tmp_path, audit_share=1.0)
+    engines = Engines(tool_answer('{"minutes": 5}', 9.0))  # the full model says 7
+    auto = auto_of(engines, trusted)
+    asked = 0
+    while not trusted.is_closed:
+        await auto.handle(request_of(ASK), Screen())
+        asked += 1
+        while auto._audits:
+            await asyncio.sleep(0)
+        assert asked < 20
+    audits = [one for one in engines.asked if one.call.id == "id1-audit"]
+    assert len(audits) == asked
+    assert all(one.call.tier == "flex" and one.call.tenant == "" for one in audits)
+    assert "differ" in (tmp_path / "closed").read_text()
+    again = trust(tmp_path)
+    assert again.is_closed
+    assert said_by(await ask(engines, again))["why"] == "closed"
+
+
+async def test_a_student_that_agrees_stays_trusted(tmp_path: Path) -> None:
+    trusted = trust(tmp_path, audit_share=0.5)
+    same = tool_answer('{"minutes": 5}', 9.0)
+    auto = auto_of(Engines(same, same), trusted)
+    for _ in range(200):
+        await auto.handle(request_of(ASK), Screen())
+        while auto._audits:
+            await asyncio.sleep(0)
+    assert not trusted.is_closed
+    assert 60 < trusted.limit("").watch.audited < 140
+
+
+def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
+    made = trust(tmp_path).calibration
+    assert Calibration.from_plain(json.loads(json.dumps(made.as_plain()))) == made
+
+
+async def test_through_the_whole_gateway_with_books(tmp_path: Path) -> None:
+    """Scripted engines write free text: the student's, and the full model's where the student is away."""
+    path, secret = tmp_path / "auto.json", "hw-a-key-for-tests"
+    made = trust(tmp_path).calibration
+    write_calibration(path, replace(made, student="scripted-spark", full="scripted"))
+    quick = Script(model="scripted", first_token_s=0.005, step_s=((1, 0.002),))
+    async with running(quick) as full, running(replace(quick, model="scripted-spark")) as small:
+        config = Config.model_validate(
+            {
+                "gateway": {"port": 0, "probe_interval_s": 0.05, "stall_s": 0.5},
+                "ledger": {"store": f"sqlite:///{tmp_path / 'books.db'}", "spool": str(tmp_path / "spool")},
+                "models": [
+                    {
+                        "name": "scripted",
+                        "replicas": [{"url": full.url}],
+                        "price": {"input": 10.0, "output": 100.0},
+                        "auto": {"calibration": str(path)},
+                    },
+                    {
+                        "name": "scripted-spark",
+                        "replicas": [{"url": small.url}],
+                        "price": {"input": 1.0, "output": 10.0},
+                    },
+                ],
+            }
+        )
+        store = SQLiteStore(tmp_path / "books.db")
+        store.migrate()
+        store.put_key(Key(id="key-a", hash=key_hash(secret.encode()), models=["scripted-auto"]))
+        async with running_gateway(config, key=secret) as here:
+            listed = await here.openai.models.list()
+            assert [one.id for one in listed.data] == ["scripted", "scripted-spark", "scripted-auto"]
+            hello: Any = [{"role": "user", "content": "hello"}]
+            served = []
+            for text in ("hello", "integral"):
+                hello[0]["content"] = text
+                answer = await here.openai.chat.completions.create(model="scripted-auto", messages=hello, max_tokens=4)
+                assert answer.usage is not None
+                served.append(answer.usage.model_dump()["headway"]["rung"])
+            assert served == ["student", "full"]
+            with pytest.raises(PermissionDeniedError):
+                await here.openai.chat.completions.create(model="scripted", messages=hello, max_tokens=4)
+    entries = [entry for entry in store.entries() if entry.kind == "served"]
+    assert verify(store.entries()).problems == []
+    [row] = make_bill(store.entries(), ("auto",), {})
+    assert row.group == {"auto": "scripted-auto"}
+    student, other = sorted(entries, key=lambda entry: entry.amount)
+    assert row.all_full == 10 * student.amount + other.amount
+    assert row.saved == 9 * student.amount

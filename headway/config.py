@@ -251,11 +251,12 @@ class AutoTable(_Table):
         default_factory=dict, max_length=1000, description="Other budgets for single keys, by their ids."
     )
     audit_share: float = Field(
-        0.05,
+        0.1,
         gt=0,
         le=1,
         description="Of the calls that were weighed, so many by chance are asked of this model too, on `flex` seats "
-        "where it has them, at the owner's cost. Where too many differ, the student is no longer trusted.",
+        "where it has them, at the owner's cost; all of them while they give reason to. Where too many differ, the "
+        "student is no longer trusted.",
     )
 
 

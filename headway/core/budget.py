@@ -26,6 +26,7 @@ CONFIDENCE = 0.95
 THRESHOLDS = (1.0, *(1 - 10 ** (step / 50 - 4) for step in range(200)), 0.0)
 # What the bet is placed on: the true rate is so many times the budget. Small breaks are found slowly, large ones fast.
 SUSPICIONS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 25.0)
+BLOCK = 25  # audits after which a part of the stake is set anew
 
 
 @dataclass(slots=True)
@@ -97,28 +98,53 @@ def binomial_cdf(mistakes: int, of: int, rate: float) -> float:
 
 @dataclass(slots=True)
 class Watch:
-    """The running bet. `see` is told of every audited call, in the order in which they were served."""
+    """The running bet. `see` is told of every audited call, in the order in which they were served.
+
+    A student that was good for long and then gets worse must not have to use up what was lost on its good days: a part
+    of the stake is kept back and set anew with every block of audits, less of it each time, so that all parts together
+    are one stake.
+
+    `is_alert` asks for more audits, from a call that should not be until enough others speak against it. Which calls
+    are looked at may depend on what was seen before, never on the call itself.
+    """
 
     budget: float
     confidence: float = CONFIDENCE
     audited: int = 0
     excess: int = 0
     is_broken: bool = False
+    is_alert: bool = False
     _rates: list[float] = field(default_factory=list)
-    _logs: list[float] = field(default_factory=list)  # what each suspicion has won, as a logarithm
+    _won: list[float] = field(default_factory=list)  # by each suspicion
+    _kept_back: float = 1.0
+    _recent: float = 0.0  # how far the last calls speak for thrice the budget, as a logarithm
 
     def __post_init__(self) -> None:
         self._rates = [min(0.99, times * self.budget) for times in SUSPICIONS]
-        self._logs = [0.0] * len(SUSPICIONS)
+        self._won = [0.0] * len(SUSPICIONS)
 
     def see(self, is_excess: bool) -> None:
+        if self.is_broken:
+            return
+        if self.audited % BLOCK == 0:
+            self._set_anew(self.audited // BLOCK)
         self.audited += 1
         self.excess += is_excess
         for place, rate in enumerate(self._rates):
-            self._logs[place] += log(rate / self.budget) if is_excess else log1p(-rate) - log1p(-self.budget)
-        self.is_broken = self.is_broken or self.won() >= 1 / (1 - self.confidence)
+            self._won[place] *= rate / self.budget if is_excess else (1 - rate) / (1 - self.budget)
+        thrice = self._rates[SUSPICIONS.index(3.0)]
+        ratio = thrice / self.budget if is_excess else (1 - thrice) / (1 - self.budget)
+        self._recent = max(0.0, self._recent + log(ratio))
+        self.is_alert = self._recent > 0
+        self.is_broken = self.won() >= 1 / (1 - self.confidence)
+
+    def _set_anew(self, block: int) -> None:
+        """Of the stake 1/2, 1/6, 1/12, ..: together all of it."""
+        part = 1 / ((block + 1) * (block + 2))
+        self._kept_back -= part
+        for place in range(len(self._won)):
+            self._won[place] += part / len(self._won)
 
     def won(self) -> float:
-        """What the stake has become: spread evenly over the suspicions."""
-        most = max(self._logs)
-        return exp(most) * sum(exp(one - most) for one in self._logs) / len(self._logs) if most < 700 else inf
+        """What the stake has become."""
+        return self._kept_back + sum(self._won)

@@ -204,7 +204,7 @@ class Auto:
     # --- audits ---
 
     def _audit(self, trust: Trust, limit: _Limit, rungs: Rungs, taken: Said | None, model: str) -> None:
-        if self._dice.random() >= trust.audit_share:
+        if not limit.watch.is_alert and self._dice.random() >= trust.audit_share:
             return
         if taken is None:  # the full model answers: it says what it says
             self._audited.labels(model, "escalated").inc()

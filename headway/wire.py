@@ -27,6 +27,7 @@ class Rung:
     earlier_micro: int = 0  # what the student's answer cost that was not taken
     full_price: Price | None = None  # what the full model costs at the tier asked, for comparison
     earlier_all_full: int = 0  # as much was noted for that already
+    earlier_s: float = 0.0  # spent on the student before
 
 
 @dataclass(slots=True)
@@ -40,6 +41,7 @@ class Served:
     allowance: Allowance | None = None  # what the caller had left of its limit for the tier asked
     price: Price | None = None  # of the tier served; None where nothing is billed
     seat_us: Callable[[], int] | None = None  # the call's seat-time until now, in microseconds; set when it boards
+    seconds: Callable[[], float] | None = None  # since the call arrived
     billed: Bill | None = None  # as the answer has said it
     rung: Rung | None = None  # where an auto model was asked for
     reader_was_slow: bool = False  # the client read more slowly than the engine wrote: a measured speed is the client's
@@ -69,6 +71,9 @@ class Served:
             "kept": self.kept(output_tokens, speed_tps),
             "seat_seconds": self.seat_us() / 1e6 if self.seat_us is not None else None,
         }
+        if self.seconds is not None:
+            earlier_s = self.rung.earlier_s if self.rung is not None else 0.0
+            proof["answer_seconds"] = round(earlier_s + self.seconds(), 4)
         if self.price is not None:
             self.billed = self.bill(prompt_tokens, output_tokens, speed_tps)
             earlier = self.rung.earlier_micro if self.rung is not None else 0

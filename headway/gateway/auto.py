@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -140,7 +141,7 @@ class Auto:
         if request.rungs is None:
             await self._handle(request, client)
             return
-        model, rungs = request.call.model, request.rungs
+        model, rungs, began = request.call.model, request.rungs, time.monotonic()
         trust = self._trusts[model]
         rung = Rung(model, "full", full_price=self._price_of(trust.calibration.full, request.call.tier))
         if trust.is_closed or rungs.asked is None:
@@ -152,6 +153,7 @@ class Auto:
         if rung.escalated:
             full = rungs.to_full()
             full.rung = rung
+            rung.earlier_s = time.monotonic() - began
             request.meter = full.meter  # what is raised is answered with what the full model's call was told
             await self._handle(full, client)
         self._served.labels(model, "full" if rung.escalated else "student", rung.escalated).inc()

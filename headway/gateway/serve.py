@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headway.core.machine import Machine
 from headway.core.types import (
@@ -268,8 +268,9 @@ class Gateway:
                 self._tick_at(until, trip)
             case Downgrade(reason=reason):
                 price = trip.served.price and self._till.price(trip.call.model, "standard")
-                was = trip.served
-                trip.served = Served(was.asked, "standard", reason, price=price, seat_us=was.seat_us, rung=was.rung)
+                trip.served = replace(
+                    trip.served, tier="standard", reason=reason, floor_tps=0.0, allowance=None, price=price
+                )
             case Cut():
                 trip.cut()
             case PutOff():
@@ -294,6 +295,7 @@ class Gateway:
         served = Served(call.tier, call.tier, None, floor_tps, self.machine.allowance(call, now))
         served.price = self._till.price(call.model, call.tier) if account is not None else None
         served.rung = request.rung
+        served.seconds = lambda: self._clock() - now
         served.seat_us = lambda: self.machine.seat_us(call.id, self._clock())
         trip = _Trip(call, served, now, asyncio.get_running_loop().create_future(), account=account)
         self._trips[call.id] = trip

@@ -68,6 +68,7 @@ async def test_fast_is_served_and_proved() -> None:
         assert proof["kept"] is True
         assert 20 < proof["tokens_per_second"] < 210
         assert 30 * 0.005 < proof["seat_seconds"] < 10  # alone, it pays for every second
+        assert proof["answer_seconds"] >= proof["seat_seconds"] - 0.001
         page = here.gateway.metrics.page().decode()
         assert 'headway_seat_seconds_total{model="scripted",tier="fast"}' in page
         message = await here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=30, speed="fast")

@@ -151,14 +151,14 @@ def collect_answers(work: Work) -> dict[str, Any]:
     port = free_port()
     with contextlib.ExitStack() as running:
         places = range(len(work.cores))
-        engines = [running.enter_context(_engine(work, work.model("teacher"), TEACHER, place)) for place in places]
+        engines = [running.enter_context(engine_of(work, work.model("teacher"), TEACHER, place)) for place in places]
         config = work.folder / "collect.toml"
         config.write_text(
             f'[gateway]\nport = {port}\n[[models]]\nname = "{TEACHER}"\n[[models.tiers]]\nname = "standard"\n'
             f'[[models.tiers]]\nname = "flex"\nmax_hold_s = 600.0\n'
             + "".join(f'[[models.replicas]]\nurl = "{engine.url}"\nseats = {SEATS}\n' for engine in engines)
         )
-        with _gateway(config, port) as url:
+        with gateway_of(config, port) as url:
             teacher = Teacher(url, TEACHER, "flex", ANSWER_TOKENS, top_logprobs=TOP_LOGPROBS)
             questions, _ = read_questions(work.folder / "prompts.jsonl", teacher)
             got = collect(teacher, questions, work.folder / "answers.jsonl", SEATS * len(engines), _silent)
@@ -232,7 +232,7 @@ def _count_mistakes(work: Work, name: str, place: int) -> dict[str, dict[str, in
     """All held-out tasks on real vLLM, greedy, with the engine's own parser."""
     found: dict[str, dict[str, int]] = {}
     limits = {"routine-test": work.sizes.test_routine, "hard-test": work.sizes.test_hard}
-    with _engine(work, work.model(name), name, place) as engine:
+    with engine_of(work, work.model(name), name, place) as engine:
         asked = Teacher(engine.url, name, "default", ANSWER_TOKENS)
         for task_set, limit in limits.items():
             tasks = read_tasks(work.folder / f"{task_set}.jsonl")[:limit]
@@ -250,7 +250,7 @@ def measure_speeds(work: Work) -> list[dict[str, Any]]:
     """Each model alone on one core, with routine calls: one stream, and sixteen."""
     rows = []
     for name in ("teacher", "student-0", "student-int8"):
-        with _engine(work, work.model(name), name) as engine:
+        with engine_of(work, work.model(name), name) as engine:
             for streams in (1, SPEED_STREAMS):
                 uvloop.run(_calls(work, engine.url, name, streams, 1))  # the first of a size are slower
                 calls = uvloop.run(_calls(work, engine.url, name, streams, work.sizes.generations))
@@ -263,15 +263,15 @@ def spark_beside_standard(work: Work, best: str) -> dict[str, Any]:
     """Published as an owner would: spark calls while the full model's engine is full of standard streams."""
     port, path = free_port(), work.folder / "headway.toml"
     with (
-        _engine(work, work.model("teacher"), TEACHER, 0) as full,
-        _engine(work, work.model(best), f"{TEACHER}-spark", 1) as small,
+        engine_of(work, work.model("teacher"), TEACHER, 0) as full,
+        engine_of(work, work.model(best), f"{TEACHER}-spark", 1) as small,
     ):
         path.write_text(
             f'[gateway]\nport = {port}\n[[models]]\nname = "{TEACHER}"\n[[models.replicas]]\nurl = "{full.url}"\n'
             f'seats = {SEATS}\n[models.engine]\nweights = "{work.model("teacher")}"\n'
         )
         publish(path, TEACHER, Spark(str(work.model(best)), small.url, SPEED_STREAMS), None, load)
-        with _gateway(path, port) as url:
+        with gateway_of(path, port) as url:
             standard, spark = uvloop.run(_both(work, url))
     tps = {"standard": [one.speed_tps for one in standard], "spark": [one.speed_tps for one in spark]}
     return {
@@ -317,7 +317,7 @@ async def _calls(work: Work, url: str, model: str, streams: int, rounds: int) ->
 
 
 @contextlib.contextmanager
-def _engine(work: Work, model: Path, name: str, place: int = 0) -> Iterator[EngineProcess]:
+def engine_of(work: Work, model: Path, name: str, place: int = 0) -> Iterator[EngineProcess]:
     """On the first of the cores, or at another place among them."""
     core = work.cores[place % len(work.cores)]
     engine = LocalEngine(
@@ -329,7 +329,7 @@ def _engine(work: Work, model: Path, name: str, place: int = 0) -> Iterator[Engi
 
 
 @contextlib.contextmanager
-def _gateway(config: Path, port: int) -> Iterator[str]:
+def gateway_of(config: Path, port: int) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     with process([sys.executable, "-m", "headway", "serve", "--config", str(config)], f"{url}/ready"):
         yield url

@@ -23,6 +23,7 @@ from headway.bench.sweep import write as write_rows
 from headway.cli_auto import auto_app
 from headway.cli_books import bill, keys_app, ledger_app
 from headway.cli_distill import distill_app
+from headway.cli_eval import evaluate
 from headway.cli_plan import plan
 from headway.cli_sim import simulate
 from headway.config import load
@@ -50,6 +51,7 @@ app.command(epilog="Example: `headway bill --by key,tier --format csv`")(bill)
 app.command(epilog="Example: `headway simulate --calls-per-s 20 --share fast=0.2 --replicas 4 --out simulated`")(
     simulate
 )
+app.command(name="eval", epilog="Example: `headway eval tasks.jsonl --fix-minutes 5 --out eval`")(evaluate)
 app.command(epilog="Example: `headway plan --model llama-3.1-70b --chip h200 --chip b200 --floor 60 --floor 100`")(plan)
 console = Console()
 complaints = Console(stderr=True)

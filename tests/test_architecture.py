@@ -48,7 +48,15 @@ ALLOWED = {
     "headway.fleet": {"headway.errors"},
     # Verdicts are needed wherever a model is compared: by `headway eval`, by the card of a student, by the runs.
     # How far a student is trusted is found out with the very gate that serves: same evidence, same scores.
-    "headway.evals": {"headway.errors", "headway.core", "headway.api.rungs", "headway.engines.http"},
+    "headway.evals": {
+        "headway.errors",
+        "headway.core",
+        "headway.api.rungs",
+        "headway.engines.http",
+        "headway.fleet.local",
+        "headway.pictures",
+        "headway.toml_lines",
+    },
     # A student is judged by evals, measured by bench, sized beside plan's chips, and made in an environment of fleet's.
     "headway.distill": {
         "headway.errors",
@@ -68,6 +76,7 @@ WIRES = {
     "headway.cli_books",
     "headway.cli_sim",
     "headway.cli_distill",
+    "headway.cli_eval",
     "headway.cli_fleet",
     "headway.cli_plan",
     "headway.run",

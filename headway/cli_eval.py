@@ -1,0 +1,98 @@
+"""`headway eval`: the same tasks through several speeds, and when to use which."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from headway.errors import SetupError
+from headway.evals import words
+from headway.evals.expected import NO_ANSWER
+from headway.evals.inspect_run import Settings, TaskSet, find_tasks, require_inspect, run
+from headway.evals.page import Asked, result_table, write_page
+from headway.evals.targets import STANDARD, Target, offered, read_targets, require_different
+from headway.evals.verdict import Attempt, Run, judge_runs
+from headway.pictures import require_pictures
+
+console = Console()
+
+
+def evaluate(
+    tasks: Annotated[str, typer.Argument(help="A .jsonl file, `bfcl` or `bfcl:multiple`, or an Inspect task.")],
+    target: Annotated[
+        list[str] | None,
+        typer.Option(help="standard, fast, spark, auto, ..; may be given again. Else all that are offered but flex."),
+    ] = None,
+    targets: Annotated[Path | None, typer.Option(help="A TOML file with other endpoints to hold beside.")] = None,
+    fix_minutes: Annotated[float, typer.Option(min=0, max=10_000, help="To find and fix one mistake.")] = 5.0,
+    url: Annotated[str | None, typer.Option(help="Headway; http://127.0.0.1:8000, or none with --targets.")] = None,
+    model: Annotated[str | None, typer.Option(help="The full model's name, where it serves several.")] = None,
+    baseline: Annotated[str | None, typer.Option(help="What others are held against; else standard.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only so many tasks, the first ones.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of an answer.")] = 1024,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Of Headway's tiers.")] = 0.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=86_400, help="Longer answers count as none.")] = 120.0,
+    at_once: Annotated[int, typer.Option(min=1, max=64, help="Calls under way; more than one makes each slower.")] = 1,
+    run_commands: Annotated[bool, typer.Option(help="Allow tasks that check answers with a command.")] = False,
+    out: Annotated[Path, typer.Option(help="The folder for the page, the results and Inspect's logs.")] = Path("eval"),
+) -> None:
+    """Count the mistakes of each speed on your own tasks, and say when to use which."""
+    require_inspect()
+    require_pictures()
+    task_set = find_tasks(tasks, run_commands)
+    asked_of = _targets(target or [], targets, url, model, temperature)
+    full = _baseline(asked_of, baseline)
+    settings = Settings(out / "logs", limit, max_tokens, timeout_s, at_once)
+    runs = _run_all(task_set, asked_of, full, settings)
+    asked = Asked(task_set.name, full, 60 * fix_minutes, at_once, max_tokens)
+    verdicts = judge_runs(runs, full, asked.fix_s)
+    for verdict in verdicts:
+        console.print(result_table(verdict))
+    for verdict in verdicts:
+        use = verdict.recommended.use if verdict.recommended.is_clear else f"{verdict.recommended.use}, for now"
+        console.print(f"[bold]{verdict.kind}: {use}.[/bold] {words.reason(verdict, full)}", highlight=False)
+    _say_what_failed(runs)
+    page = write_page(asked, runs, verdicts, out)
+    console.print(f"{page} shows it. Every answer: inspect view --log-dir {settings.log_dir}", highlight=False)
+
+
+def _targets(
+    names: list[str], file: Path | None, url: str | None, model: str | None, temperature: float
+) -> list[Target]:
+    found = read_targets(file) if file is not None else []
+    if url is not None or names or not found:
+        found = [*offered(url or "http://127.0.0.1:8000", model, names, temperature), *found]
+    require_different(found)
+    return found
+
+
+def _baseline(targets: list[Target], named: str | None) -> str:
+    names = [target.name for target in targets]
+    if named is not None and named not in names:
+        raise SetupError(f"--baseline {named}: is none of the targets, which are {', '.join(names)}.")
+    return named or (STANDARD if STANDARD in names else names[0])
+
+
+def _run_all(task_set: TaskSet, targets: list[Target], full: str, settings: Settings) -> list[Run]:
+    """The full model last: what engines then remember of a prompt speaks for it, not for the others."""
+    done: dict[str, list[Attempt]] = {}
+    in_order = [*(one for one in targets[::-1] if one.name != full), *(one for one in targets if one.name == full)]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        for target in in_order:
+            total = min(task_set.count, settings.limit or task_set.count) if task_set.count else None
+            bar = progress.add_task(target.name, total=total)
+            done[target.name] = run(task_set, target, settings, lambda bar=bar: progress.advance(bar))  # type: ignore[misc]
+    return [Run(target.name, target.weights, done[target.name]) for target in targets]
+
+
+def _say_what_failed(runs: list[Run]) -> None:
+    for one in runs:
+        whys = Counter(attempt.why for attempt in one.attempts if attempt.verdict == NO_ANSWER and attempt.why)
+        for why, count in whys.most_common(3):
+            console.print(f"{one.name}, no answer ({count}): {why}", style="red", markup=False, highlight=False)

@@ -1,0 +1,207 @@
+"""One page that answers "when should I use which": the picture first, then what to use for each kind of task and why.
+
+Needs no network. Knows how things are shown and worded; verdict.py has decided them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from math import isinf
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from headway.evals import picture, words
+from headway.evals.expected import MISTAKES, NO_ANSWER
+from headway.evals.verdict import DRAWS, Figures, KindVerdict, Run
+from headway.pictures import require_pictures
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body {{ font: 15px/1.5 Helvetica, Arial, sans-serif; color: #222; max-width: 980px; margin: 2em auto; padding: 0 1em }}
+h1 {{ font-size: 1.7em; margin-bottom: .1em }} h2 {{ margin-top: 2em }} svg {{ max-width: 100%; height: auto }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
+th, td {{ text-align: left; vertical-align: top; padding: .35rem .9rem .35rem 0; border-bottom: 1px solid #ddd }}
+th {{ font-weight: 600 }} td.use {{ font-weight: 700; white-space: nowrap }} td.n {{ text-align: right }}
+.bad {{ color: #D55E00 }} small, .sub {{ color: #555 }}
+</style></head><body><h1>{headline}</h1><p class="sub">{about}</p>{bars}
+<h2>What to use, and why</h2>{advice}
+<h2>How long may a fix take?</h2><p>{fix_words}</p>{lines}
+<h2>The numbers</h2>{numbers}
+<h2>The mistakes</h2>{mistakes}{problems}
+<p><small>{method}</small></p></body></html>
+"""
+NUMBERS = (
+    "", "right", "answers in", "a right answer after", "1,000 right ones cost", "saves a task", "more mistakes",
+    "same? p", "ahead where a fix takes",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What was asked, for the page's reader."""
+
+    tasks: str
+    baseline: str
+    fix_s: float
+    at_once: int
+    max_tokens: int
+
+
+def result_table(verdict: KindVerdict) -> Table:
+    """For the terminal."""
+    table = Table(*NUMBERS, title=f"{verdict.kind} ({verdict.tasks})", title_justify="left")
+    for one in verdict.figures:
+        table.add_row(*_cells(one))
+    return table
+
+
+def write_page(asked: Asked, runs: Sequence[Run], verdicts: list[KindVerdict], folder: Path) -> Path:
+    """report.html, its first picture as report.svg and .png, and everything that was counted as results.json."""
+    draw = require_pictures()
+    folder.mkdir(parents=True, exist_ok=True)
+    bars = draw.vegalite_to_svg(picture.bars(verdicts))
+    lines = draw.vegalite_to_svg(picture.lines(verdicts[0], asked.fix_s))
+    (folder / "report.svg").write_text(bars, encoding="utf-8")
+    (folder / "report.png").write_bytes(draw.svg_to_png(bars, scale=1.5))
+    (folder / "results.json").write_text(json.dumps(_results(asked, runs, verdicts), indent=1), encoding="utf-8")
+    page = folder / "report.html"
+    page.write_text(page_of(asked, runs, verdicts, bars, lines), encoding="utf-8")
+    return page
+
+
+def page_of(asked: Asked, runs: Sequence[Run], verdicts: list[KindVerdict], bars: str, lines: str) -> str:
+    return PAGE.format(
+        title=f"When to use which: {escape(asked.tasks)}",
+        headline=escape(words.headline(verdicts, asked.baseline)),
+        about=escape(_about(asked, verdicts)),
+        bars=bars,
+        advice=_advice(verdicts, asked.baseline),
+        fix_words=escape(_fix_words(verdicts[0], asked)),
+        lines=lines,
+        numbers="".join(_numbers(verdict) for verdict in verdicts),
+        mistakes=_mistakes(verdicts[0]),
+        problems=_problems(runs),
+        method=escape(_method(asked, verdicts[0])),
+    )
+
+
+def _about(asked: Asked, verdicts: list[KindVerdict]) -> str:
+    fix = words.seconds(asked.fix_s)
+    return (
+        f"{verdicts[0].tasks} tasks of {asked.tasks}, each asked of {len(verdicts[0].figures)} targets. The picture "
+        f"shows how long it takes to have a right answer, if finding and fixing a wrong one takes {fix}: shorter is "
+        "better. Thin lines are 95 % intervals."
+    )
+
+
+def _advice(verdicts: list[KindVerdict], baseline: str) -> str:
+    rows = [
+        f'<tr><td>{escape(one.kind)}</td><td class="n">{one.tasks}</td>'
+        f'<td class="use">{escape(one.recommended.use)}{"" if one.recommended.is_clear else ", for now"}</td>'
+        f"<td>{escape(words.reason(one, baseline))}</td></tr>"
+        for one in verdicts
+    ]
+    return f"<table><tr><th>kind of task</th><th>tasks</th><th>use</th><th>why</th></tr>{''.join(rows)}</table>"
+
+
+def _fix_words(verdict: KindVerdict, asked: Asked) -> str:
+    said = [
+        f"{one.name} is ahead of {asked.baseline} where a fix takes {words.break_even(one.versus.break_even)}"
+        for one in verdict.figures
+        if one.versus is not None and one.versus.break_even.wins in ("below", "above")
+    ]
+    said += [
+        f"{one.name} is {'ahead of' if one.versus.break_even.wins == 'always' else 'behind'} {asked.baseline} however "
+        f"long a fix takes"
+        for one in verdict.figures
+        if one.versus is not None and one.versus.break_even.wins in ("always", "never")
+    ]
+    return "; ".join(said) + "." if said else "There is nothing to compare with."
+
+
+def _numbers(verdict: KindVerdict) -> str:
+    table = _table(NUMBERS, (_cells(one) for one in verdict.figures))
+    return f"<h3>{escape(verdict.kind)} ({verdict.tasks})</h3>{table}"
+
+
+def _cells(one: Figures) -> tuple[str, ...]:
+    cells = (
+        one.name + ("" if one.is_proven else "*"),
+        words.share(one.right),
+        words.seconds(one.answer_s.value),
+        f"{words.seconds(one.time_to_right_s.value)} ({words.between(one.time_to_right_s)})",
+        words.cost(one.cost_per_right_micro),
+    )
+    if one.versus is None:
+        return (*cells, "", "", "", "")
+    excess = one.versus.excess
+    return (
+        *cells,
+        f"{words.seconds(one.versus.saved_s.value)} ({words.between(one.versus.saved_s)})",
+        f"{excess.value:+.0%} ({excess.low:+.0%} .. {excess.high:+.0%})",
+        f"{one.versus.p_value:.2g}",
+        words.break_even(one.versus.break_even),
+    )
+
+
+def _mistakes(verdict: KindVerdict) -> str:
+    kinds = [kind for kind in MISTAKES if any(one.mistakes.get(kind) for one in verdict.figures)]
+    if not kinds:
+        return "<p>There were none.</p>"
+    rows = [(one.name, *(str(one.mistakes.get(kind, 0)) for kind in kinds)) for one in verdict.figures]
+    return _table(("", *kinds), rows)
+
+
+def _problems(runs: Sequence[Run]) -> str:
+    """Why there was no answer, the commonest first: a target that refuses is not a model that errs."""
+    parts = []
+    for run in runs:
+        whys = Counter(one.why for one in run.attempts if one.verdict == NO_ANSWER and one.why)
+        for why, count in whys.most_common(3):
+            parts.append(f'<p class="bad">{escape(run.name)}, no answer ({count}): {escape(why[:300])}</p>')
+    return "".join(parts)
+
+
+def _method(asked: Asked, verdict: KindVerdict) -> str:
+    clocks = {True: "Times are those of Headway's own proof in each answer."}
+    clocks[False] = "Times of targets with a star are this client's: their answers carry no proof of theirs."
+    said = [clocks[proven] for proven in (True, False) if any(one.is_proven is proven for one in verdict.figures)]
+    return " ".join(
+        [
+            f"The same tasks were asked of every target, {asked.at_once} at a time, once each, answers of at most "
+            f"{asked.max_tokens:,} tokens. {asked.baseline} was asked last, so that a prompt which an engine still "
+            "remembers speaks for it and not for the others.",
+            *said,
+            "A target that refused, failed or was too slow gave no answer, which is a mistake. Shares have Wilson's "
+            f"95 % interval; the others are by drawing the tasks anew {DRAWS:,} times, with two tasks' worth of doubt, "
+            "since few tasks without a mistake do not prove that there are none. Mistakes of one model at two speeds "
+            "are counted together, unless the exact McNemar test (`same? p`, below 0.05) tells them apart. What to use "
+            "is the target with the least time to a right answer whose lead over the full model is certain enough.",
+        ]
+    )
+
+
+def _results(asked: Asked, runs: Sequence[Run], verdicts: list[KindVerdict]) -> dict[str, Any]:
+    found = {"runs": [asdict(one) for one in runs], "verdicts": [asdict(one) for one in verdicts]}
+    return {"asked": asdict(asked), **_finite(found)}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: null."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and isinf(value) else value
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    titles = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><tr>{titles}</tr>{body}</table>"

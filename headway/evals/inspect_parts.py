@@ -82,7 +82,7 @@ class TargetAPI(ModelAPI):
     async def aclose(self) -> None:
         await self._http.aclose()
 
-    def should_retry(self, _ex: Exception) -> bool:
+    def should_retry(self, ex: Exception) -> bool:
         return False
 
     def max_connections(self) -> int:
@@ -233,7 +233,7 @@ def _message(said: dict[str, Any]) -> ChatMessage:
 def ask_once(by_id: dict[str, PlainTask]) -> Solver:
     """One call, whose tools are not run: which were called is what is judged."""
 
-    async def solve(state: TaskState, _generate: Generate) -> TaskState:
+    async def solve(state: TaskState, generate: Generate) -> TaskState:
         tools = [
             ToolInfo(
                 name=one["function"]["name"],
@@ -251,7 +251,7 @@ def ask_once(by_id: dict[str, PlainTask]) -> Solver:
 
 @scorer(metrics=[accuracy(), stderr()])
 def as_expected(by_id: dict[str, PlainTask], folder: Path) -> Scorer:
-    async def score(state: TaskState, _target: Target) -> Score:
+    async def score(state: TaskState, target: Target) -> Score:
         one = by_id[str(state.sample_id)]
         calls = state.output.message.tool_calls or []
         answer = Answer(

@@ -82,11 +82,11 @@ def _require_allowed(tasks: Sequence[PlainTask], said: str, run_commands: bool) 
 def run(tasks: TaskSet, target: Target, settings: Settings, on_call: Callable[[], None]) -> list[Attempt]:
     """Every task once; raises SetupError where Inspect could not run them at all."""
     inspect = require_inspect()
-    model = inspect.model.get_model(
-        f"headway/{target.name}", memoize=False, target=target.as_arguments(), timeout_s=settings.timeout_s
-    )
-    model.api.on_call = on_call
     try:
+        model = inspect.model.get_model(
+            f"headway/{target.name}", memoize=False, target=target.as_arguments(), timeout_s=settings.timeout_s
+        )
+        model.api.on_call = on_call
         [log] = inspect.eval(
             tasks.spec,
             model=model,
@@ -120,6 +120,7 @@ def _attempt(sample: Any) -> Attempt:
     seconds = sum(_took_s(call) if one is None else one["seconds"] for call, one in zip(calls, measured, strict=True))
     costs = [one["cost_micro"] for one in measured if one is not None]
     verdict, why = _verdict(sample)
+    proof = (measured[-1] or {}).get("proof") or {} if measured else {}
     return Attempt(
         task=str(sample.id),
         kind=str((sample.metadata or {}).get("kind") or ANY_KIND),
@@ -128,6 +129,8 @@ def _attempt(sample: Any) -> Attempt:
         cost_micro=sum(costs) if all(cost is not None for cost in costs) else None,
         is_proven=all(one is not None and one["timed_by"] == "proof" for one in measured) and bool(measured),
         why=why,
+        speed_tps=proof.get("tokens_per_second"),
+        rung=proof.get("rung") or "",
     )
 
 

@@ -28,7 +28,7 @@ h1 {{ font-size: 1.7em; margin-bottom: .1em }} h2 {{ margin-top: 2em }} svg {{ m
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ text-align: left; vertical-align: top; padding: .35rem .9rem .35rem 0; border-bottom: 1px solid #ddd }}
 th {{ font-weight: 600 }} td.use {{ font-weight: 700; white-space: nowrap }} td.n {{ text-align: right }}
-.bad {{ color: #D55E00 }} small, .sub {{ color: #555 }}
+.bad {{ color: #D55E00 }} small, .sub {{ color: #555 }} summary {{ cursor: pointer; padding: .4rem 0 }}
 </style></head><body><h1>{headline}</h1><p class="sub">{about}</p>{bars}
 <h2>What to use, and why</h2>{advice}
 <h2>How long may a fix take?</h2><p>{fix_words}</p>{lines}
@@ -84,7 +84,7 @@ def page_of(asked: Asked, runs: Sequence[Run], verdicts: list[KindVerdict], bars
         advice=_advice(verdicts, asked.baseline),
         fix_words=escape(_fix_words(verdicts[0], asked)),
         lines=lines,
-        numbers="".join(_numbers(verdict) for verdict in verdicts),
+        numbers=_table(NUMBERS, map(_cells, verdicts[0].figures)) + "".join(_numbers(one) for one in verdicts[1:]),
         mistakes=_mistakes(verdicts[0]),
         problems=_problems(runs),
         method=escape(_method(asked, verdicts[0])),
@@ -126,8 +126,8 @@ def _fix_words(verdict: KindVerdict, asked: Asked) -> str:
 
 
 def _numbers(verdict: KindVerdict) -> str:
-    table = _table(NUMBERS, (_cells(one) for one in verdict.figures))
-    return f"<h3>{escape(verdict.kind)} ({verdict.tasks})</h3>{table}"
+    table = _table(NUMBERS, map(_cells, verdict.figures))
+    return f"<details><summary>{escape(verdict.kind)} ({verdict.tasks})</summary>{table}</details>"
 
 
 def _cells(one: Figures) -> tuple[str, ...]:

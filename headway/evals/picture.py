@@ -8,7 +8,7 @@ from headway.evals import words
 from headway.evals.verdict import Figures, KindVerdict
 from headway.pictures import BLUE, FONT, GREEN, GREY, INK, ORANGE, PINK, VEGA_LITE, YELLOW
 
-WIDE, HIGH, ROW = 640, 300, 30  # pixels
+WIDE, HIGH, ROW = 780, 300, 30  # pixels
 COLOURS = (GREY, BLUE, ORANGE, GREEN, PINK, YELLOW)
 DASHES = ([1, 0], [8, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3])
 ANSWERING, FIXING = "until the answer", "fixing mistakes, on average"
@@ -22,6 +22,7 @@ def bars(verdicts: list[KindVerdict]) -> Spec:
     unit_s, unit = (60.0, "minutes") if longest_s >= 300 else (1.0, "seconds")
     most = ROOM_FOR_WORDS * longest_s / unit_s
     legend = {"title": None, "orient": "top", "labelFontSize": 13, "labelColor": INK, "symbolType": "square"}
+    legend |= {"columnPadding": 24, "labelLimit": 400}
     parts = [
         _bars_of(verdict, unit_s, most, f"{unit} to a right answer" if verdict is verdicts[-1] else None, legend)
         for verdict in verdicts
@@ -40,11 +41,11 @@ def _bars_of(verdict: KindVerdict, unit_s: float, most: float, title: str | None
         wait_s = min(one.answer_s.value, whole.value)
         for order, (part, value_s) in enumerate([(ANSWERING, wait_s), (FIXING, whole.value - wait_s)]):
             parts.append({"target": one.name, "part": part, "time": value_s / unit_s, "order": order})
-    y = {"field": "target", "type": "nominal", "title": None, "sort": [one.name for one in verdict.figures]}
+    y: Spec = {"field": "target", "type": "nominal", "title": None, "sort": [one.name for one in verdict.figures]}
     y["axis"] = {"labelFontSize": 13, "labelColor": INK, "ticks": False, "domain": False, "labelLimit": 240}
-    x = {"type": "quantitative", "title": title, "scale": {"domain": [0, most], "nice": False}}
-    x["axis"] = {"gridColor": "#EEEEEE", "tickCount": 8, "domain": False, "titleFontWeight": "normal"}
-    colour = {"field": "part", "type": "nominal", "legend": legend}
+    x: Spec = {"type": "quantitative", "title": title, "scale": {"domain": [0, most], "nice": False}}
+    x["axis"] = {"gridColor": "#EEEEEE", "tickCount": 8, "domain": False}
+    colour: Spec = {"field": "part", "type": "nominal", "legend": legend}
     colour["scale"] = {"domain": [ANSWERING, FIXING], "range": [BLUE, ORANGE]}
     text = {"type": "text", "align": "left", "dx": 8, "fontSize": 13, "color": INK}
     layers = [
@@ -83,9 +84,9 @@ def lines(verdict: KindVerdict, fix_s: float) -> Spec:
     told = {"field": "target", "type": "nominal", "legend": legend}
     colour = told | {"scale": {"domain": names, "range": [COLOURS[n % len(COLOURS)] for n in range(len(names))]}}
     dash = told | {"scale": {"domain": names, "range": [DASHES[n % len(DASHES)] for n in range(len(names))]}}
-    x = {"field": "fix", "type": "quantitative", "title": "minutes to fix a mistake", "axis": {"grid": False}}
+    x: Spec = {"field": "fix", "type": "quantitative", "title": "minutes to fix a mistake", "axis": {"grid": False}}
     x["scale"] = {"domain": [0, most_s / 60], "nice": False}
-    y = {"field": "time", "type": "quantitative", "title": "seconds to a right answer"}
+    y: Spec = {"field": "time", "type": "quantitative", "title": "seconds to a right answer"}
     y["axis"] = {"gridColor": "#EEEEEE"}
     here = [{"fix": fix_s / 60, "label": f"you said {fix_s / 60:g} min"}]
     note = {"type": "text", "align": "right", "dx": -6, "dy": 10, "baseline": "top", "color": INK, "fontSize": 12}
@@ -98,7 +99,7 @@ def lines(verdict: KindVerdict, fix_s: float) -> Spec:
 
 
 def _whole(spec: Spec) -> Spec:
-    axis = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12}
+    axis = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
     config = {"font": FONT, "view": {"stroke": None}, "axis": axis}
     return {"$schema": VEGA_LITE, "background": "white", "padding": 10, "config": config, **spec}
 

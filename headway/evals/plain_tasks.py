@@ -72,7 +72,8 @@ def _plain_task(row: dict[str, Any], number: int, tools_before: list[dict[str, A
         raise ValueError("`tools` must be as OpenAI has them")
     if not isinstance(tags, dict):
         raise ValueError("`tags` must be an object")
-    name, kind = row.get("id", f"line-{number}"), row.get("kind", tags.get("kind", ANY_KIND))
+    name: Any = row.get("id", f"line-{number}")
+    kind: Any = row.get("kind", tags.get("kind", ANY_KIND))
     if not all(isinstance(one, str) and 0 < len(one) <= 200 for one in (name, kind)):
         raise ValueError("`id` and `kind` must be texts of 1 to 200 characters")
     task = Task(name, _messages(row), tools, wanted.what if expects_calls else [])

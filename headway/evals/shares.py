@@ -36,4 +36,4 @@ def mcnemar(only_one: int, only_other: int) -> float:
     """The two-sided p-value for "both are right equally often", from the tasks on which just one of them is right."""
     apart = only_one + only_other
     tail = sum(comb(apart, k) for k in range(min(only_one, only_other) + 1))
-    return min(1.0, 2 * tail / 2**apart)
+    return min(1.0, 2 * tail / (1 << apart))

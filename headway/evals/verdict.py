@@ -40,6 +40,8 @@ class Attempt:
     cost_micro: int | None  # None: nobody said a price
     is_proven: bool = False  # the time is Headway's own
     why: str = ""  # there is no answer
+    speed_tps: float | None = None  # of the answer's stream, by Headway's proof
+    rung: str = ""  # of an auto model, the one that served
 
     @property
     def is_right(self) -> bool:

@@ -13,7 +13,7 @@ UNKNOWN = "not known"
 
 def seconds(value: float) -> str:
     if abs(value) >= 120:
-        return f"{value / 60:,.1f} min"
+        return f"{value / 60:,.1f}".removesuffix(".0") + " min"
     return f"{value:.0f} s" if abs(value) >= 10 else f"{value:.1f} s" if abs(value) >= 1 else f"{value:.2f} s"
 
 
@@ -41,7 +41,7 @@ def cost(found: Interval | None) -> str:
 
 def break_even(found: BreakEven) -> str:
     if found.wins == "always":
-        least = "" if isinf(found.fix.low) else f" (surely below {seconds(found.fix.low)})"
+        least = "" if isinf(found.fix.low) else f" (for sure: below {seconds(found.fix.low)})"
         return f"ahead at any{least}"
     if found.wins == "never":
         most = "" if found.fix.high == 0 else " (as far as can be told)"
@@ -119,7 +119,10 @@ def _unclear(verdict: KindVerdict, seems: Figures, tasks_to_tell: int | None) ->
     if saved.value <= 0:
         return said + f"{seems.name} seems to lose {seconds(-saved.value)} a task ({between(saved)} saved)."
     said += f"{seems.name} seems to save {seconds(saved.value)} a task ({between(saved)})"
-    return said + (f"; about {tasks_to_tell:,} tasks like these would tell." if tasks_to_tell else ".")
+    # Two digits are all that such an estimate has.
+    return said + (
+        f"; about {float(f'{tasks_to_tell:.1e}'):,.0f} tasks like these would tell." if tasks_to_tell else "."
+    )
 
 
 def _behind(full: Figures, other: Figures) -> str:

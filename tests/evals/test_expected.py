@@ -1,0 +1,147 @@
+"""The five forms of `expected`, and files of plain tasks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.errors import SetupError
+from headway.evals.bfcl import CATEGORIES, require_categories
+from headway.evals.expected import MISTAKES, NO_ANSWER, Answer, read_wanted, verdict
+from headway.evals.inspect_run import find_tasks
+from headway.evals.plain_tasks import read_plain_tasks
+from headway.evals.tool_calls import Task, ToolCall
+
+TOOL = {"type": "function", "function": {"name": "turn", "parameters": {"type": "object", "required": ["by"]}}}
+TURN = [{"name": "turn", "arguments": {"by": [90], "to": ["left", ""]}}]
+
+
+def judged(expected: Any, answer: Answer, folder: Path = Path()) -> str:
+    wanted = read_wanted(expected)
+    task = Task("t", [], [TOOL], wanted.what if wanted.how == "calls" else [])
+    return verdict(task, wanted, answer, folder)
+
+
+@pytest.mark.parametrize(
+    ("expected", "text", "found"),
+    [
+        ({"exact": "Paris"}, " Paris\n", "right"),
+        ({"exact": ["Paris", "paris"]}, "paris", "right"),
+        ({"exact": "Paris"}, "It is Paris.", "wrong answer"),
+        ({"exact": "Paris"}, "  ", NO_ANSWER),
+        ({"regex": r"\b42\b"}, "The answer is 42.", "right"),
+        ({"regex": r"^42$"}, "The answer is 42.", "wrong answer"),
+        ({"json_schema": {"required": ["a"]}}, '```json\n{"a": 1}\n```', "right"),
+        ({"json_schema": {"required": ["a"]}}, '{"b": 1}', "off schema"),
+        ({"json_schema": {"required": ["a"]}}, "a: 1", "unparsable"),
+    ],
+)
+def test_texts(expected: Any, text: str, found: str) -> None:
+    assert judged(expected, Answer(text)) == found
+
+
+@pytest.mark.parametrize(
+    ("answer", "found"),
+    [
+        (Answer("", [ToolCall("turn", {"by": 90})]), "right"),
+        (Answer('<tool_call>{"name": "turn", "arguments": {"by": 90}}</tool_call>'), "right"),
+        (Answer("", [ToolCall("turn", {"by": 80})]), "wrong argument"),
+        (Answer("", [ToolCall("turn", {"by": 90, "fast": True})]), "invented argument"),
+        (Answer("", [ToolCall("turn", {"to": "left"})]), "missing argument"),
+        (Answer("", [ToolCall("stop", {})]), "wrong tool"),
+        (Answer("I turn."), "no call"),
+        (Answer("<tool_call>{"), "unparsable"),
+        (Answer("", [ToolCall("turn", {})], is_unparsable=True), "unparsable"),
+        (Answer(""), NO_ANSWER),
+    ],
+)
+def test_calls(answer: Answer, found: str) -> None:
+    assert judged(TURN, answer) == found
+    assert found == "right" or found in MISTAKES
+
+
+def test_nothing_to_call() -> None:
+    assert judged([], Answer("None of these fits.")) == "right"
+    assert judged([], Answer("", [ToolCall("turn", {"by": 1})])) == "extra call"
+
+
+def test_a_command_reads_the_answer_in_the_tasks_folder(tmp_path: Path) -> None:
+    (tmp_path / "check.py").write_text("import sys; sys.exit(sys.stdin.read() != 'yes')")
+    command = {"command": [sys.executable, "check.py"]}
+    assert judged(command, Answer("yes"), tmp_path) == "right"
+    assert judged(command, Answer("no"), tmp_path) == "wrong answer"
+    with pytest.raises(SetupError, match=r"not-there: .* run in"):
+        judged({"command": ["not-there"]}, Answer("yes"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"prompt": "a"}, "'expected' is missing"),
+        ({"prompt": "a", "expected": {"exact": "b"}, "expcted": 1}, "unknown: expcted"),
+        ({"prompt": "a", "messages": [], "expected": {"exact": "b"}}, "either `prompt` or `messages`"),
+        ({"messages": [{"role": "user"}], "expected": {"exact": "b"}}, "each with a role and a text"),
+        ({"prompt": "a", "expected": {"exact": "b", "regex": "c"}}, "one of exact, regex"),
+        ({"prompt": "a", "expected": {"like": "b"}}, "not 'like'"),
+        ({"prompt": "a", "expected": {"regex": "("}}, "cannot be read"),
+        ({"prompt": "a", "expected": {"regex": "a" * 1001}}, "at most 1000"),
+        ({"prompt": "a", "expected": [{"name": "f", "arguments": {"x": 1}}]}, "like \\[5\\]"),
+        ({"prompt": "a", "expected": {"command": "rm"}}, "a list of texts"),
+        ({"prompt": "a", "expected": {"exact": "b"}, "tools": [1]}, "as OpenAI has them"),
+        ({"prompt": "a", "expected": {"exact": "b"}, "kind": 3}, "must be texts"),
+    ],
+)
+def test_a_line_that_is_no_task_is_named(tmp_path: Path, row: Any, why: str) -> None:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text('{"prompt": "first", "expected": {"exact": "x"}}\n' + json.dumps(row))
+    with pytest.raises(SetupError, match=f"tasks.jsonl:2: .*{why}"):
+        read_plain_tasks(path)
+
+
+def test_files_of_distillation_are_files_of_plain_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+    rows: list[Any] = [
+        {"id": "a", "messages": [{"role": "user", "content": "Turn."}], "tools": [TOOL], "expected": TURN},
+        {"id": "b", "prompt": "Turn again.", "expected": TURN, "tags": {"kind": "turning"}},
+        {"prompt": "Hello?", "expected": {"regex": "."}},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    first, second, third = read_plain_tasks(path)
+    assert second.task.tools == first.task.tools == [TOOL]
+    assert third.task.tools == []
+    assert [one.kind for one in (first, second, third)] == ["tasks", "turning", "tasks"]
+    assert third.task.id == "line-3"
+
+
+def test_what_is_wrong_with_a_file_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "tasks.jsonl"
+
+    def complaint(*rows: Any) -> str:
+        path.write_text("\n".join(map(json.dumps, rows)))
+        with pytest.raises(SetupError) as raised:
+            find_tasks(str(path), run_commands=False)
+        return raised.value.message
+
+    assert "holds no tasks" in complaint()
+    assert "--run-commands" in complaint({"prompt": "a", "expected": {"command": ["true"]}})
+    assert "is none" in complaint({"prompt": "a", "expected": {"json_schema": {"type": 5}}})
+    twice = {"id": "x", "prompt": "a", "expected": {"exact": "b"}}
+    assert "there already" in complaint(twice, twice)
+    assert "41 kinds" in complaint(*[{**twice, "id": str(n), "kind": str(n)} for n in range(41)])
+    path.write_text(json.dumps({"prompt": "a", "expected": {"command": ["true"]}}))
+    assert find_tasks(str(path), run_commands=True).count == 1
+
+
+def test_other_tasks_are_inspects() -> None:
+    with pytest.raises(SetupError, match="no such file"):
+        find_tasks("nowhere.py@task", run_commands=False)
+    with pytest.raises(SetupError, match="neither a file of tasks"):
+        find_tasks("gsm8k", run_commands=False)
+    assert find_tasks("inspect_evals/gsm8k", run_commands=False).spec == "inspect_evals/gsm8k"
+    with pytest.raises(SetupError, match="no category 'sql'"):
+        find_tasks("bfcl:sql", run_commands=False)
+    assert require_categories([]) == CATEGORIES

@@ -54,8 +54,8 @@ def evaluate(
     for verdict in verdicts:
         console.print(result_table(verdict))
     for verdict in verdicts:
-        use = verdict.recommended.use if verdict.recommended.is_clear else f"{verdict.recommended.use}, for now"
-        console.print(f"[bold]{verdict.kind}: {use}.[/bold] {words.reason(verdict, full)}", highlight=False)
+        console.print(f"{verdict.kind}: use {words.use_of(verdict)}.", style="bold", markup=False, highlight=False)
+        console.print(words.reason(verdict, full), markup=False, highlight=False)
     _say_what_failed(runs)
     page = write_page(asked, runs, verdicts, out)
     console.print(f"{page} shows it. Every answer: inspect view --log-dir {settings.log_dir}", highlight=False)

@@ -1,7 +1,7 @@
 """What Inspect is given: a provider that asks a target, and the plain tasks and BFCL as Inspect tasks.
 
-Inspect finds them by the entry point `inspect_ai` in pyproject.toml, and only it imports this module, so that nothing
-else of Headway needs it installed. Its own commands have them too: `inspect eval headway/bfcl --model headway/NAME`.
+Imported by inspect_run.py when it is needed, so that nothing else of Headway needs Inspect installed; and by Inspect's
+own commands, which find it by the entry point in pyproject.toml: `inspect eval headway/bfcl --model headway/NAME`.
 
 Invariant: one call to the provider is one request; nothing is tried again, so a time in the log is that of an answer.
 """
@@ -77,10 +77,11 @@ class TargetAPI(ModelAPI):
         given = target or {"name": model_name, "url": base_url or "http://127.0.0.1:8000", "model": model_name}
         self.target = targets.Target(**given)
         self.on_call: Callable[[], None] = lambda: None
-        self._http = httpx.AsyncClient(timeout=timeout_s)
+        self._timeout_s = timeout_s
+        self._http = httpx.Client(timeout=timeout_s)
 
-    async def aclose(self) -> None:
-        await self._http.aclose()
+    def close(self) -> None:
+        self._http.close()
 
     def should_retry(self, ex: Exception) -> bool:
         return False
@@ -100,34 +101,34 @@ class TargetAPI(ModelAPI):
         body = dialects.body_of(self.target, question)
         started = time.perf_counter()
         try:
-            answer = await self._post(body)
-            seconds = time.perf_counter() - started
+            # In a thread of its own, so that a loop with other things to do does not look like a slow answer.
+            answer, seconds = await anyio.to_thread.run_sync(self._post, body)
             reply = dialects.read_reply(self.target, answer)
         except (httpx.HTTPError, ValueError, NoAnswer) as error:
             why = str(error) or type(error).__name__
-            return NoAnswer(why), ModelCall.create(body, {"error": why})
+            return NoAnswer(why), ModelCall.create(body, {"error": why}, time=time.perf_counter() - started)
         finally:
             self.on_call()
         return self._output(reply, seconds, tools), ModelCall.create(body, answer)
 
-    async def _post(self, body: dict[str, Any]) -> Any:
+    def _post(self, body: dict[str, Any]) -> tuple[Any, float]:
+        """The answer, and how long it took by this client's clock."""
         target = self.target
         key = os.environ.get(target.key_env) if target.key_env else self.api_key
-        request = self._http.build_request(
+        started, data = time.perf_counter(), b""
+        with self._http.stream(
             "POST", dialects.path_of(target), json=body, headers=dialects.headers_of(target, key)
-        )
-        answer = await self._http.send(request, stream=True)
-        try:
-            data = b""
-            async for part in answer.aiter_bytes():
+        ) as answer:
+            for part in answer.iter_bytes():
                 data += part
                 if len(data) > MAX_ANSWER_BYTES:
                     raise NoAnswer(f"the answer is longer than {MAX_ANSWER_BYTES:,} bytes")
-        finally:
-            await answer.aclose()
+                if time.perf_counter() - started > self._timeout_s:
+                    raise NoAnswer(f"no whole answer within {self._timeout_s:g} s")
+        seconds = time.perf_counter() - started
         if answer.status_code != 200:
             raise NoAnswer(dialects.why_not(answer.status_code, data))
-        return json.loads(data)
+        return json.loads(data), seconds
 
     def _output(self, reply: dialects.Reply, seconds: float, tools: list[ToolInfo]) -> ModelOutput:
         given = {one.name.replace(".", "_"): one.name for one in tools}

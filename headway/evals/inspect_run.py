@@ -1,11 +1,13 @@
 """Runs tasks on a target with Inspect, and reads what happened out of its log.
 
 Knows: how Inspect is called so that times are those of the answers (one connection, no second tries, no cache), and
-what its log says. What Inspect runs is found by it, not imported here: Headway works without it installed.
+what its log says. Inspect and what it is given (inspect_parts.py) are imported when they are needed and not before: all
+else of Headway works without it installed.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,12 +25,12 @@ JSONL, BFCL = ".jsonl", "bfcl"
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """What Inspect is told to run. `count` is known of our own tasks only."""
+    """What Inspect is told to run: a task of ours by its name and arguments, or one that it finds by itself."""
 
     name: str
     spec: str
     arguments: dict[str, Any]
-    count: int | None
+    count: int | None  # None: not one of ours, so not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +58,11 @@ def find_tasks(said: str, run_commands: bool) -> TaskSet:
     if said == BFCL or said.startswith(f"{BFCL}:"):
         chosen = require_categories([one for one in said.removeprefix(BFCL).removeprefix(":").split(",") if one])
         tasks = read_bfcl(bfcl_wheel(), chosen)
-        return TaskSet(said, "headway/bfcl", {"categories": ",".join(chosen)}, len(tasks))
+        return TaskSet(said, "bfcl", {"categories": ",".join(chosen)}, len(tasks))
     if said.endswith(JSONL):
         tasks = read_plain_tasks(Path(said))
         _require_allowed(tasks, said, run_commands)
-        return TaskSet(Path(said).name, "headway/plain", {"path": said, "run_commands": run_commands}, len(tasks))
+        return TaskSet(Path(said).name, "plain", {"path": said, "run_commands": run_commands}, len(tasks))
     file = said.partition("@")[0]
     if file.endswith(".py") and not Path(file).exists():
         raise SetupError(f"{file}: no such file. {HOW_TO}")
@@ -82,15 +84,15 @@ def _require_allowed(tasks: Sequence[PlainTask], said: str, run_commands: bool) 
 def run(tasks: TaskSet, target: Target, settings: Settings, on_call: Callable[[], None]) -> list[Attempt]:
     """Every task once; raises SetupError where Inspect could not run them at all."""
     inspect = require_inspect()
+    parts = importlib.import_module("headway.evals.inspect_parts")
+    model = inspect.model.get_model(
+        f"headway/{target.name}", memoize=False, target=target.as_arguments(), timeout_s=settings.timeout_s
+    )
+    model.api.on_call = on_call
     try:
-        model = inspect.model.get_model(
-            f"headway/{target.name}", memoize=False, target=target.as_arguments(), timeout_s=settings.timeout_s
-        )
-        model.api.on_call = on_call
         [log] = inspect.eval(
-            tasks.spec,
+            tasks.spec if tasks.count is None else getattr(parts, tasks.spec)(**tasks.arguments),
             model=model,
-            task_args=tasks.arguments,
             display="none",
             log_dir=str(settings.log_dir),
             log_level="error",
@@ -107,6 +109,8 @@ def run(tasks: TaskSet, target: Target, settings: Settings, on_call: Callable[[]
         )
     except (ValueError, FileNotFoundError, LookupError, inspect._util.error.PrerequisiteError) as error:
         raise SetupError(f"Inspect could not run {tasks.name} on {target.name}: {error}") from error
+    finally:
+        model.api.close()
     if log.status != "success" or not log.samples:
         why = log.error.message if log.error else f"it ended as {log.status}"
         raise SetupError(f"Inspect could not run {tasks.name} on {target.name}: {why}")
@@ -135,13 +139,14 @@ def _attempt(sample: Any) -> Attempt:
 
 
 def _took_s(call: Any) -> float:
-    """Of a call that failed: there is no proof of it, so Inspect's clock must do."""
-    return max(0.0, (call.completed - call.timestamp).total_seconds()) if call.completed else 0.0
+    """Of a call that failed: there is no proof of it."""
+    return (call.call.time if call.call else None) or 0.0
 
 
 def _verdict(sample: Any) -> tuple[str, str]:
     if sample.error is not None:
-        return NO_ANSWER, str(sample.error.message)
+        failed = [event.call for event in sample.events if event.event == "model" and event.error and event.call]
+        return NO_ANSWER, str(failed[-1].response["error"] if failed else sample.error.message)
     if not sample.scores:
         return NO_ANSWER, "it was not scored"
     score = next(iter(sample.scores.values()))

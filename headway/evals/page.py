@@ -27,7 +27,8 @@ body {{ font: 15px/1.5 Helvetica, Arial, sans-serif; color: #222; max-width: 980
 h1 {{ font-size: 1.7em; margin-bottom: .1em }} h2 {{ margin-top: 2em }} svg {{ max-width: 100%; height: auto }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums }}
 th, td {{ text-align: left; vertical-align: top; padding: .35rem .9rem .35rem 0; border-bottom: 1px solid #ddd }}
-th {{ font-weight: 600 }} td.use {{ font-weight: 700; white-space: nowrap }} td.n {{ text-align: right }}
+th {{ font-weight: 600 }} td.use {{ font-weight: 700 }} td.use, td.kind {{ white-space: nowrap }}
+td.n {{ text-align: right }}
 .bad {{ color: #D55E00 }} small, .sub {{ color: #555 }} summary {{ cursor: pointer; padding: .4rem 0 }}
 </style></head><body><h1>{headline}</h1><p class="sub">{about}</p>{bars}
 <h2>What to use, and why</h2>{advice}
@@ -38,7 +39,7 @@ th {{ font-weight: 600 }} td.use {{ font-weight: 700; white-space: nowrap }} td.
 """
 NUMBERS = (
     "", "right", "answers in", "a right answer after", "1,000 right ones cost", "saves a task", "more mistakes",
-    "same? p", "ahead where a fix takes",
+    "as often right? p", "ahead where a fix takes",
 )  # fmt: skip
 
 
@@ -102,8 +103,8 @@ def _about(asked: Asked, verdicts: list[KindVerdict]) -> str:
 
 def _advice(verdicts: list[KindVerdict], baseline: str) -> str:
     rows = [
-        f'<tr><td>{escape(one.kind)}</td><td class="n">{one.tasks}</td>'
-        f'<td class="use">{escape(one.recommended.use)}{"" if one.recommended.is_clear else ", for now"}</td>'
+        f'<tr><td class="kind">{escape(one.kind)}</td><td class="n">{one.tasks}</td>'
+        f'<td class="use">{escape(words.use_of(one))}</td>'
         f"<td>{escape(words.reason(one, baseline))}</td></tr>"
         for one in verdicts
     ]
@@ -181,8 +182,9 @@ def _method(asked: Asked, verdict: KindVerdict) -> str:
             "A target that refused, failed or was too slow gave no answer, which is a mistake. Shares have Wilson's "
             f"95 % interval; the others are by drawing the tasks anew {DRAWS:,} times, with two tasks' worth of doubt, "
             "since few tasks without a mistake do not prove that there are none. Mistakes of one model at two speeds "
-            "are counted together, unless the exact McNemar test (`same? p`, below 0.05) tells them apart. What to use "
-            "is the target with the least time to a right answer whose lead over the full model is certain enough.",
+            "are counted together, unless the exact McNemar test (`as often right? p`, below 0.05) tells them apart. "
+            "What to use is the target with the least time to a right answer, where its lead over the full model is "
+            "beyond the interval.",
         ]
     )
 

@@ -32,12 +32,13 @@ def bars(verdicts: list[KindVerdict]) -> Spec:
 
 def _bars_of(verdict: KindVerdict, unit_s: float, most: float, title: str | None, legend: Spec) -> Spec:
     parts: list[Spec] = []
+    hint = "use" if verdict.recommended.is_clear else "use, for now"
     labels: dict[bool, list[Spec]] = {True: [], False: []}  # by whether it is the one to use
     for one in verdict.figures:
         whole = one.time_to_right_s
         ends = {"target": one.name, "low": whole.low / unit_s, "high": whole.high / unit_s}
         is_chosen = one.name == verdict.recommended.use
-        labels[is_chosen].append(ends | {"label": _label(one) + ("  ◀ use" if is_chosen else "")})
+        labels[is_chosen].append(ends | {"label": _label(one) + (f"  ◀ {hint}" if is_chosen else "")})
         wait_s = min(one.answer_s.value, whole.value)
         for order, (part, value_s) in enumerate([(ANSWERING, wait_s), (FIXING, whole.value - wait_s)]):
             parts.append({"target": one.name, "part": part, "time": value_s / unit_s, "order": order})

@@ -60,9 +60,13 @@ def headline(verdicts: list[KindVerdict], baseline: str) -> str:
             others.setdefault(one.recommended.use, []).append(one.kind)
     if not whole.recommended.is_clear and not others:
         return f"Stay with {baseline}: {whole.tasks} tasks are too few to tell"
-    parts = [f"Use {whole.recommended.use}"]
+    parts = [f"Use {use_of(whole)}"]
     parts += [f"for {_listed(names)} use {use}" for use, names in others.items()]
     return "; ".join(parts)
+
+
+def use_of(verdict: KindVerdict) -> str:
+    return verdict.recommended.use + ("" if verdict.recommended.is_clear else " for now")
 
 
 def reason(verdict: KindVerdict, baseline: str) -> str:

@@ -1,0 +1,174 @@
+"""Tasks through the real Inspect: targets of both dialects, what they get wrong, and tasks of Inspect's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headway.evals.expected import NO_ANSWER
+from headway.evals.targets import Target
+from headway.evals.verdict import Attempt
+
+pytestmark = pytest.mark.timeout(300)
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "turn",
+        "parameters": {"type": "object", "properties": {"by": {"type": "integer", "multipleOf": 5}}},
+    },
+}
+TASKS: list[dict[str, Any]] = [
+    {"id": "turn", "kind": "tools", "prompt": "turn", "tools": [TOOL], "expected": [{"name": "turn", "arguments": {"by": [90]}}]},
+    {"id": "broken", "kind": "tools", "prompt": "broken", "expected": [{"name": "turn", "arguments": {"by": [90]}}]},
+    {"id": "say", "kind": "words", "prompt": "say", "expected": {"exact": "turn or not"}},
+    {"id": "refuse", "kind": "words", "prompt": "refuse", "expected": {"exact": "x"}},
+    {"id": "sleep", "kind": "words", "prompt": "sleep", "expected": {"exact": "x"}},
+]  # fmt: skip
+TIMEOUT_S = 8.0  # long beside what an endpoint on this machine takes, also when it is busy
+OWN_TASK = """
+from inspect_ai import Task, task
+from inspect_ai.dataset import Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate
+
+@task
+def own():
+    samples = [Sample(input="say", target="or not"), Sample(input="say", target="something else")]
+    return Task(dataset=samples, solver=generate(), scorer=includes())
+"""
+
+
+class Endpoint(ThreadingHTTPServer):
+    """Answers by the last word it is told; keeps what it was asked."""
+
+    asked: list[dict[str, Any]]
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Answers)
+        self.asked = []
+        self.closing = threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Answers(BaseHTTPRequestHandler):
+    server: Endpoint
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.server.asked.append(body)
+        said = body["messages"][-1]["content"]
+        said = said if isinstance(said, str) else said[0]["text"]
+        if said == "sleep":
+            self.server.closing.wait(60)
+        status = 429 if said == "refuse" else 200
+        answer = _openai(said) if self.path.endswith("completions") else _anthropic(said)
+        data = json.dumps({"error": {"message": "not now"}} if status == 429 else answer).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        with suppress(BrokenPipeError):  # nobody waits for this one any more
+            self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def _openai(said: str) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": "turn or not"}
+    if said in ("turn", "broken"):
+        arguments = '{"by": 90}' if said == "turn" else '{"by": '
+        call = {"id": "1", "type": "function", "function": {"name": "turn", "arguments": arguments}}
+        message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    usage = {"prompt_tokens": 10, "completion_tokens": 5}
+    return {"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage}
+
+
+def _anthropic(said: str) -> dict[str, Any]:
+    block: dict[str, Any] = {"type": "text", "text": "turn or not"}
+    if said == "turn":
+        block = {"type": "tool_use", "id": "1", "name": "turn", "input": {"by": 90}}
+    return {"content": [block], "stop_reason": "end_turn", "usage": {"input_tokens": 10, "output_tokens": 5}}
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    server = Endpoint()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield server
+    server.closing.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> str:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("\n".join(map(json.dumps, TASKS)))
+    return str(path)
+
+
+# In a process of its own: warnings of what Inspect leaves open would end other tests.
+ASK = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from headway.evals.inspect_run import Settings, find_tasks, run
+from headway.evals.targets import Target
+
+given, calls = json.loads(sys.argv[1]), []
+settings = Settings(Path(given["folder"]), given["limit"], timeout_s=given["timeout_s"])
+done = run(find_tasks(given["tasks"], False), Target(**given["target"]), settings, lambda: calls.append(1))
+print(json.dumps({"calls": len(calls), "attempts": [asdict(one) for one in done]}))
+"""
+
+
+def asked(tasks: str, target: Target, folder: Path, limit: int | None = None) -> dict[str, Attempt]:
+    given = {"tasks": tasks, "target": asdict(target), "folder": str(folder / "logs")}
+    command = [sys.executable, "-c", ASK, json.dumps(given | {"limit": limit, "timeout_s": TIMEOUT_S})]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["calls"] == len(found["attempts"])
+    return {one["task"]: Attempt(**one) for one in found["attempts"]}
+
+
+def test_every_task_has_a_verdict_and_failures_are_no_answers(endpoint: Endpoint, tasks: str, tmp_path: Path) -> None:
+    target = Target("lab", endpoint.url, "m", input_micro=1_000_000, output_micro=2_000_000)
+    found = asked(tasks, target, tmp_path)
+    assert {name: one.verdict for name, one in found.items()} == {
+        "turn": "right", "broken": "unparsable", "say": "right", "refuse": NO_ANSWER, "sleep": NO_ANSWER,
+    }  # fmt: skip
+    assert "429: not now" in found["refuse"].why
+    assert found["sleep"].seconds >= TIMEOUT_S
+    assert (found["say"].cost_micro, found["say"].is_proven, found["say"].kind) == (20, False, "words")
+    assert len(endpoint.asked) == len(TASKS)  # nothing is asked twice
+    assert endpoint.asked[0]["tools"] == [TOOL | {"function": {**TOOL["function"], "description": ""}}]  # type: ignore[dict-item]
+    spoken = asked(tasks, Target("messages", endpoint.url, "m", "anthropic", speed="fast"), tmp_path, limit=3)
+    assert spoken["turn"].verdict == spoken["say"].verdict == "right"
+    assert spoken["say"].cost_micro is None
+    assert endpoint.asked[-1]["speed"] == "fast"
+
+
+def test_any_task_of_inspect_runs(endpoint: Endpoint, tmp_path: Path) -> None:
+    path = tmp_path / "own.py"
+    path.write_text(OWN_TASK)
+    target = Target("lab", endpoint.url, "m")
+    found = asked(f"{path}@own", target, tmp_path)
+    assert [one.verdict for one in found.values()] == ["right", "wrong answer"]
+    with pytest.raises(AssertionError, match="SetupError: Inspect could not run"):
+        asked(f"{path}@other", target, tmp_path)

@@ -51,8 +51,7 @@ def evaluate(
     runs = _run_all(task_set, asked_of, full, settings)
     asked = Asked(task_set.name, full, 60 * fix_minutes, at_once, max_tokens)
     verdicts = judge_runs(runs, full, asked.fix_s)
-    for verdict in verdicts:
-        console.print(result_table(verdict))
+    console.print(result_table(verdicts[0]))
     for verdict in verdicts:
         console.print(f"{verdict.kind}: use {words.use_of(verdict)}.", style="bold", markup=False, highlight=False)
         console.print(words.reason(verdict, full), markup=False, highlight=False)

@@ -41,6 +41,7 @@ NUMBERS = (
     "", "right", "answers in", "a right answer after", "1,000 right ones cost", "saves a task", "more mistakes",
     "as often right? p", "ahead where a fix takes",
 )  # fmt: skip
+IN_TERMINAL = 6  # of these
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +56,10 @@ class Asked:
 
 
 def result_table(verdict: KindVerdict) -> Table:
-    """For the terminal."""
-    table = Table(*NUMBERS, title=f"{verdict.kind} ({verdict.tasks})", title_justify="left")
+    """For the terminal, which is narrower than the page."""
+    table = Table(*NUMBERS[:IN_TERMINAL], title=f"{verdict.kind} ({verdict.tasks})", title_justify="left")
     for one in verdict.figures:
-        table.add_row(*_cells(one))
+        table.add_row(*_cells(one)[:IN_TERMINAL])
     return table
 
 

@@ -158,7 +158,8 @@ def recommend(
     others = [one for one in figures if one.versus is not None]
     ahead = [one for one in others if one.versus is not None and one.versus.saved_s.low > 0]
     if not ahead:
-        unclear = [one for one in others if one.versus is not None and one.versus.saved_s.high > 0]
+        right = [one for one in others if one.right.count]  # one that never is does not only lack tasks
+        unclear = [one for one in right if one.versus is not None and one.versus.saved_s.high > 0]
         if not unclear:
             return Recommendation(baseline, is_clear=True)
         best = max(unclear, key=lambda one: one.versus.saved_s.value if one.versus else -inf)

@@ -72,6 +72,8 @@ def use_of(verdict: KindVerdict) -> str:
 def reason(verdict: KindVerdict, baseline: str) -> str:
     """Why a target is recommended for a kind of task."""
     chosen = verdict.recommended
+    if not any(one.right.count for one in verdict.figures):
+        return "Nothing was right anywhere: look at the answers before the times."
     if chosen.use != baseline:
         return _ahead(verdict, baseline)
     if not chosen.is_clear and chosen.seems is not None:
@@ -119,7 +121,7 @@ def _price(versus: Versus) -> str:
 def _unclear(verdict: KindVerdict, seems: Figures, tasks_to_tell: int | None) -> str:
     assert seems.versus is not None
     saved = seems.versus.saved_s
-    said = f"{verdict.tasks} tasks are too few to tell. "
+    said = f"{verdict.tasks} {'task is' if verdict.tasks == 1 else 'tasks are'} too few to tell. "
     if saved.value <= 0:
         return said + f"{seems.name} seems to lose {seconds(-saved.value)} a task ({between(saved)} saved)."
     said += f"{seems.name} seems to save {seconds(saved.value)} a task ({between(saved)})"

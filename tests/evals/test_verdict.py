@@ -173,7 +173,16 @@ def test_without_prices_there_is_no_cost() -> None:
     assert versus.hour_saved_micro is None
     nothing_right = only(made("standard", seconds=2, wrong=5, of=5))
     assert nothing_right.of("standard").cost_per_right_micro is None
-    assert words.reason(nothing_right, "standard") == "Nothing else was asked."
+    assert "Nothing was right anywhere" in words.reason(nothing_right, "standard")
+    alone = only(made("standard", seconds=2, wrong=0, of=5))
+    assert words.reason(alone, "standard") == "Nothing else was asked."
+
+
+def test_a_target_that_is_never_right_does_not_seem_better() -> None:
+    found = only(
+        made("standard", seconds=2, wrong=0, of=3), made("broken", seconds=0, wrong=3, of=3, mistake=NO_ANSWER)
+    )
+    assert found.recommended == verdict.Recommendation("standard", is_clear=True)
 
 
 def test_everyone_is_asked_the_same() -> None:

@@ -20,6 +20,7 @@ from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smoll
 from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 SEATS = 8
+SPARK_NAME = f"{MODEL_NAME}-spark"  # the engines answer to this name too, so that one can play the student
 # A floor that any engine keeps: what is tested here is the path of a fast call, not the speed of a busy box.
 TIERS = """\
 [[models.tiers]]
@@ -92,7 +93,18 @@ def engines() -> Iterator[list[EngineProcess]]:
     model = str(ensure_smollm2(python, print))
     command = cpu_vllm(python)
     made = [
-        EngineProcess(LocalEngine(command, model, MODEL_NAME, free_port(), SEATS, on_cpu=True, core=core))
+        EngineProcess(
+            LocalEngine(
+                command,
+                model,
+                MODEL_NAME,
+                free_port(),
+                SEATS,
+                on_cpu=True,
+                core=core,
+                extra_args=("--served-model-name", MODEL_NAME, SPARK_NAME),
+            )
+        )
         for core in (0, 1)
     ]
     try:

@@ -1,0 +1,126 @@
+"""An auto model in front of real vLLM, with the official SDK: one engine as the student, the other as the full model.
+
+Both have the same weights, so what the student says is what the full model would have said: the audits must agree.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import urllib.error
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from headway.core.budget import Judged
+from headway.core.cascade import Calibration, Gate, Rising
+from headway.evals.trust import write_calibration
+from headway.fleet.engine_env import MODEL_NAME as MODEL
+from headway.fleet.local import EngineProcess, free_port
+from tests.e2e.conftest import SEATS, SPARK_NAME, get, wait_until
+
+pytestmark = pytest.mark.engine
+CONFIG = """\
+[gateway]
+port = {port}
+probe_interval_s = 0.5
+stall_s = 20.0
+[[models]]
+name = "{model}"
+[[models.tiers]]
+name = "standard"
+[[models.tiers]]
+name = "flex"
+[[models.replicas]]
+url = "{full}"
+seats = {seats}
+[models.auto]
+calibration = "{calibration}"
+audit_share = 1.0
+[[models]]
+name = "{spark}"
+[[models.replicas]]
+url = "{student}"
+seats = {seats}
+"""
+SCHEMA = {"type": "object", "properties": {"animal": {"enum": ["cat", "dog", "bird"]}}, "required": ["animal"]}
+WANTED: Any = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
+ASK: Any = [{"role": "user", "content": "Which animal barks? Answer in JSON."}]
+
+
+@pytest.fixture(scope="module")
+def url(engines: list[EngineProcess], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder, port = tmp_path_factory.mktemp("auto"), free_port()
+    calibration = folder / "auto.json"
+    gate = Gate({"structured": Rising([-100.0, 0.0], [0.9, 1.0])})
+    certain = [Judged(1.0, is_excess=False)] * 1000
+    write_calibration(calibration, Calibration(SPARK_NAME, MODEL, "2026-11-15", gate, certain))
+    config = folder / "headway.toml"
+    full, student = (engine.url for engine in engines)
+    config.write_text(
+        CONFIG.format(port=port, model=MODEL, spark=SPARK_NAME, full=full, student=student, seats=SEATS,
+                      calibration=calibration)
+    )  # fmt: skip
+    process = subprocess.Popen([sys.executable, "-m", "headway", "serve", "--config", str(config)])
+    url = f"http://127.0.0.1:{port}"
+
+    def are_up() -> bool:
+        try:
+            lines = get(url + "/metrics").splitlines()
+            return [line[-4:] for line in lines if line.startswith(b"headway_replica_open{")] == [b" 1.0", b" 1.0"]
+        except (urllib.error.URLError, ConnectionError):
+            return False
+
+    wait_until("both engines are up", are_up)
+    yield url
+    process.terminate()
+    assert process.wait(30) == 0
+
+
+@pytest.fixture
+def sdk(url: str) -> Iterator[OpenAI]:
+    with OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def audits(url: str, verdict: str) -> float:
+    start = b'headway_auto_audits_total{model="%b-auto",verdict="%b"}' % (MODEL.encode(), verdict.encode())
+    lines = [line for line in get(url + "/metrics").splitlines() if line.startswith(start)]
+    return float(lines[0].rsplit(b" ", 1)[1]) if lines else 0.0
+
+
+def test_a_structured_answer_is_weighed_released_and_audited(url: str, sdk: OpenAI) -> None:
+    answer = sdk.chat.completions.create(
+        model=f"{MODEL}-auto", messages=ASK, response_format=WANTED, temperature=0, max_tokens=40
+    )
+    assert answer.usage is not None
+    proof = answer.usage.model_dump()["headway"]
+    assert (proof["rung"], proof["escalated"]) == ("student", None)
+    assert json.loads(answer.choices[0].message.content or "")["animal"] in ("cat", "dog", "bird")
+    assert answer.choices[0].logprobs is None
+    wait_until("the audit is done", lambda: audits(url, "same") == 1)
+    assert audits(url, "differs") == 0
+
+
+def test_a_held_answer_arrives_as_the_stream_that_was_asked_for(sdk: OpenAI) -> None:
+    text, rungs = "", []
+    for event in sdk.chat.completions.create(
+        model=f"{MODEL}-auto", messages=ASK, response_format=WANTED, temperature=0, max_tokens=40, stream=True,
+        stream_options={"include_usage": True},
+    ):  # fmt: skip
+        text += "".join(choice.delta.content or "" for choice in event.choices)
+        rungs += [event.usage.model_dump()["headway"]["rung"]] if event.usage is not None else []
+    assert json.loads(text)["animal"] in ("cat", "dog", "bird")
+    assert rungs == ["student"]
+
+
+def test_an_answer_that_was_cut_off_and_free_text_are_the_full_models(sdk: OpenAI) -> None:
+    cut = sdk.chat.completions.create(
+        model=f"{MODEL}-auto", messages=ASK, response_format=WANTED, temperature=0, max_tokens=2
+    )
+    free = sdk.chat.completions.create(model=f"{MODEL}-auto", messages=ASK, temperature=0, max_tokens=4)
+    said = [one.usage.model_dump()["headway"] for one in (cut, free) if one.usage is not None]
+    assert [(one["rung"], one["escalated"]) for one in said] == [("full", "cut off"), ("full", "unsure")]

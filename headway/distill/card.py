@@ -9,41 +9,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, sqrt
 from pathlib import Path
 from typing import Any
 
 from headway.errors import SetupError
+from headway.evals.shares import Z_95, Share
 from headway.evals.tool_calls import MISTAKES
 
-Z_95 = 1.959964
 NOT_MEASURED = "not measured"
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """So many of so many, with the 95 % interval (Wilson's) that so few tell."""
-
-    of: int
-    right: int
-
-    @property
-    def value(self) -> float:
-        return self.right / max(1, self.of)
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        if self.of == 0:
-            return 0.0, 1.0
-        n, p, z2 = self.of, self.value, Z_95**2
-        middle = (p + z2 / (2 * n)) / (1 + z2 / n)
-        half = Z_95 * sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-        return max(0.0, middle - half), min(1.0, middle + half)
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.value:.1%} ({low:.1%} .. {high:.1%})"
 
 
 def tally(verdicts: Iterable[str]) -> dict[str, int]:
@@ -54,10 +28,10 @@ def tally(verdicts: Iterable[str]) -> dict[str, int]:
 
 def ratio_interval(part: Share, whole: Share) -> tuple[float, float, float]:
     """part ÷ whole with a 95 % interval: of two shares found apart from each other, on the scale of logarithms."""
-    if part.right == 0 or whole.right == 0:
+    if part.count == 0 or whole.count == 0:
         return 0.0, 0.0, float("inf")
     ratio = part.value / whole.value
-    spread = Z_95 * sqrt((1 - part.value) / part.right + (1 - whole.value) / whole.right)
+    spread = Z_95 * sqrt((1 - part.value) / part.count + (1 - whole.value) / whole.count)
     factor = exp(spread)
     return ratio, ratio / factor, ratio * factor
 
@@ -113,7 +87,7 @@ def _mistakes(sets: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
         for model, counts in models.items():
             of = sum(counts.values())
             rows.append(
-                (model, str(of), str(Share(of, counts.get("right", 0))), *[str(counts.get(k, 0)) for k in kinds])
+                (model, str(of), str(Share(counts.get("right", 0), of)), *[str(counts.get(k, 0)) for k in kinds])
             )
         parts.append(f"### {name}\n\n" + _table(("model", "tasks", "right", *kinds), rows))
     return "\n".join(parts)
@@ -148,7 +122,7 @@ def _bad_at(sets: Mapping[str, Mapping[str, Mapping[str, int]]], name: str) -> s
         own, teacher = models.get("student") or models.get(name), models.get("teacher")
         if not own or not teacher:
             continue
-        mine, theirs = (Share(sum(c.values()), c.get("right", 0)) for c in (own, teacher))
+        mine, theirs = (Share(c.get("right", 0), sum(c.values())) for c in (own, teacher))
         mistakes = {kind: own.get(kind, 0) for kind in MISTAKES}
         worst = max(MISTAKES, key=lambda kind: mistakes[kind])
         if mine.interval[1] < theirs.interval[0]:

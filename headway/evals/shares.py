@@ -31,6 +31,10 @@ class Share:
         half = Z_95 * sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
         return max(0.0, min(p, middle - half)), min(1.0, max(p, middle + half))
 
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.value:.1%} ({low:.1%} .. {high:.1%})"
+
 
 def mcnemar(only_one: int, only_other: int) -> float:
     """The two-sided p-value for "both are right equally often", from the tasks on which just one of them is right."""

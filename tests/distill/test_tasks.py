@@ -12,7 +12,7 @@ import jinja2
 import pytest
 
 from headway.distill.template import hermes_template
-from headway.evals.tool_calls import Expected, Task, ToolCall, hermes, judge, judge_text, right_answer
+from headway.evals.tool_calls import Expected, Task, ToolCall, hermes, judge_text, right_answer
 
 RUNS = str(Path(__file__).parent.parent.parent / "runs")
 
@@ -100,20 +100,6 @@ def test_hard_tasks_are_split_by_tool(hard: Any) -> None:
     assert not called & shown, "a tool that is tested was shown in training"
     many = hard.split_hard([task(n, "a.tool") for n in range(50)])
     assert len(many["train"]) + len(many["test"]) == hard.PER_TOOL
-
-
-def test_bfcl_rows_become_tasks(hard: Any) -> None:
-    schema = {"type": "dict", "properties": {"type": {"type": "float"}, "x": {"type": "any"}}, "required": ["type"]}
-    row = {
-        "id": "a",
-        "question": [[{"role": "user", "content": "?"}]],
-        "function": [{"name": "f", "parameters": schema}],
-    }
-    task = hard._task(row, [{"f": {"type": [1.5], "x": ["", "y"]}}], "simple_python")
-    parameters = task.tools[0]["function"]["parameters"]
-    assert parameters["type"] == "object"
-    assert parameters["properties"] == {"type": {"type": "number"}, "x": {}}
-    assert judge(task, [ToolCall("f", {"type": 1.5})]) == "right"
 
 
 def render(by_heart: list[str], **given: Any) -> str:

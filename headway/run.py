@@ -53,7 +53,7 @@ def keeping_of(table: KeepPromptsTable) -> Keeping:
 
 def make_auto(config: Config, gateway: Gateway) -> Auto:
     trusts = {model.auto_name: trust_of(model, model.auto) for model in config.models if model.auto is not None}
-    return Auto(gateway.handle, trusts, gateway.price_of, gateway.metrics.registry)
+    return Auto(gateway.handle, trusts, gateway.price_of, gateway.metrics)
 
 
 def trust_of(model: ModelTable, auto: AutoTable) -> Trust:

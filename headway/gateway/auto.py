@@ -22,13 +22,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prometheus_client import CollectorRegistry, Counter, Gauge
-
 from headway.core.budget import Judged, Watch, threshold, watched_rate
 from headway.core.cascade import Asked, Calibration, Said, differ, weigh
 from headway.core.price import Price
 from headway.core.types import Tier
 from headway.errors import HeadwayError
+from headway.gateway.metrics import Metrics
 from headway.wire import Client, Request, Rung, Rungs, Served
 
 log = logging.getLogger("headway.gateway")
@@ -117,25 +116,17 @@ class Auto:
         handle: Handle,
         trusts: dict[str, Trust],
         price_of: PriceOf,
-        registry: CollectorRegistry,
+        metrics: Metrics,
         dice: random.Random | None = None,
     ) -> None:
         self._handle = handle
         self._trusts = trusts
         self._price_of = price_of
+        self._metrics = metrics
         self._dice = dice or random.Random()
         self._audits: set[asyncio.Task[None]] = set()
-        self._served = Counter(
-            "headway_auto_calls", "Calls to auto models by the rung that served.", ("model", "rung", "escalated"),
-            registry=registry,
-        )  # fmt: skip
-        self._audited = Counter(
-            "headway_auto_audits", "Audited calls by whether the full model says the same.", ("model", "verdict"),
-            registry=registry,
-        )  # fmt: skip
-        gate = Gauge("headway_auto_gate_open", "1 while the student is trusted at all.", ("model",), registry=registry)
         for model, trust in trusts.items():
-            gate.labels(model).set_function(lambda trust=trust: float(not trust.is_closed))  # type: ignore[misc]
+            metrics.auto_gate.labels(model).set_function(lambda trust=trust: float(not trust.is_closed))  # type: ignore[misc]
 
     async def handle(self, request: Request, client: Client) -> None:
         if request.rungs is None:
@@ -156,7 +147,7 @@ class Auto:
             rung.earlier_s = time.monotonic() - began
             request.meter = full.meter  # what is raised is answered with what the full model's call was told
             await self._handle(full, client)
-        self._served.labels(model, "full" if rung.escalated else "student", rung.escalated).inc()
+        self._metrics.auto_calls.labels(model, "full" if rung.escalated else "student", rung.escalated).inc()
 
     async def _stream_student(self, trust: Trust, rungs: Rungs, asked: Asked, rung: Rung, client: Client) -> str:
         """Returns why the full model shall be asked; nothing where the student has answered."""
@@ -209,7 +200,7 @@ class Auto:
         if not limit.watch.is_alert and self._dice.random() >= trust.audit_share:
             return
         if taken is None:  # the full model answers: it says what it says
-            self._audited.labels(model, "escalated").inc()
+            self._metrics.auto_audits.labels(model, "escalated").inc()
             trust.see(limit, differs=False)
         elif len(self._audits) < MAX_AUDITS:
             task = asyncio.get_running_loop().create_task(self._ask_full(trust, limit, rungs, taken, model))
@@ -223,7 +214,7 @@ class Auto:
             differs = differ(taken, rungs.read(held.body))
         except HeadwayError:
             return  # no seat was free for it
-        self._audited.labels(model, "differs" if differs else "same").inc()
+        self._metrics.auto_audits.labels(model, "differs" if differs else "same").inc()
         trust.see(limit, differs)
 
     def _audited_one(self, task: asyncio.Task[None]) -> None:

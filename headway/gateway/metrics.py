@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -48,6 +48,21 @@ class Metrics:
             "Streams with a promised floor by whether it was kept.",
             ("model", "tier", "outcome"),
             registry=self.registry,
+        )
+        self.auto_calls = Counter(
+            "headway_auto_calls",
+            "Calls to auto models by the rung that served, and why it was not the student.",
+            ("model", "rung", "escalated"),
+            registry=self.registry,
+        )
+        self.auto_audits = Counter(
+            "headway_auto_audits",
+            "Audited calls of auto models: whether the full model says the same, or served itself.",
+            ("model", "verdict"),
+            registry=self.registry,
+        )
+        self.auto_gate = Gauge(
+            "headway_auto_gate_open", "1 while an auto model's student is trusted.", ("model",), registry=self.registry
         )
         self.registry.register(_Seats(machine, replicas))
 

@@ -15,18 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import PermissionDeniedError
-from prometheus_client import CollectorRegistry
 
 from headway.api import anthropic, openai
 from headway.api.rungs import CallRungs
 from headway.config import Config
 from headway.core.budget import Judged
 from headway.core.cascade import Calibration, Evidence, Gate, PromptGuess, Rising, Seen
+from headway.core.machine import Machine
 from headway.core.price import Price
 from headway.engines.scripted import Script, running
 from headway.errors import Refused
 from headway.evals.trust import write_calibration
 from headway.gateway.auto import Auto, Trust
+from headway.gateway.metrics import Metrics
 from headway.ledger.bill import make_bill
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
@@ -126,9 +127,14 @@ def trust(tmp_path: Path, judged: list[Judged] | None = None, **more: Any) -> Tr
 
 
 def auto_of(engines: Engines, trusted: Trust, seed: int = 0) -> Auto:
-    registry = CollectorRegistry()
     prices = {"m": Price(10_000_000, 10_000_000)}
-    return Auto(engines.handle, {"m-auto": trusted}, lambda model, _: prices[model], registry, random.Random(seed))
+    return Auto(
+        engines.handle,
+        {"m-auto": trusted},
+        lambda model, _: prices[model],
+        Metrics(Machine({}), {}),
+        random.Random(seed),
+    )
 
 
 def request_of(asked: dict[str, Any], dialect: Any = None, prepare: Any = None) -> Request:

@@ -15,7 +15,7 @@ from headway.config import load
 from headway.core.budget import calls_needed
 from headway.core.cascade import Calibration
 from headway.errors import SetupError
-from headway.evals.task_files import read_tasks
+from headway.evals.plain_tasks import read_plain_tasks
 from headway.evals.trust import (
     SHOWN_BUDGETS,
     Endpoint,
@@ -23,6 +23,7 @@ from headway.evals.trust import (
     compare,
     name_of,
     read_calibration,
+    require_no_commands,
     write_calibration,
 )
 from headway.evals.trust import calibrate as learn
@@ -50,8 +51,9 @@ def calibrate(
 ) -> None:
     """Ask both models every task, and find out which of the student's answers may be taken."""
     closed = out.with_name(f"{out.name}.closed")
-    chosen = read_tasks(tasks)
-    used = [name_of(task) for task in chosen]
+    chosen = read_plain_tasks(tasks)
+    require_no_commands(chosen)
+    used = [name_of(one.task) for one in chosen]
     if closed.exists() and out.exists() and set(used) & set(read_calibration(out).used):
         raise SetupError(
             f"The gate was closed ({closed}: {closed.read_text().strip()}) after it was calibrated on some of these "

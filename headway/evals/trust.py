@@ -24,7 +24,9 @@ from headway.core.budget import Judged, threshold, watched_rate
 from headway.core.cascade import Calibration, Evidence, Gate, Said, Seen, differ, weigh
 from headway.engines.http import EnginePool
 from headway.errors import EngineLost, SetupError
-from headway.evals.tool_calls import Task, judge_message
+from headway.evals.expected import RIGHT, Answer, verdict
+from headway.evals.plain_tasks import PlainTask
+from headway.evals.tool_calls import Task, ToolCall
 
 TRIES, WAIT_S = 5, 2.0
 LATER = {429, 503, 529}
@@ -63,22 +65,27 @@ class Allowed:
     watched: float
 
 
-def compare(endpoint: Endpoint, tasks: Sequence[Task], progress: Callable[[], None]) -> list[Compared]:
+def require_no_commands(tasks: Sequence[PlainTask]) -> None:
+    if any(one.wanted.how == "command" for one in tasks):
+        raise SetupError("Tasks that are checked by a command can not be calibrated on: write what their answer is.")
+
+
+def compare(endpoint: Endpoint, tasks: Sequence[PlainTask], progress: Callable[[], None]) -> list[Compared]:
     return asyncio.run(_compare(endpoint, tasks, progress))
 
 
-async def _compare(endpoint: Endpoint, tasks: Sequence[Task], progress: Callable[[], None]) -> list[Compared]:
+async def _compare(endpoint: Endpoint, tasks: Sequence[PlainTask], progress: Callable[[], None]) -> list[Compared]:
     pool, seats = EnginePool(endpoint.url), asyncio.Semaphore(endpoint.at_once)
 
-    async def one(task: Task) -> Compared:
+    async def one(plain: PlainTask) -> Compared:
         async with seats:
-            asked = {"messages": task.messages, "temperature": 0, "max_tokens": endpoint.max_tokens}
-            asked |= {"tools": task.tools} if task.tools else {}
+            asked = {"messages": plain.task.messages, "temperature": 0, "max_tokens": endpoint.max_tokens}
+            asked |= {"tools": plain.task.tools} if plain.task.tools else {}
             margins = {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
             student = await _ask(pool, endpoint, {**asked, **margins, "model": endpoint.student})
             full = await _ask(pool, endpoint, {**asked, "model": endpoint.full})
             progress()
-            return _compared(task, asked, student, full)
+            return _compared(plain, asked, student, full)
 
     try:
         return list(await asyncio.gather(*[one(task) for task in tasks]))
@@ -86,19 +93,21 @@ async def _compare(endpoint: Endpoint, tasks: Sequence[Task], progress: Callable
         pool.close()
 
 
-def _compared(task: Task, asked: dict[str, Any], student: dict[str, Any], full: dict[str, Any]) -> Compared:
+def _compared(plain: PlainTask, asked: dict[str, Any], student: dict[str, Any], full: dict[str, Any]) -> Compared:
     seen = asked_of(CHAT, asked)
     assert seen is not None
-    is_right = [_is_right(task, answer) for answer in (student, full)]
     said = said_in(student) if student else Said([], "", is_cut=True)
     other = said_in(full) if full else Said([], "")
+    is_right = [_is_right(plain, one) for one in (said, other)]
     evidence = Evidence("text") if seen.is_free_text else weigh(seen, said)
     return Compared(seen.words, evidence, is_right[1] and not is_right[0], differ(said, other))
 
 
-def _is_right(task: Task, answer: dict[str, Any]) -> bool:
-    """An answer that was refused is not right."""
-    return bool(answer) and judge_message(task, answer["choices"][0]["message"]) == "right"
+def _is_right(plain: PlainTask, said: Said) -> bool:
+    """As `headway eval` has it. An answer that was refused is empty, which is not right."""
+    calls = [ToolCall(name, arguments) for name, arguments in said.calls if isinstance(arguments, dict)]
+    answer = Answer(said.text, calls, is_unparsable=len(calls) < len(said.calls))
+    return verdict(plain.task, plain.wanted, answer, Path()) == RIGHT
 
 
 async def _ask(pool: EnginePool, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:

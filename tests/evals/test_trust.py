@@ -15,8 +15,10 @@ import typer.testing
 
 from headway.cli import app
 from headway.core.budget import calls_needed
-from headway.core.cascade import Evidence
+from headway.core.cascade import Asked, Evidence
 from headway.errors import SetupError
+from headway.evals.expected import Wanted, read_wanted
+from headway.evals.plain_tasks import PlainTask
 from headway.evals.task_files import write_tasks
 from headway.evals.tool_calls import Expected, Task
 from headway.evals.trust import Compared, Endpoint, _compare, allowed, calibrate, read_calibration
@@ -34,6 +36,10 @@ HERE = Endpoint("http://unused", "m-spark", "m")
 def task(number: int) -> Task:
     message = {"role": "user", "content": f"a timer of {number} minutes"}
     return Task(f"t{number}", [message], [TIMER], [Expected("set_timer", {"minutes": [number]})])
+
+
+def plain(number: int) -> PlainTask:
+    return PlainTask(task(number), Wanted("calls", task(number).expected), "timers")
 
 
 def compared(dice: random.Random, count: int) -> list[Compared]:
@@ -107,7 +113,7 @@ def say(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
 @pytest.mark.anyio
 async def test_both_are_asked_and_judged() -> None:
     async with endpoint(say) as url:
-        rows = await _compare(Endpoint(url, "m-spark", "m"), [task(number) for number in range(1, 9)], lambda: None)
+        rows = await _compare(Endpoint(url, "m-spark", "m"), [plain(number) for number in range(1, 9)], lambda: None)
     assert [one.is_excess for one in rows] == [False, False, False, True, False, False, True, True]
     assert [one.differs for one in rows] == [one.is_excess for one in rows]
     assert rows[6].evidence.doubt == "cut off"  # it was refused: nothing to take
@@ -119,7 +125,7 @@ async def test_both_are_asked_and_judged() -> None:
 async def test_an_endpoint_that_refuses_for_good_is_an_error() -> None:
     async with endpoint(lambda _: (404, {"error": {"message": "no such model"}})) as url:
         with pytest.raises(SetupError, match="no such model"):
-            await _compare(Endpoint(url, "m-spark", "m"), [task(1)], lambda: None)
+            await _compare(Endpoint(url, "m-spark", "m"), [plain(1)], lambda: None)
 
 
 @pytest.mark.anyio
@@ -151,3 +157,22 @@ def test_a_file_that_is_none_is_an_error(tmp_path: Path) -> None:
     for name in ("x.json", "missing.json"):
         with pytest.raises(SetupError):
             read_calibration(tmp_path / name)
+
+
+@pytest.mark.anyio
+async def test_free_text_is_judged_by_what_it_expects_and_weighed_by_its_prompt() -> None:
+    def say(body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        text = "Paris" if body["model"] == "m" or "France" in body["messages"][0]["content"] else "No idea"
+        return 200, {"choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": "stop"}]}
+
+    asked = [
+        PlainTask(Task(name, [{"role": "user", "content": f"The capital of {name}?"}], [], []), wanted, "capitals")
+        for name, wanted in (("France", read_wanted({"exact": "Paris"})), ("Texas", read_wanted({"regex": "Paris"})))
+    ]
+    async with endpoint(say) as url:
+        easy, hard = await _compare(Endpoint(url, "m-spark", "m"), asked, lambda: None)
+    assert (easy.evidence.kind, easy.is_excess, hard.is_excess) == ("text", False, True)
+    made = calibrate([easy, hard] * 200, HERE, "2026-11-15", [])
+    before = made.gate.before
+    assert made.gate.score(before(Asked("The capital of France?"))) > 0.9
+    assert made.gate.score(before(Asked("The capital of Texas?"))) < 0.5

@@ -20,6 +20,7 @@ from headway.evals.trust import (
     SHOWN_BUDGETS,
     Endpoint,
     allowed,
+    closed_file,
     compare,
     name_of,
     read_calibration,
@@ -50,7 +51,7 @@ def calibrate(
     key: Annotated[str | None, typer.Option(envvar="HEADWAY_KEY", help="Where the gateway asks for one.")] = None,
 ) -> None:
     """Ask both models every task, and find out which of the student's answers may be taken."""
-    closed = out.with_name(f"{out.name}.closed")
+    closed = closed_file(out)
     chosen = read_plain_tasks(tasks)
     require_no_commands(chosen)
     used = [name_of(one.task) for one in chosen]

@@ -22,7 +22,7 @@ from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
 from headway.engines.base import Engine
 from headway.engines.vllm import VLLMEngine
 from headway.errors import SetupError
-from headway.evals.trust import read_calibration
+from headway.evals.trust import closed_file, read_calibration
 from headway.fleet.local import LocalEngine, installed_vllm
 from headway.gateway.auto import Auto, Trust
 from headway.gateway.events import EventLog
@@ -66,7 +66,7 @@ def trust_of(model: ModelTable, auto: AutoTable) -> Trust:
     if (calibration.student, calibration.full) != (model.student_name, model.name):
         said = f"{calibration.student!r} beside {calibration.full!r}"
         raise SetupError(f"{path} is about {said}, not {model.student_name!r} beside {model.name!r}. {mend}")
-    return Trust(calibration, auto.budget, auto.budgets, auto.audit_share, path.with_name(f"{path.name}.closed"))
+    return Trust(calibration, auto.budget, auto.budgets, auto.audit_share, closed_file(path))
 
 
 def make_books(config: Config) -> Books | None:

@@ -178,6 +178,11 @@ def read_calibration(path: Path) -> Calibration:
         raise SetupError(f"{path} is not what `headway auto calibrate` writes ({error}).") from error
 
 
+def closed_file(calibration: Path) -> Path:
+    """Where it stands that the gate is closed, and why."""
+    return calibration.with_name(f"{calibration.name}.closed")
+
+
 def write_calibration(path: Path, calibration: Calibration) -> None:
     unfinished = path.with_name(f"{path.name}.partial")
     unfinished.write_bytes(msgspec.json.encode(calibration.as_plain()))

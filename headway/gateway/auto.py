@@ -134,13 +134,14 @@ class Auto:
             return
         model, rungs, began = request.call.model, request.rungs, time.monotonic()
         trust = self._trusts[model]
+        limit = trust.limit(request.call.tenant)
         rung = Rung(model, "full", full_price=self._price_of(trust.calibration.full, request.call.tier))
         if trust.is_closed or rungs.asked is None:
             rung.escalated = "closed" if trust.is_closed else "not weighed"
         elif rungs.asked.is_free_text:
-            rung.escalated = await self._stream_student(trust, rungs, rungs.asked, rung, client)
+            rung.escalated = await self._stream_student(trust, limit, rungs, rungs.asked, rung, client)
         else:
-            rung.escalated = await self._hold_student(trust, rungs, rungs.asked, rung, client)
+            rung.escalated = await self._hold_student(trust, limit, request, rungs, rungs.asked, rung, client)
         if rung.escalated:
             full = rungs.to_full()
             full.rung = rung
@@ -149,12 +150,14 @@ class Auto:
             await self._handle(full, client)
         self._metrics.auto_calls.labels(model, "full" if rung.escalated else "student", rung.escalated).inc()
 
-    async def _stream_student(self, trust: Trust, rungs: Rungs, asked: Asked, rung: Rung, client: Client) -> str:
+    async def _stream_student(
+        self, trust: Trust, limit: _Limit, rungs: Rungs, asked: Asked, rung: Rung, client: Client
+    ) -> str:
         """Returns why the full model shall be asked; nothing where the student has answered."""
         gate = trust.calibration.gate
-        student = rungs.to_student(is_held=False)
-        if not gate.takes(gate.before(asked), trust.limit(student.call.tenant).level):
+        if not gate.takes(gate.before(asked), limit.level):
             return "unsure"
+        student = rungs.to_student(is_held=False)
         student.rung = Rung(rung.auto, "student", full_price=rung.full_price)
         try:
             await self._handle(student, client)
@@ -165,7 +168,9 @@ class Auto:
             return "student failed"
         return ""
 
-    async def _hold_student(self, trust: Trust, rungs: Rungs, asked: Asked, rung: Rung, client: Client) -> str:
+    async def _hold_student(
+        self, trust: Trust, limit: _Limit, request: Request, rungs: Rungs, asked: Asked, rung: Rung, client: Client
+    ) -> str:
         student, held = rungs.to_student(is_held=True), _Held()
         student.rung = Rung(rung.auto, "student", full_price=rung.full_price)
         try:
@@ -178,7 +183,6 @@ class Auto:
             rung.earlier_micro = held.served.billed.amount - held.served.billed.refund
         if rung.full_price is not None:
             rung.earlier_all_full = rung.full_price.amount(*student.meter.usage())
-        limit = trust.limit(student.call.tenant)
         try:
             said = rungs.read(held.body)
             evidence = weigh(asked, said)
@@ -191,7 +195,7 @@ class Auto:
         self._audit(trust, limit, rungs, said if is_taken else None, rung.auto)
         if not is_taken:
             return evidence.doubt or "unsure"
-        await _deliver(client, whole, held.served, is_stream=whole.startswith(b"data: "))
+        await _deliver(client, whole, held.served, is_stream=request.streaming)
         return ""
 
     # --- audits ---

@@ -49,6 +49,7 @@ ALLOWED = {
     # Verdicts are needed wherever a model is compared: by `headway eval`, by the card of a student, by the runs.
     # How far a student is trusted is found out with the very gate that serves: same evidence, same scores.
     "headway.evals": {
+        "headway.config_problems",
         "headway.errors",
         "headway.core",
         "headway.api.rungs",

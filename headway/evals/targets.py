@@ -23,16 +23,18 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from headway.config_problems import explain
 from headway.errors import SetupError
 from headway.toml_lines import line_of
 
 Dialect = Literal["openai", "anthropic"]
 KEY_ENV = "HEADWAY_KEY"
 MAX_TARGETS = 12
+PRICE = "Of a million tokens, in millionths of your currency."
 MAX_PAGE_BYTES = 1 << 22
 PAGE_TIMEOUT_S = 10.0
 SPARK, AUTO, STANDARD, FLEX = "spark", "auto", "standard", "flex"
@@ -127,15 +129,15 @@ def base_url(url: str) -> str:
 class _TargetTable(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: Annotated[str, StringConstraints(pattern=r"^[\w. -]{1,60}$")]
-    url: Annotated[str, StringConstraints(max_length=2000)]
-    model: Annotated[str, StringConstraints(min_length=1, max_length=256)]
-    dialect: Dialect = "openai"
+    name: str = Field(pattern=r"^[\w. -]{1,60}$", description="What the page calls it.")
+    url: str = Field(max_length=2000, description="Of the endpoint: what comes before /v1.")
+    model: str = Field(min_length=1, max_length=256, description="The name the endpoint knows the model by.")
+    dialect: Dialect = Field("openai", description="How it is spoken to.")
     service_tier: str | None = None
     speed: str | None = None
     key_env: str | None = None
-    input_micro: int | None = Field(None, ge=0, le=10**12)
-    output_micro: int | None = Field(None, ge=0, le=10**12)
+    input_micro: int | None = Field(None, ge=0, le=10**12, description=PRICE)
+    output_micro: int | None = Field(None, ge=0, le=10**12, description=PRICE)
     temperature: float | None = Field(None, ge=0, le=2)
     body: dict[str, Any] = {}
 
@@ -155,16 +157,12 @@ def read_targets(path: Path) -> list[Target]:
     except tomllib.TOMLDecodeError as error:
         raise SetupError(f"{path}: this is not TOML: {error}") from error
     except ValidationError as error:
-        problems = [f"{path}:{line_of(text, e['loc'])}: {_place(e['loc'])}: {e['msg']}" for e in error.errors()]
+        problems = [f"{path}:{line_of(text, e['loc'])}: {explain(dict(e), _TargetFile)}" for e in error.errors()]
         raise SetupError("\n".join(problems)) from error
     for table in tables:
         if table.key_env is not None and not os.environ.get(table.key_env):
             raise SetupError(f"{path}: {table.name} wants its key in the variable {table.key_env}, which is not set.")
     return [Target(**{**table.model_dump(), "url": base_url(table.url)}) for table in tables]
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in location if not isinstance(part, int))
 
 
 def require_different(targets: Sequence[Target]) -> None:

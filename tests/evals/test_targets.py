@@ -58,9 +58,10 @@ def test_a_lab_and_its_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("line", "why"),
     [
         ('dialect = "grpc"', ":6: targets.dialect"),
-        ("input_micro = 0.5", "input_micro: Input should be a valid integer"),
+        ("input_micro = 0.5", "input_micro = 0.5: Input should be a valid integer.*millionths of your currency"),
         ("input_micro = -1", "greater than or equal to 0"),
-        ("color = 3", "color: Extra inputs are not permitted"),
+        ("output_micr = 3", "unknown setting `targets.output_micr`: did you mean `output_micro`"),
+        ("[[targets]]\nname = 'b'", "`targets.url` is missing: Of the endpoint"),
         ("= 3", "is not TOML"),
     ],
 )

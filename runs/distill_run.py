@@ -128,7 +128,12 @@ def write_card(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts
         task_set: {label: verdicts[name] for label, name in named.items() if name in verdicts}
         for task_set, verdicts in mistakes.items()
     }
-    asked, kept = results["tasks"], results["kept"]
+    asked, kept, beside = results["tasks"], results["kept"], results["beside"]
+    full = f"while {beside['standard_streams']} standard streams fill the teacher's engine"
+    under_load = [
+        {"model": beside["model"], "streams": beside["spark_streams"], "stream_tps": beside["spark_tps"], "note": full},
+        {"model": "teacher", "streams": beside["standard_streams"], "stream_tps": beside["standard_tps"]},
+    ]
     card = {
         "name": "assistant-spark",
         "teacher": "SmolLM2-135M-Instruct, tuned on both task sets",
@@ -137,7 +142,7 @@ def write_card(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts
         "layers": ", ".join(map(str, results["cut"]["layers"])),
         "precision": "bf16; the int8 form stands beside it",
         "mistakes": shown,
-        "speeds": results["speeds"],
+        "speeds": [*({**row, "note": "alone"} for row in results["speeds"]), *under_load],
         "trained_on": {
             "answers of the teacher": f"{kept['kept']} that were right, of {kept['of']}",
             "routine requests asked": work.sizes.student_routine,
@@ -160,11 +165,10 @@ def verdict(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts]) 
     beside, minutes = results["beside"], work.minutes(results)
     times = beside["spark_tps"] / beside["standard_tps"]
     tps = {(row["model"], row["streams"]): row["stream_tps"] for row in results["speeds"]}
-    console.print(
-        f"parameters {params:.0%} of the teacher's (at most 50 %); {minutes:.0f} min (bar {MAX_MINUTES:.0f}); "
-        f"student ÷ teacher tok/s alone {tps['student-0', 1] / tps['teacher', 1]:.1f}, at {SPEED_STREAMS} streams "
-        f"{tps['student-0', SPEED_STREAMS] / tps['teacher', SPEED_STREAMS]:.1f}"
-    )
+    for name in ("student-0", "student-int8"):
+        alone, many = (tps[name, streams] / tps["teacher", streams] for streams in (1, SPEED_STREAMS))
+        console.print(f"{name} ÷ teacher, tok/s: {alone:.1f} at 1 stream, {many:.1f} at {SPEED_STREAMS}")
+    console.print(f"parameters {params:.0%} of the teacher's (at most 50 %); {minutes:.0f} min (bar {MAX_MINUTES:.0f})")
     console.print(
         f"teacher right on routine {shares['teacher'].value:.1%} (bar {MIN_TEACHER:.0%}); student ÷ teacher "
         f"{min(ratios):.3f} (bar {MIN_OF_TEACHER}); spark {beside['spark_tps']:.1f} beside standard "

@@ -65,7 +65,7 @@ def run_stages(work: Work, until: str = "") -> dict[str, Any]:
         ("kept", lambda: keep_right(work), 0.1),
         ("cut", lambda: cut_student(work), 4),
         ("training", lambda: train_students(work), 42),
-        ("int8", lambda: quantise(work), 0.3),
+        ("int8", lambda: quantise(work, "student-0", "student-int8"), 0.3),
         ("mistakes", lambda: count_all_mistakes(work, models_of(work)), 12),
         ("speeds", lambda: measure_speeds(work), 6),
         ("beside", lambda: spark_beside_standard(work, best(work)), 5),

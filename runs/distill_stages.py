@@ -206,8 +206,8 @@ def _train_student(work: Work, seed: int) -> dict[str, Any]:
     return {"sft_loss": sft.get("loss"), "distilled_loss": distilled.get("loss")}
 
 
-def quantise(work: Work) -> dict[str, Any]:
-    settings = {"model": str(work.model("student-0")), "to": str(work.folder / "student-int8")}
+def quantise(work: Work, name: str, to: str) -> dict[str, Any]:
+    settings = {"model": str(work.model(name)), "to": str(work.folder / to)}
     return run_script(work.training, "quantise", settings, lambda _said: None)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import uvloop
 from distill_run import open_work, run_stages
-from distill_stages import TEACHER, Work, console
+from distill_stages import TEACHER, Work, console, quantise
 from drafter_plan import CHIP, PAYS, planned_table
 from pairs import COUNTERS, SEATS, Pairs, Text, compare, table_of, two_engines
 from rich.progress import Progress
@@ -34,8 +34,8 @@ TRAINING_MINUTES = 8.0
 COMPARED, SAMPLED_PROMPTS, SAMPLES, SAMPLED_TOKENS = 200, 24, 32, 6
 CANDIDATES: dict[str, tuple[str | None, int]] = {
     "ngram-4": (None, 4),
-    "drafter-2": ("drafter", 2),
-    "drafter-4": ("drafter", 4),
+    "drafter-2": ("drafter-int8", 2),
+    "drafter-4": ("drafter-int8", 4),
 }
 QUESTIONS = (
     "Name a colour.", "Tell me a secret.", "Write a poem.", "What is a good name for a cat?", "Say something kind.",
@@ -163,6 +163,7 @@ def main(rounds: int) -> int:
     work = open_work(sorted(os.sched_getaffinity(0)))
     run_stages(work, until="training")
     work.once("drafter-training", lambda: train_drafter(work), TRAINING_MINUTES)
+    work.once("drafter-int8", lambda: quantise(work, "drafter", "drafter-int8"), 0.1)
     measured: dict[str, Any] = {}
     for name, (weights, tokens) in CANDIDATES.items():
         config = settings(work, weights, [(1, SEATS, tokens)])
@@ -171,7 +172,7 @@ def main(rounds: int) -> int:
     console.print(f"chosen: {choice.method or 'none'}, tokens by streams {choice.by_streams}")
     if choice.method is None:
         return report(work, measured, choice, None, None)
-    weights = "drafter" if choice.method == "draft_model" else None
+    weights = "drafter-int8" if choice.method == "draft_model" else None
     config = settings(work, weights, choice.schedule(SEATS))
     chosen = work.once("drafter-chosen", lambda: measure(work, "as chosen", config, rounds), 10)
     differences = work.once("drafter-differences", lambda: look_for_differences(work, config), 12)

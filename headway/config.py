@@ -7,18 +7,16 @@ fields (`make docs`). An error names the line and the mend.
 from __future__ import annotations
 
 import ipaddress
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
-from headway.config_problems import explain
+from headway.config_problems import checked
 from headway.core.types import EXPRESS, Tier
 from headway.errors import SetupError
-from headway.toml_lines import line_of
 
 
 class _Table(BaseModel):
@@ -350,13 +348,7 @@ def load(path: Path) -> Config:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise SetupError(f"{path}: {error.strerror or error}. Write one, or name another with --config.") from error
-    try:
-        return Config.model_validate(tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
-        raise SetupError(f"{path}: this is not TOML: {error}") from error
-    except ValidationError as error:
-        problems = [f"{path}:{line_of(text, e['loc'])}: {explain(dict(e), Config)}" for e in error.errors()]
-        raise SetupError("\n".join(problems)) from error
+    return checked(path, text, Config)
 
 
 def _all_different(names: Sequence[str], what: str) -> None:

@@ -1,13 +1,30 @@
-"""What is wrong with a configuration, said in one line with its mend: pydantic knows the fault, not what to do."""
+"""What is wrong with a TOML file, said in one line with its mend: pydantic knows the fault, not what to do."""
 
 from __future__ import annotations
 
 import difflib
-from typing import Any
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
+
+from headway.errors import SetupError
+from headway.toml_lines import line_of
 
 Location = tuple[int | str, ...]
+Root = TypeVar("Root", bound=BaseModel)
+
+
+def checked(path: Path, text: str, root: type[Root]) -> Root:
+    """What the text of this file says; SetupError with one line per problem, each with its place and its mend."""
+    try:
+        return root.model_validate(tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise SetupError(f"{path}: this is not TOML: {error}") from error
+    except ValidationError as error:
+        problems = [f"{path}:{line_of(text, e['loc'])}: {explain(dict(e), root)}" for e in error.errors()]
+        raise SetupError("\n".join(problems)) from error
 
 
 def explain(error: dict[str, Any], root: type[BaseModel]) -> str:

@@ -132,7 +132,12 @@ def write_card(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts
     full = f"while {beside['standard_streams']} standard streams fill the teacher's engine"
     under_load = [
         {"model": beside["model"], "streams": beside["spark_streams"], "stream_tps": beside["spark_tps"], "note": full},
-        {"model": "teacher", "streams": beside["standard_streams"], "stream_tps": beside["standard_tps"]},
+        {
+            "model": "teacher",
+            "streams": beside["standard_streams"],
+            "stream_tps": beside["standard_tps"],
+            "note": "those",
+        },
     ]
     card = {
         "name": "assistant-spark",

@@ -31,11 +31,12 @@ from headway.run import vllm_speculation
 BATCHES = (1, 2, 4, 8)
 MIN_GAIN, NOISE, MIN_P = 1.3, 0.95, 0.01
 TRAINING_MINUTES = 8.0
+DRAFTER = "drafter-int8"
 COMPARED, SAMPLED_PROMPTS, SAMPLES, SAMPLED_TOKENS = 200, 24, 32, 6
 CANDIDATES: dict[str, tuple[str | None, int]] = {
     "ngram-4": (None, 4),
-    "drafter-2": ("drafter-int8", 2),
-    "drafter-4": ("drafter-int8", 4),
+    "drafter-2": (DRAFTER, 2),
+    "drafter-4": (DRAFTER, 4),
 }
 QUESTIONS = (
     "Name a colour.", "Tell me a secret.", "Write a poem.", "What is a good name for a cat?", "Say something kind.",
@@ -163,7 +164,7 @@ def main(rounds: int) -> int:
     work = open_work(sorted(os.sched_getaffinity(0)))
     run_stages(work, until="training")
     work.once("drafter-training", lambda: train_drafter(work), TRAINING_MINUTES)
-    work.once("drafter-int8", lambda: quantise(work, "drafter", "drafter-int8"), 0.1)
+    work.once(DRAFTER, lambda: quantise(work, "drafter", DRAFTER), 0.1)
     measured: dict[str, Any] = {}
     for name, (weights, tokens) in CANDIDATES.items():
         config = settings(work, weights, [(1, SEATS, tokens)])
@@ -172,7 +173,7 @@ def main(rounds: int) -> int:
     console.print(f"chosen: {choice.method or 'none'}, tokens by streams {choice.by_streams}")
     if choice.method is None:
         return report(work, measured, choice, None, None)
-    weights = "drafter-int8" if choice.method == "draft_model" else None
+    weights = DRAFTER if choice.method == "draft_model" else None
     config = settings(work, weights, choice.schedule(SEATS))
     chosen = work.once("drafter-chosen", lambda: measure(work, "as chosen", config, rounds), 10)
     differences = work.once("drafter-differences", lambda: look_for_differences(work, config), 12)

@@ -26,9 +26,9 @@ ALLOWED = {
         "headway.errors",
     },
     "headway.toml_lines": set(),
-    "headway.config_problems": set(),
+    "headway.config_problems": {"headway.errors", "headway.toml_lines"},
     "headway.pictures": {"headway.errors"},
-    "headway.config": {"headway.core.types", "headway.errors", "headway.toml_lines", "headway.config_problems"},
+    "headway.config": {"headway.core.types", "headway.errors", "headway.config_problems"},
     "headway.api": {
         "headway.core.types",
         "headway.core.allowance",
@@ -56,7 +56,6 @@ ALLOWED = {
         "headway.engines.http",
         "headway.fleet.local",
         "headway.pictures",
-        "headway.toml_lines",
     },
     # A student is judged by evals, measured by bench, sized beside plan's chips, and made in an environment of fleet's.
     "headway.distill": {

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import os
-import tomllib
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -25,11 +24,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from headway.config_problems import explain
+from headway.config_problems import checked
 from headway.errors import SetupError
-from headway.toml_lines import line_of
 
 Dialect = Literal["openai", "anthropic"]
 KEY_ENV = "HEADWAY_KEY"
@@ -151,14 +149,9 @@ class _TargetFile(BaseModel):
 def read_targets(path: Path) -> list[Target]:
     try:
         text = path.read_text(encoding="utf-8")
-        tables = _TargetFile.model_validate(tomllib.loads(text)).targets
     except OSError as error:
         raise SetupError(f"{path}: {error.strerror or error}.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise SetupError(f"{path}: this is not TOML: {error}") from error
-    except ValidationError as error:
-        problems = [f"{path}:{line_of(text, e['loc'])}: {explain(dict(e), _TargetFile)}" for e in error.errors()]
-        raise SetupError("\n".join(problems)) from error
+    tables = checked(path, text, _TargetFile).targets
     for table in tables:
         if table.key_env is not None and not os.environ.get(table.key_env):
             raise SetupError(f"{path}: {table.name} wants its key in the variable {table.key_env}, which is not set.")

@@ -71,7 +71,9 @@ def calibrate(
     write_calibration(out, made)
     closed.unlink(missing_ok=True)
     console.print(table_of(made))
-    console.print(f"written: {out}. Name it in headway.toml, as `calibration` of [models.auto].", highlight=False)
+    console.print(
+        f"written: {out}. Name it in headway.toml, as `calibration` of [models.auto].", highlight=False, markup=False
+    )
 
 
 def table_of(made: Calibration) -> Table:

@@ -198,7 +198,8 @@ def bfcl(categories: str = "") -> Task:
 
 
 def _as_inspect(tasks: list[PlainTask], folder: Path, name: str) -> Task:
-    by_id = {one.task.id: one for one in tasks}
+    # A function and not the tasks themselves: Inspect writes what a solver was given into its log, beside every sample.
+    find = {one.task.id: one for one in tasks}.__getitem__
     samples = [
         Sample(
             id=one.task.id,
@@ -209,7 +210,7 @@ def _as_inspect(tasks: list[PlainTask], folder: Path, name: str) -> Task:
         for one in tasks
     ]
     return Task(
-        dataset=MemoryDataset(samples, name=name), solver=ask_once(by_id), scorer=as_expected(by_id, folder), name=name
+        dataset=MemoryDataset(samples, name=name), solver=ask_once(find), scorer=as_expected(find, folder), name=name
     )
 
 
@@ -231,7 +232,7 @@ def _message(said: dict[str, Any]) -> ChatMessage:
 
 
 @solver
-def ask_once(by_id: dict[str, PlainTask]) -> Solver:
+def ask_once(find: Callable[[str], PlainTask]) -> Solver:
     """One call, whose tools are not run: which were called is what is judged."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
@@ -241,7 +242,7 @@ def ask_once(by_id: dict[str, PlainTask]) -> Solver:
                 description=one["function"].get("description") or "",
                 options={SCHEMA: one["function"].get("parameters") or {"type": "object", "properties": {}}},
             )
-            for one in by_id[str(state.sample_id)].task.tools
+            for one in find(str(state.sample_id)).task.tools
         ]
         state.output = await get_model().generate(state.messages, tools)
         state.messages.append(state.output.message)
@@ -251,9 +252,9 @@ def ask_once(by_id: dict[str, PlainTask]) -> Solver:
 
 
 @scorer(metrics=[accuracy(), stderr()])
-def as_expected(by_id: dict[str, PlainTask], folder: Path) -> Scorer:
+def as_expected(find: Callable[[str], PlainTask], folder: Path) -> Scorer:
     async def score(state: TaskState, target: Target) -> Score:
-        one = by_id[str(state.sample_id)]
+        one = find(str(state.sample_id))
         calls = state.output.message.tool_calls or []
         answer = Answer(
             state.output.completion,

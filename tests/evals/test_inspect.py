@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -162,6 +163,17 @@ def test_every_task_has_a_verdict_and_failures_are_no_answers(endpoint: Endpoint
     assert spoken["turn"].verdict == spoken["say"].verdict == "right"
     assert spoken["say"].cost_micro is None
     assert endpoint.asked[-1]["speed"] == "fast"
+
+
+def test_the_log_of_a_task_does_not_hold_the_other_tasks(endpoint: Endpoint, tmp_path: Path) -> None:
+    """Inspect once wrote all of them beside each: with a thousand tasks its log took longer than the answers."""
+    path = tmp_path / "long.jsonl"
+    dice = random.Random(1)
+    rows = [{"id": str(n), "prompt": dice.randbytes(1000).hex(), "expected": {"exact": "x"}} for n in range(300)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    asked(str(path), Target("lab", endpoint.url, "m"), tmp_path, limit=1)
+    [log] = (tmp_path / "logs").iterdir()
+    assert log.stat().st_size < path.stat().st_size / 10
 
 
 def test_any_task_of_inspect_runs(endpoint: Endpoint, tmp_path: Path) -> None:

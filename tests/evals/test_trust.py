@@ -141,6 +141,7 @@ async def test_the_command_writes_what_the_gateway_reads_and_wants_new_tasks_aft
         result = await asyncio.to_thread(run, url)
         assert result.exit_code == 0, result.output
         assert "of calls" in result.output
+        assert "[models.auto]" in result.output
         made = read_calibration(out)
         assert (made.student, made.full, len(made.used)) == ("m-spark", "m", 400)
         (tmp_path / "auto.json.closed").write_text("9 of 20 differ")

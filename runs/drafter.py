@@ -16,7 +16,7 @@ from distill_stages import TEACHER, Work, console, quantise
 from drafter_plan import CHIP, PAYS, planned_table
 from pairs import COUNTERS, SEATS, Pairs, Text, compare, table_of, two_engines
 from rich.progress import Progress
-from token_times import chat, timed_call
+from token_times import timed_call
 
 from headway.config import load
 from headway.distill.card import card_page
@@ -33,15 +33,17 @@ MIN_GAIN, NOISE, MIN_P = 1.3, 0.95, 0.01
 TRAINING_MINUTES = 8.0
 DRAFTER = "drafter-int8"
 COMPARED, SAMPLED_PROMPTS, SAMPLES, SAMPLED_TOKENS = 200, 24, 32, 6
+CONTROL_TEMPERATURE = 1.25  # the test must tell this from 1, or its silence would say nothing
 CANDIDATES: dict[str, tuple[str | None, int]] = {
     "ngram-4": (None, 4),
     "drafter-2": (DRAFTER, 2),
     "drafter-4": (DRAFTER, 4),
 }
-QUESTIONS = (
-    "Name a colour.", "Tell me a secret.", "Write a poem.", "What is a good name for a cat?", "Say something kind.",
-    "Where should I travel?", "Give me a number.", "What is music?", "Tell me about rain.", "Invent a word.",
-    "What do birds dream of?", "Describe a door.",
+# Where few words may follow, so that samples repeat and can be counted; the tuned model's own answers hardly vary.
+BEGINNINGS = (
+    "My favourite colour is", "She was born in the month of", "For breakfast he had", "The animal at the door was a",
+    "In winter the weather is", "The train left on", "They travelled to the capital of", "He plays the",
+    "It takes about two", "The first planet is", "I feel very", "The doctor said",
 )  # fmt: skip
 
 
@@ -129,25 +131,37 @@ async def _in_batches(url: str, requests: list[dict[str, object]], tokens: int, 
 
 
 async def _of_both(
-    urls: list[str], requests: list[dict[str, object]], tokens: int, at_once: int = 8
+    urls: list[str], requests: list[list[dict[str, object]]], tokens: int, at_once: int = 8
 ) -> list[list[str]]:
     """No times are taken here, so both engines may work at once, each on its core."""
-    return list(await asyncio.gather(*[_in_batches(url, requests, tokens, at_once) for url in urls]))
+    return list(
+        await asyncio.gather(*[_in_batches(url, own, tokens, at_once) for url, own in zip(urls, requests, strict=True)])
+    )
+
+
+def _sampled(prompts: list[dict[str, object]], temperature: float, first_seed: int) -> list[dict[str, object]]:
+    seeds = range(first_seed, first_seed + SAMPLES)
+    return [{**prompt, "temperature": temperature, "seed": seed} for prompt in prompts for seed in seeds]
 
 
 def look_for_differences(work: Work, config: dict[str, object]) -> dict[str, Any]:
     """Greedy answers side by side, and samples at temperature 1."""
     routine, hard = (read_tasks(work.folder / f"{name}-test.jsonl") for name in ("routine", "hard"))
     tasks = [*routine[: COMPARED // 2], *hard[: COMPARED // 2]]
-    prompts = [{**chat(question), "model": TEACHER} for question in QUESTIONS]
+    prompts: list[dict[str, object]] = [{"model": TEACHER, "prompt": beginning} for beginning in BEGINNINGS]
     prompts += [asked(task) for task in hard[-(SAMPLED_PROMPTS - len(prompts)) :]]
-    sampled = [{**prompt, "temperature": 1.0, "seed": seed} for prompt in prompts for seed in range(SAMPLES)]
+    # Seeds that differ: the first token is never guessed, and would be the same on both sides.
+    plain, other = _sampled(prompts, 1.0, 0), _sampled(prompts, 1.0, SAMPLES)
+    control = _sampled(prompts, CONTROL_TEMPERATURE, 2 * SAMPLES)
     with two_engines(work.engine, str(work.model("teacher")), TEACHER, config, 0) as engines:
         urls = [one.url for one in engines]
-        greedy = uvloop.run(_of_both(urls, [asked(task) for task in tasks], 128))
+        greedy = uvloop.run(_of_both(urls, [[asked(task) for task in tasks]] * 2, 128))
         # Drafts are made only where the schedule has them: one stream at a time would take too long, two do.
-        drawn = uvloop.run(_of_both(urls, sampled, SAMPLED_TOKENS, at_once=2))
-    by_prompt = [[texts[at : at + SAMPLES] for at in range(0, len(texts), SAMPLES)] for texts in drawn]
+        drawn = uvloop.run(_of_both(urls, [plain, other], SAMPLED_TOKENS, at_once=2))
+        drawn += uvloop.run(_of_both(urls[:1], [control], SAMPLED_TOKENS, at_once=2))
+    of_plain, of_other, of_control = (
+        [texts[at : at + SAMPLES] for at in range(0, len(texts), SAMPLES)] for texts in drawn
+    )
     parted = divergence(*greedy)
     right = [
         sum(judge_text(task, text) == "right" for task, text in zip(tasks, texts, strict=True)) for texts in greedy
@@ -155,8 +169,9 @@ def look_for_differences(work: Work, config: dict[str, object]) -> dict[str, Any
     return {
         "compared": parted.of, "same": parted.same, "parted_after": parted.parted_after,
         "right_plain": right[0], "right_speculative": right[1],
-        "different_answers": statistics.mean(len(set(one)) for one in by_prompt[0]),
-        "p_value": same_distribution(by_prompt[0], by_prompt[1]),
+        "different_answers": statistics.mean(len(set(one)) for one in of_plain),
+        "p_value": same_distribution(of_plain, of_other),
+        "control_p_value": same_distribution(of_plain, of_control),
     }  # fmt: skip
 
 
@@ -201,7 +216,8 @@ def report(
     console.print(
         f"greedy, {found['compared']} answers: {found['same']} the same, right {found['right_plain']} without and "
         f"{found['right_speculative']} with; at temperature 1, {found['different_answers']:.1f} different answers of "
-        f"{SAMPLES} to a prompt: same distribution with p = {found['p_value']:.3f} (bar {MIN_P})"
+        f"{SAMPLES} to a prompt: same distribution with p = {found['p_value']:.3f} (bar {MIN_P}; temperature "
+        f"{CONTROL_TEMPERATURE} against 1: p = {found['control_p_value']:.3f}, which must be below)"
     )
     by_cell = {cell: statistics.median(ratios) for cell, ratios in gains_of(chosen).items()}
     least, at_one = min(by_cell.values()), by_cell["routine", 1]
@@ -209,7 +225,8 @@ def report(
         f"{choice.method} as chosen: {at_one:.2f} times the plain speed on tool calls at 1 stream (bar {MIN_GAIN}), "
         f"{least:.2f} at the least over texts and batches (bar {NOISE})"
     )
-    return 0 if at_one >= MIN_GAIN and least >= NOISE and differences["p_value"] >= MIN_P else 1
+    is_the_same = found["p_value"] >= MIN_P > found["control_p_value"]
+    return 0 if at_one >= MIN_GAIN and least >= NOISE and is_the_same else 1
 
 
 def show_plan(measured: dict[str, Any]) -> None:

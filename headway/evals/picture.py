@@ -13,6 +13,7 @@ COLOURS = (GREY, BLUE, ORANGE, GREEN, PINK, YELLOW)
 DASHES = ([1, 0], [8, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3])
 ANSWERING, FIXING = "until the answer", "fixing mistakes, on average"
 ROOM_FOR_WORDS = 1.45  # of the longest bar, at its right
+MOST_IN_SECONDS = 120.0  # beyond, minutes are read more easily
 Spec = dict[str, Any]
 
 
@@ -73,11 +74,12 @@ def lines(verdict: KindVerdict, fix_s: float) -> Spec:
         if one.versus is not None and 0 < one.versus.break_even.fix.value < 10 * fix_s
     ]
     most_s = 1.3 * max([fix_s, *crossings, 1.0])
+    unit, unit_s = ("minutes", 60) if most_s > MOST_IN_SECONDS else ("seconds", 1)
     rows = []
     for one in verdict.figures:
         wrong = (one.time_to_right_s.value - one.answer_s.value) / fix_s if fix_s else 1 - one.right.value
         rows += [
-            {"target": one.name, "fix": at / 60, "time": one.answer_s.value + at * wrong}
+            {"target": one.name, "fix": at / unit_s, "time": one.answer_s.value + at * wrong}
             for at in (most_s * step / 50 for step in range(51))
         ]
     names = [one.name for one in verdict.figures]
@@ -85,11 +87,11 @@ def lines(verdict: KindVerdict, fix_s: float) -> Spec:
     told = {"field": "target", "type": "nominal", "legend": legend}
     colour = told | {"scale": {"domain": names, "range": [COLOURS[n % len(COLOURS)] for n in range(len(names))]}}
     dash = told | {"scale": {"domain": names, "range": [DASHES[n % len(DASHES)] for n in range(len(names))]}}
-    x: Spec = {"field": "fix", "type": "quantitative", "title": "minutes to fix a mistake", "axis": {"grid": False}}
-    x["scale"] = {"domain": [0, most_s / 60], "nice": False}
+    x: Spec = {"field": "fix", "type": "quantitative", "title": f"{unit} to fix a mistake", "axis": {"grid": False}}
+    x["scale"] = {"domain": [0, most_s / unit_s], "nice": False}
     y: Spec = {"field": "time", "type": "quantitative", "title": "seconds to a right answer"}
     y["axis"] = {"gridColor": "#EEEEEE"}
-    here = [{"fix": fix_s / 60, "label": f"you said {fix_s / 60:g} min"}]
+    here = [{"fix": fix_s / unit_s, "label": f"you said {words.seconds(fix_s)}"}]
     note = {"type": "text", "align": "right", "dx": -6, "dy": 10, "baseline": "top", "color": INK, "fontSize": 12}
     layers = [
         _layer(rows, {"type": "line", "strokeWidth": 2.2}, x=x, y=y, color=colour, strokeDash=dash),

@@ -26,6 +26,7 @@ DRAWS = 1000
 DOUBT = 0.5  # the weight of each of four made-up tasks, which together are two
 TOLD_APART = 0.05
 MOST_TASKS = 100_000
+ALL_TASKS = "all tasks"  # in the place of a kind
 Row = tuple[float, ...]
 
 
@@ -124,7 +125,7 @@ def judge_runs(runs: Sequence[Run], baseline: str, fix_s: float, seed: int = 0) 
         if [attempt.task for attempt in run.attempts] != names:
             raise ValueError(f"{run.name} was not asked the same tasks as {runs[0].name}")
     kinds = list(dict.fromkeys(attempt.kind for attempt in runs[0].attempts))
-    verdicts = [_judge("all tasks" if len(kinds) > 1 else kinds[0], runs, baseline, fix_s, seed)]
+    verdicts = [_judge(ALL_TASKS if len(kinds) > 1 else kinds[0], runs, baseline, fix_s, seed)]
     if len(kinds) > 1:
         for kind in kinds:
             of_kind = [Run(run.name, run.weights, [a for a in run.attempts if a.kind == kind]) for run in runs]
@@ -154,12 +155,13 @@ def recommend(
     is_clearly_ahead: Callable[[str, str], bool],
 ) -> Recommendation:  # fmt: skip
     """The target with the least time to a right answer, if it is ahead of the full model beyond the interval. Among
-    those that cannot be told from it the one that is right most often, then the first named, which is the simplest."""
-    others = [one for one in figures if one.versus is not None]
+    those that cannot be told from it the one that is right most often, then the first named, which is the simplest.
+
+    One that was never right is no way to a right answer, however soon it is wrong and mended."""
+    others = [one for one in figures if one.versus is not None and one.right.count]
     ahead = [one for one in others if one.versus is not None and one.versus.saved_s.low > 0]
     if not ahead:
-        right = [one for one in others if one.right.count]  # one that never is does not only lack tasks
-        unclear = [one for one in right if one.versus is not None and one.versus.saved_s.high > 0]
+        unclear = [one for one in others if one.versus is not None and one.versus.saved_s.high > 0]
         if not unclear:
             return Recommendation(baseline, is_clear=True)
         best = max(unclear, key=lambda one: one.versus.saved_s.value if one.versus else -inf)

@@ -134,6 +134,8 @@ def _unclear(verdict: KindVerdict, seems: Figures, tasks_to_tell: int | None) ->
 def _behind(full: Figures, other: Figures) -> str:
     assert other.versus is not None
     said = f"{other.name} answers in {seconds(other.answer_s.value)} instead of {seconds(full.answer_s.value)}, but "
+    if not other.right.count:
+        return f"{said}none of its {other.right.of} answers was right."
     lost = f"it loses {seconds(-other.versus.saved_s.value)} a task to its mistakes ({other.right.value:.0%} right, "
     said += f"{lost}not {full.right.value:.0%})."
     if other.versus.break_even.wins == "below":

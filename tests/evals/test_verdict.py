@@ -178,6 +178,14 @@ def test_without_prices_there_is_no_cost() -> None:
     assert words.reason(alone, "standard") == "Nothing else was asked."
 
 
+def test_a_target_that_is_never_right_is_not_recommended_however_quickly_mistakes_are_fixed() -> None:
+    found = only(made("standard", seconds=3, wrong=24, of=40), made("spark", seconds=1, wrong=40, of=40), fix_s=1.0)
+    assert found.figures[1].versus is not None
+    assert found.figures[1].versus.saved_s.low > 0
+    assert (found.recommended.use, found.recommended.is_clear) == ("standard", True)
+    assert "none of its 40 answers was right" in words.reason(found, "standard")
+
+
 def test_a_target_that_is_never_right_does_not_seem_better() -> None:
     found = only(
         made("standard", seconds=2, wrong=0, of=3), made("broken", seconds=0, wrong=3, of=3, mistake=NO_ANSWER)

@@ -32,14 +32,14 @@ BATCHES = (1, 2, 4, 8)
 MIN_GAIN, NOISE, MIN_P = 1.3, 0.95, 0.01
 TRAINING_MINUTES = 8.0
 DRAFTER = "drafter-int8"
-COMPARED, SAMPLED_PROMPTS, SAMPLES, SAMPLED_TOKENS = 200, 24, 32, 6
+COMPARED, SAMPLED_PROMPTS, SAMPLES, SAMPLED_TOKENS = 200, 18, 64, 6
 CONTROL_TEMPERATURE = 1.25  # the test must tell this from 1, or its silence would say nothing
 CANDIDATES: dict[str, tuple[str | None, int]] = {
     "ngram-4": (None, 4),
     "drafter-2": (DRAFTER, 2),
     "drafter-4": (DRAFTER, 4),
 }
-# Where few words may follow, so that samples repeat and can be counted; the tuned model's own answers hardly vary.
+# The tuned model's own answers hardly vary, and would show little.
 BEGINNINGS = (
     "My favourite colour is", "She was born in the month of", "For breakfast he had", "The animal at the door was a",
     "In winter the weather is", "The train left on", "They travelled to the capital of", "He plays the",
@@ -162,6 +162,7 @@ def look_for_differences(work: Work, config: dict[str, object]) -> dict[str, Any
     of_plain, of_other, of_control = (
         [texts[at : at + SAMPLES] for at in range(0, len(texts), SAMPLES)] for texts in drawn
     )
+    (work.folder / "drawn.json").write_text(json.dumps([of_plain, of_other, of_control]))  # to look at
     parted = divergence(*greedy)
     right = [
         sum(judge_text(task, text) == "right" for task, text in zip(tasks, texts, strict=True)) for texts in greedy

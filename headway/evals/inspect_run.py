@@ -10,6 +10,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from headway.evals.targets import Target
 from headway.evals.verdict import Attempt
 
 JSONL, BFCL = ".jsonl", "bfcl"
+MOST_ROUNDS, LEAST_IN_ROUND = 5, 6  # every round of a target has a log of its own, for people to find their way in
+Part = int | tuple[int, int] | None  # the first so many, from one to before another, or all
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,30 @@ def _require_allowed(tasks: Sequence[PlainTask], said: str, run_commands: bool) 
         )
 
 
-def run(tasks: TaskSet, target: Target, settings: Settings, on_call: Callable[[], None]) -> list[Attempt]:
-    """Every task once; raises SetupError where Inspect could not run them at all."""
+def run_in_rounds(
+    tasks: TaskSet, targets: Sequence[Target], settings: Settings, on_call: Callable[[str], None]
+) -> dict[str, list[Attempt]]:
+    """Some of the tasks of every target, then the next ones: a machine that is slower for some minutes is so for all.
+
+    Tasks that are not ours are asked in one round, since their number is not known."""
+    done: dict[str, list[Attempt]] = {target.name: [] for target in targets}
+    for part in _rounds(tasks, settings):
+        for target in targets:
+            done[target.name] += run(tasks, target, settings, part, partial(on_call, target.name))
+    return done
+
+
+def _rounds(tasks: TaskSet, settings: Settings) -> list[Part]:
+    if tasks.count is None:
+        return [settings.limit]
+    count = min(tasks.count, settings.limit or tasks.count)
+    rounds = max(1, min(MOST_ROUNDS, count // LEAST_IN_ROUND))
+    ends = [count * number // rounds for number in range(rounds + 1)]
+    return list(pairwise(ends))
+
+
+def run(tasks: TaskSet, target: Target, settings: Settings, part: Part, on_call: Callable[[], None]) -> list[Attempt]:
+    """Every task of this part once; raises SetupError where Inspect could not run them at all."""
     inspect = require_inspect()
     parts = importlib.import_module("headway.evals.inspect_parts")
     model = inspect.model.get_model(
@@ -96,7 +122,7 @@ def run(tasks: TaskSet, target: Target, settings: Settings, on_call: Callable[[]
             display="none",
             log_dir=str(settings.log_dir),
             log_level="error",
-            limit=settings.limit,
+            limit=part,
             epochs=1,
             fail_on_error=False,  # a target that fails is wrong on that task, and asked the next
             retry_on_error=0,

@@ -177,8 +177,9 @@ def _method(asked: Asked, verdict: KindVerdict) -> str:
     return " ".join(
         [
             f"The same tasks were asked of every target, {asked.at_once} at a time, once each, answers of at most "
-            f"{asked.max_tokens:,} tokens. {asked.baseline} was asked last, so that a prompt which an engine still "
-            "remembers speaks for it and not for the others.",
+            f"{asked.max_tokens:,} tokens, in turns: some tasks of each target, then the next ones. {asked.baseline} "
+            "was the last in each turn, so that a prompt which an engine still remembers speaks for it and not for the "
+            "others.",
             *said,
             "A target that refused, failed or was too slow gave no answer, which is a mistake. Shares have Wilson's "
             f"95 % interval; the others are by drawing the tasks anew {DRAWS:,} times, with two tasks' worth of doubt, "

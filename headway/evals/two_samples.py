@@ -11,12 +11,22 @@ import random
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
-Answers = Sequence[Sequence[Hashable]]  # for each prompt, the answers to it
+Answers = Sequence[Sequence[str]]  # for each prompt, the answers to it
 
 
-def distance(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
-    """How far two samples are from having been dealt from their sum: the G statistic, 0 where they are alike."""
+def distance(one: Sequence[str], other: Sequence[str]) -> float:
+    """How far two samples of texts are apart, 0 where they are alike: as wholes, and word by word.
+
+    Where hardly two texts are the same, wholes say nothing; the words at each place still repeat."""
+    whole = _apart(one, other)
+    places = zip_longest(*[text.split() for text in (*one, *other)])
+    return whole + sum(_apart(words[: len(one)], words[len(one) :]) for words in places)
+
+
+def _apart(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
+    """How far two samples are from having been dealt from their sum: the G statistic."""
     counts, totals = (Counter(one), Counter(other)), (len(one), len(other))
     both, whole = counts[0] + counts[1], len(one) + len(other)
     return 2 * sum(

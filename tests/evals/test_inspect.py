@@ -128,24 +128,29 @@ ASK = """
 import json, sys
 from dataclasses import asdict
 from pathlib import Path
-from headway.evals.inspect_run import Settings, find_tasks, run
+from headway.evals.inspect_run import Settings, find_tasks, run_in_rounds
 from headway.evals.targets import Target
 
 given, calls = json.loads(sys.argv[1]), []
 settings = Settings(Path(given["folder"]), given["limit"], timeout_s=given["timeout_s"])
-done = run(find_tasks(given["tasks"], False), Target(**given["target"]), settings, lambda: calls.append(1))
-print(json.dumps({"calls": len(calls), "attempts": [asdict(one) for one in done]}))
+targets = [Target(**one) for one in given["targets"]]
+done = run_in_rounds(find_tasks(given["tasks"], False), targets, settings, calls.append)
+print(json.dumps({"calls": len(calls), "attempts": {name: list(map(asdict, some)) for name, some in done.items()}}))
 """
 
 
-def asked(tasks: str, target: Target, folder: Path, limit: int | None = None) -> dict[str, Attempt]:
-    given = {"tasks": tasks, "target": asdict(target), "folder": str(folder / "logs")}
+def asked_of(tasks: str, targets: list[Target], folder: Path, limit: int | None = None) -> dict[str, list[Attempt]]:
+    given = {"tasks": tasks, "targets": list(map(asdict, targets)), "folder": str(folder / "logs")}
     command = [sys.executable, "-c", ASK, json.dumps(given | {"limit": limit, "timeout_s": TIMEOUT_S})]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["calls"] == len(found["attempts"])
-    return {one["task"]: Attempt(**one) for one in found["attempts"]}
+    assert found["calls"] == sum(map(len, found["attempts"].values()))
+    return {name: [Attempt(**one) for one in some] for name, some in found["attempts"].items()}
+
+
+def asked(tasks: str, target: Target, folder: Path, limit: int | None = None) -> dict[str, Attempt]:
+    return {one.task: one for one in asked_of(tasks, [target], folder, limit)[target.name]}
 
 
 def test_every_task_has_a_verdict_and_failures_are_no_answers(endpoint: Endpoint, tasks: str, tmp_path: Path) -> None:
@@ -163,6 +168,19 @@ def test_every_task_has_a_verdict_and_failures_are_no_answers(endpoint: Endpoint
     assert spoken["turn"].verdict == spoken["say"].verdict == "right"
     assert spoken["say"].cost_micro is None
     assert endpoint.asked[-1]["speed"] == "fast"
+
+
+def test_targets_take_turns_so_that_a_slow_minute_is_everybodys(endpoint: Endpoint, tmp_path: Path) -> None:
+    path = tmp_path / "many.jsonl"
+    rows = [{"id": str(n), "prompt": str(n), "expected": {"exact": "x"}} for n in range(20)]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    targets = [Target("one", endpoint.url, "one"), Target("two", endpoint.url, "two")]
+    found = asked_of(str(path), targets, tmp_path, limit=19)
+    each = [[attempt.task for attempt in some] for some in found.values()]
+    assert each[0] == each[1]
+    assert sorted(map(int, each[0])) == list(range(19))
+    models = [body["model"] for body in endpoint.asked]
+    assert models == ["one"] * 6 + ["two"] * 6 + ["one"] * 6 + ["two"] * 6 + ["one"] * 7 + ["two"] * 7
 
 
 def test_the_log_of_a_task_does_not_hold_the_other_tasks(endpoint: Endpoint, tmp_path: Path) -> None:

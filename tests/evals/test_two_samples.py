@@ -28,6 +28,17 @@ def test_a_distribution_that_is_a_little_sharper_is_found() -> None:
     assert same_distribution(plain, plain, deals=99) == 1.0
 
 
+def test_texts_that_are_all_different_are_compared_word_by_word() -> None:
+    dice = random.Random(2)
+
+    def texts(weights: list[float]) -> list[list[str]]:
+        return [[f"{dice.choices('abcdef', weights)[0]} {dice.random()}" for _ in range(60)] for _ in range(12)]
+
+    plain = texts([8, 4, 2, 1, 1, 1])
+    assert same_distribution(plain, texts([12, 3, 1, 1, 1, 0.5]), deals=199) <= 0.01
+    assert same_distribution(plain, texts([8, 4, 2, 1, 1, 1]), deals=199) > 0.05
+
+
 def test_distance_is_zero_only_where_shares_are_alike() -> None:
     assert distance("aab", "baa") == 0
     assert distance("aaa", "bbb") > distance("aab", "abb") > 0

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from headway.errors import SetupError
 from headway.evals import words
 from headway.evals.expected import NO_ANSWER
-from headway.evals.inspect_run import Settings, TaskSet, find_tasks, require_inspect, run_in_rounds
+from headway.evals.inspect_run import Settings, TaskSet, find_tasks, require_inspect, run_in_rounds, to_ask
 from headway.evals.page import Asked, result_table, write_page
 from headway.evals.targets import STANDARD, Target, offered, read_targets, require_different
 from headway.evals.verdict import Run, judge_runs
@@ -82,7 +82,7 @@ def _run_all(task_set: TaskSet, targets: list[Target], full: str, settings: Sett
     in_order = [*(one for one in targets[::-1] if one.name != full), *(one for one in targets if one.name == full)]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
-        total = min(task_set.count, settings.limit or task_set.count) if task_set.count else None
+        total = to_ask(task_set, settings)
         bars = {target.name: progress.add_task(target.name, total=total) for target in in_order}
         done = run_in_rounds(task_set, in_order, settings, lambda name: progress.advance(bars[name]))
     return [Run(target.name, target.weights, done[target.name]) for target in targets]

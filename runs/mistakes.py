@@ -172,10 +172,10 @@ def measure_first_tokens(work: Work, path: Path) -> dict[str, list[float]]:
 
 def measure(work: Work) -> dict[str, Any]:
     os.environ["HEADWAY_KEY"] = KEY
-    counts = work.once("mix", lambda: make_sets(work), 0.2)
-    results: dict[str, Any] = {"counts": counts}
+    work.once("mix", lambda: make_sets(work), 0.2)
+    results: dict[str, Any] = {}
     with engines(work) as path:
-        results["calibrated"] = work.once("mix-calibrated", lambda: calibrate(work, path), 8)
+        work.once("mix-calibrated", lambda: calibrate(work, path), 8)
         publish(path, TEACHER, None, None, load, FirstRung(str(work.folder / "auto.json"), BUDGET))
         with gateway_of(path, load(path).gateway.port) as url:
             results["many"] = {}

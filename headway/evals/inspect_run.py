@@ -94,20 +94,25 @@ def run_in_rounds(
     done: dict[str, list[Attempt]] = {target.name: [] for target in targets}
     for part in _rounds(tasks, settings):
         for target in targets:
-            done[target.name] += run(tasks, target, settings, part, partial(on_call, target.name))
+            done[target.name] += _run(tasks, target, settings, part, partial(on_call, target.name))
     return done
 
 
+def to_ask(tasks: TaskSet, settings: Settings) -> int | None:
+    """How many tasks of each target; None: not known before."""
+    return None if tasks.count is None else min(tasks.count, settings.limit or tasks.count)
+
+
 def _rounds(tasks: TaskSet, settings: Settings) -> list[Part]:
-    if tasks.count is None:
+    count = to_ask(tasks, settings)
+    if count is None:
         return [settings.limit]
-    count = min(tasks.count, settings.limit or tasks.count)
     rounds = max(1, min(MOST_ROUNDS, count // LEAST_IN_ROUND))
     ends = [count * number // rounds for number in range(rounds + 1)]
     return list(pairwise(ends))
 
 
-def run(tasks: TaskSet, target: Target, settings: Settings, part: Part, on_call: Callable[[], None]) -> list[Attempt]:
+def _run(tasks: TaskSet, target: Target, settings: Settings, part: Part, on_call: Callable[[], None]) -> list[Attempt]:
     """Every task of this part once; raises SetupError where Inspect could not run them at all."""
     inspect = require_inspect()
     parts = importlib.import_module("headway.evals.inspect_parts")

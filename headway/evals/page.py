@@ -18,6 +18,7 @@ from rich.table import Table
 
 from headway.evals import picture, words
 from headway.evals.expected import MISTAKES, NO_ANSWER
+from headway.evals.inspect_run import MOST_ROUNDS
 from headway.evals.verdict import DRAWS, Figures, KindVerdict, Run
 from headway.pictures import require_pictures
 
@@ -177,7 +178,7 @@ def _method(asked: Asked, verdict: KindVerdict) -> str:
     return " ".join(
         [
             f"The same tasks were asked of every target, {asked.at_once} at a time, once each, answers of at most "
-            f"{asked.max_tokens:,} tokens, in turns: some tasks of each target, then the next ones. {asked.baseline} "
+            f"{asked.max_tokens:,} tokens, in up to {MOST_ROUNDS} turns with some of the tasks each. {asked.baseline} "
             "was the last in each turn, so that a prompt which an engine still remembers speaks for it and not for the "
             "others.",
             *said,

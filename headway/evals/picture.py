@@ -13,7 +13,6 @@ COLOURS = (GREY, BLUE, ORANGE, GREEN, PINK, YELLOW)
 DASHES = ([1, 0], [8, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3])
 ANSWERING, FIXING = "until the answer", "fixing mistakes, on average"
 ROOM_FOR_WORDS = 1.45  # of the longest bar, at its right
-MOST_IN_SECONDS = 120.0  # beyond, minutes are read more easily
 Spec = dict[str, Any]
 
 
@@ -74,7 +73,7 @@ def lines(verdict: KindVerdict, fix_s: float) -> Spec:
         if one.versus is not None and 0 < one.versus.break_even.fix.value < 10 * fix_s
     ]
     most_s = 1.3 * max([fix_s, *crossings, 1.0])
-    unit, unit_s = ("minutes", 60) if most_s > MOST_IN_SECONDS else ("seconds", 1)
+    unit, unit_s = ("minutes", 60) if most_s >= words.MOST_IN_SECONDS else ("seconds", 1)
     rows = []
     for one in verdict.figures:
         wrong = (one.time_to_right_s.value - one.answer_s.value) / fix_s if fix_s else 1 - one.right.value

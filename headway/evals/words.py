@@ -9,10 +9,11 @@ from headway.evals.verdict import BreakEven, Figures, Interval, KindVerdict, Ver
 
 MICRO = 1_000_000
 UNKNOWN = "not known"
+MOST_IN_SECONDS = 120  # from here on, minutes are read more easily
 
 
 def seconds(value: float) -> str:
-    if abs(value) >= 120:
+    if abs(value) >= MOST_IN_SECONDS:
         return f"{value / 60:,.1f}".removesuffix(".0") + " min"
     return f"{value:.0f} s" if abs(value) >= 10 else f"{value:.1f} s" if abs(value) >= 1 else f"{value:.2f} s"
 

@@ -20,6 +20,7 @@ from headway.bench.load import Load
 from headway.bench.report import frontier_table, run_in_words, write_report
 from headway.bench.sweep import Plan, sweep
 from headway.bench.sweep import write as write_rows
+from headway.charts import require_pictures
 from headway.cli_auto import auto_app
 from headway.cli_books import bill, keys_app, ledger_app
 from headway.cli_distill import distill_app
@@ -28,11 +29,10 @@ from headway.cli_plan import plan
 from headway.cli_sim import simulate
 from headway.config import load
 from headway.core.curve import fit
-from headway.demo import prepare_demo, run_demo
 from headway.engines.scripted import Script, parse_curve, serve_scripted
 from headway.errors import HeadwayError, SetupError
 from headway.gateway.events import replay as replay_record
-from headway.pictures import require_pictures
+from headway.local.demo import prepare_demo, run_demo
 from headway.run import engine_commands
 from headway.run import serve as run_serve
 

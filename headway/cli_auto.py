@@ -11,12 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from headway.config import load
-from headway.core.budget import calls_needed
-from headway.core.cascade import Calibration
-from headway.errors import SetupError
-from headway.evals.plain_tasks import read_plain_tasks
-from headway.evals.trust import (
+from headway.auto.calibration import (
     SHOWN_BUDGETS,
     Endpoint,
     allowed,
@@ -27,7 +22,12 @@ from headway.evals.trust import (
     require_no_commands,
     write_calibration,
 )
-from headway.evals.trust import calibrate as learn
+from headway.auto.calibration import calibrate as learn
+from headway.auto.gate import Calibration
+from headway.auto.risk import calls_needed
+from headway.config import load
+from headway.errors import SetupError
+from headway.evals.plain_tasks import read_plain_tasks
 
 console = Console()
 auto_app = typer.Typer(

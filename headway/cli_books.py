@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.config import Config, load
-from headway.core.price import MICRO
 from headway.engines.vllm import VLLMEngine
 from headway.errors import SetupError
 from headway.ledger.bill import FIELDS, as_cloud_events, as_csv, as_records, make_bill, money
@@ -24,6 +23,7 @@ from headway.ledger.keys import Key, key_hash, new_key_id, new_secret
 from headway.ledger.opening import open_store
 from headway.ledger.store import Store, StoreAway
 from headway.ledger.verify import MAX_SHOWN, EngineCount, verify, verify_budgets, verify_engines
+from headway.price import MICRO
 
 console = Console()
 keys_app = typer.Typer(

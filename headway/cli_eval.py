@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from headway.charts import require_pictures
 from headway.errors import SetupError
 from headway.evals import words
 from headway.evals.expected import NO_ANSWER
@@ -17,7 +18,6 @@ from headway.evals.inspect_run import Settings, TaskSet, find_tasks, require_ins
 from headway.evals.page import Asked, result_table, write_page
 from headway.evals.targets import STANDARD, Target, offered, read_targets, require_different
 from headway.evals.verdict import Run, judge_runs
-from headway.pictures import require_pictures
 
 console = Console()
 

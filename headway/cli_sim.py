@@ -15,9 +15,9 @@ from rich.progress import track
 from rich.table import Table
 
 from headway.config import Config, ModelTable, load
-from headway.core.price import MICRO
 from headway.core.types import Replica, Tier
 from headway.errors import SetupError
+from headway.price import MICRO
 from headway.run import policy_of, prices_of, replica_of
 from headway.sim.arguments import auto_rungs, gateway_dies, replica_fault
 from headway.sim.loop import AnyFault, Job

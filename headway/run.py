@@ -13,24 +13,24 @@ import uvloop
 
 from headway.api.app import App
 from headway.api.server import Server, drain_on_signals, make_server
+from headway.auto.calibration import closed_file, read_calibration
+from headway.auto.serve import Auto, Trust
 from headway.config import AutoTable, Config, KeepPromptsTable, ModelTable, PriceTable, ReplicaTable, SpeculationTable
 from headway.core.allowance import TokenLimit
 from headway.core.curve import fit
 from headway.core.machine import Machine
-from headway.core.price import MICRO, MILLI, Price
 from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
 from headway.engines.base import Engine
 from headway.engines.vllm import VLLMEngine
 from headway.errors import SetupError
-from headway.evals.trust import closed_file, read_calibration
-from headway.fleet.local import LocalEngine, installed_vllm
-from headway.gateway.auto import Auto, Trust
 from headway.gateway.events import EventLog
 from headway.gateway.prompts import Keeping, PromptFile
 from headway.gateway.serve import Gateway, Timing
 from headway.gateway.till import Till
 from headway.ledger.books import Books, BooksSettings
 from headway.ledger.opening import open_store
+from headway.local.engine_process import LocalEngine, installed_vllm
+from headway.price import MICRO, MILLI, Price
 
 
 def make_gateway(config: Config, record_to: Path | None = None, books: Books | None = None) -> Gateway:

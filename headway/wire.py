@@ -10,11 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from headway.auto.gate import Asked, Said
 from headway.core.allowance import Allowance
-from headway.core.cascade import Asked, Said
-from headway.core.price import Bill, Price, bill
 from headway.core.types import MIN_TOKENS_FOR_PROMISE, Call, Tier
 from headway.errors import RefusalReason
+from headway.price import Bill, Price, bill
 
 
 @dataclass(slots=True)

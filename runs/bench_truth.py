@@ -13,7 +13,7 @@ from streams import scripted
 
 from headway.bench.client import Client
 from headway.bench.load import Load, closed_loop, quantile
-from headway.fleet.local import free_port
+from headway.local.engine_process import free_port
 
 console = Console(width=120)
 TOKENS, FIRST_MS = 64, 500.0

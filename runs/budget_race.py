@@ -16,11 +16,11 @@ from rich.progress import track
 from rich.table import Table
 from streams import Stream, call, chat_request, gateway, scripted
 
-from headway.fleet.local import free_port
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
 from headway.ledger.store import Store
 from headway.ledger.verify import verify, verify_budgets
+from headway.local.engine_process import free_port
 
 console = Console(width=120)
 MODEL = "m"

@@ -31,7 +31,7 @@ from headway.distill.card import card_page, ratio_interval
 from headway.distill.fit import fits, places, weigh
 from headway.evals.shares import Share
 from headway.evals.tool_calls import MISTAKES
-from headway.fleet.local import cache_dir
+from headway.local.engine_process import cache_dir
 
 MIN_TEACHER, MIN_OF_TEACHER, MIN_TIMES, GOAL_TIMES, MAX_MINUTES = 0.95, 0.90, 5.0, 15.0, 150.0
 Verdicts = dict[str, dict[str, int]]

@@ -34,8 +34,8 @@ from headway.distill.template import hermes_template
 from headway.distill.training_env import run_script, training_python
 from headway.evals.task_files import numbered_rows, read_tasks
 from headway.evals.tool_calls import hermes, judge_text, right_answer
-from headway.fleet.engine_env import ensure_cpu_engine, ensure_smollm2
-from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 console = Console(width=120)
 PARSED = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-model-len", "2048")

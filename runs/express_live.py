@@ -25,8 +25,8 @@ from rich.progress import Progress
 from streams import gateway, scripted
 
 from headway.engines.scripted import parse_curve
-from headway.engines.scripted_steps import Script
-from headway.fleet.local import free_port
+from headway.engines.scripted.steps import Script
+from headway.local.engine_process import free_port
 
 console = Console(width=120)
 MODEL, SEED = "m", 11

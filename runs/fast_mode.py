@@ -22,8 +22,8 @@ from headway.bench.calibrate import SpeedPoint, measure_prompts, nearly_all_got
 from headway.bench.client import Client
 from headway.engines.http import EnginePool, fetch
 from headway.engines.vllm import read_metrics
-from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
-from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 console = Console(width=110)
 SEATS, STANDARD_STREAMS = 64, 96  # a full replica and more: while one replica is light, the others wait

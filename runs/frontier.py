@@ -12,9 +12,9 @@ from rich.console import Console
 from headway.bench.load import Load
 from headway.bench.report import frontier_table, run_in_words, write_report
 from headway.bench.sweep import Plan, Sweep, sweep, write
-from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
-from headway.fleet.guard import group_members
-from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.guard import group_members
 
 console = Console(width=130)
 SEATS, PROMPT_TOKENS, OUTPUT_TOKENS = 64, 32, 64

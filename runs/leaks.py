@@ -18,7 +18,7 @@ from rich.table import Table
 from streams import chat_request, scripted
 
 from headway.config import Config
-from headway.fleet.local import free_port
+from headway.local.engine_process import free_port
 from headway.run import make_auto, make_gateway, make_gateway_server
 
 console = Console(width=110)

@@ -17,10 +17,10 @@ from rich.console import Console
 from rich.table import Table
 from streams import call, chat_request, gateway, scripted
 
-from headway.fleet.local import free_port
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
 from headway.ledger.verify import verify
+from headway.local.engine_process import free_port
 
 console = Console(width=120)
 MODEL, SECRET = "m", "hw-outages"

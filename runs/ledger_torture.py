@@ -25,10 +25,10 @@ from rich.table import Table
 from streams import scripted
 from torture_judge import Judgement, Seen, Witness, checkpoint_tokens, judge
 
-from headway.fleet.local import free_port
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
 from headway.ledger.store import StoreAway
+from headway.local.engine_process import free_port
 
 console = Console(width=120)
 MODEL, SECRET = "m", "hw-torture"

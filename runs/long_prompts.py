@@ -17,8 +17,8 @@ from rich.progress import Progress
 from rich.table import Table
 from token_times import TimedStream, chat, timed_call
 
-from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
-from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 console = Console(width=150)
 SEATS, CORE = 32, 1  # vLLM wants at least as many tokens in a step as seats

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from headway.core.budget import CONFIDENCE, Watch, at_most, watched_rate
-from headway.core.cascade import Evidence, Gate
-from headway.evals.trust import Compared, Endpoint, allowed, calibrate
+from headway.auto.calibration import Compared, Endpoint, allowed, calibrate
+from headway.auto.gate import Evidence, Gate
+from headway.auto.risk import CONFIDENCE, Watch, at_most, watched_rate
 
 BUDGETS = (0.01, 0.02, 0.05)
 TASKS = 2400  # of known answer: half teach the gate, half show what a score lets through

@@ -25,9 +25,10 @@ from rich.progress import Progress
 from rich.table import Table
 from token_times import chat, timed_call
 
+from headway.auto.calibration import allowed, read_calibration, write_calibration
+from headway.auto.gate import Rising
+from headway.auto.risk import Judged, at_most
 from headway.config import load
-from headway.core.budget import Judged, at_most
-from headway.core.cascade import Rising
 from headway.distill.publish import FirstRung, Spark, publish
 from headway.evals.inspect_run import Settings, find_tasks, run_in_rounds
 from headway.evals.page import Asked, write_page
@@ -35,11 +36,10 @@ from headway.evals.shares import Share
 from headway.evals.targets import offered
 from headway.evals.task_files import read_tasks, write_tasks
 from headway.evals.tool_calls import Task
-from headway.evals.trust import allowed, read_calibration, write_calibration
 from headway.evals.verdict import ALL_TASKS, Attempt, Run, judge_runs
-from headway.fleet.local import free_port
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
+from headway.local.engine_process import free_port
 
 BUDGET, MIN_SERVED, GOAL_SERVED, MAX_LATER_MS = 0.02, 0.5, 0.75, 50.0
 CALIBRATION_HARD, ROUTINE_TO_HARD = 163, 4  # 80 % and 20 %

@@ -17,7 +17,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 from token_times import TimedStream, timed_call
 
-from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 SEATS = 32
 PAUSE_S = 1.2  # an engine's processes spin for a second after their last work, and would disturb the other's turn

@@ -21,8 +21,8 @@ from pathlib import Path
 
 from streams import process
 
-from headway.fleet.engine_env import run_command
-from headway.fleet.local import cache_dir
+from headway.local.engine_env import run_command
+from headway.local.engine_process import cache_dir
 
 VERSION = "1.102.4"
 REQUIREMENTS = Path(__file__).with_name("peers-litellm.txt")

@@ -25,7 +25,7 @@ from rich.table import Table
 from streams import Stream, at_once, call, chat_request, cpu_seconds, gateway, on_schedule, scripted
 from tax import Verdict, all_complete, percentile, spread
 
-from headway.fleet.local import free_port
+from headway.local.engine_process import free_port
 
 console = Console(width=110)
 BARE, OURS, PEER = "bare engine", "Headway", f"LiteLLM {VERSION}"

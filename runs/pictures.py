@@ -13,8 +13,8 @@ from typing import Any
 
 import altair as alt
 
+from headway.charts import BLUE, INK, ORANGE
 from headway.core.curve import DEFAULT_MARGIN, Curve
-from headway.pictures import BLUE, INK, ORANGE
 
 FOLDER = Path(__file__).parent.parent / "docs" / "explanation"
 GREY, PALE = "#BDBDBD", "#F2F2F2"

@@ -35,8 +35,8 @@ from tax import spread
 
 from headway.bench.client import Client
 from headway.bench.load import closed_loop
-from headway.fleet.engine_env import ensure_cpu_engine, ensure_smollm2, run_command
-from headway.fleet.local import cache_dir, free_port
+from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2, run_command
+from headway.local.engine_process import cache_dir, free_port
 
 console = Console(width=120)
 VERSION = "0.8.1"

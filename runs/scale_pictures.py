@@ -8,7 +8,7 @@ from __future__ import annotations
 import altair as alt
 from pictures import Rows, save
 
-from headway.pictures import BLUE, INK, ORANGE
+from headway.charts import BLUE, INK, ORANGE
 from headway.sim.scenario import Moment, Outcome
 
 ALONE, SHARED = "alone: a cell of its own", "gateways that hand on, 1,000 replicas in all"

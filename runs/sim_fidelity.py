@@ -23,8 +23,8 @@ from headway.bench.client import Prompts
 from headway.config import load
 from headway.core.curve import fit
 from headway.core.types import Tier
-from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
-from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 from headway.run import policy_of, replica_of
 from headway.sim.cell import Cell
 from headway.sim.loop import Job, Simulation, Trip

@@ -15,8 +15,8 @@ from live_witness import set_faults
 from rich.console import Console
 from streams import call, chat_request, gateway, scripted
 
-from headway.fleet.local import free_port
 from headway.gateway.events import replay
+from headway.local.engine_process import free_port
 
 console = Console(width=120)
 MODEL, REPLICAS, SEATS = "m", 4, 8

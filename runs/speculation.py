@@ -15,7 +15,7 @@ from rich.progress import Progress
 from token_times import chat
 
 from headway.errors import SetupError
-from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 
 console = Console(width=170)
 TOKENS = 64

@@ -15,8 +15,8 @@ from rich.progress import track
 from rich.table import Table
 from streams import Stream, at_once, chat_request, cpu_seconds, gateway, on_schedule, scripted
 
-from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
-from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 console = Console(width=110)
 MIN_RATIO = 0.97

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from headway.fleet.engine_env import MODEL_NAME
+from headway.local.engine_env import MODEL_NAME
 
 CALL_TIMEOUT_S = 120.0
 

@@ -21,52 +21,66 @@ ALLOWED = {
     "headway.wire": {
         "headway.core.types",
         "headway.core.allowance",
-        "headway.core.cascade",
-        "headway.core.price",
+        "headway.auto.gate",
+        "headway.price",
         "headway.errors",
     },
+    "headway.price": set(),
     "headway.toml_lines": set(),
     "headway.config_problems": {"headway.errors", "headway.toml_lines"},
-    "headway.pictures": {"headway.errors"},
+    "headway.charts": {"headway.errors"},
     "headway.config": {"headway.core.types", "headway.errors", "headway.config_problems"},
     "headway.api": {
         "headway.core.types",
         "headway.core.allowance",
-        "headway.core.budget",
-        "headway.core.cascade",
+        "headway.auto.risk",
+        "headway.auto.requests",
         "headway.errors",
         "headway.config",
         "headway.wire",
         "headway.ledger.keys",
     },
-    "headway.ledger": {"headway.core.types", "headway.core.price", "headway.errors"},
+    "headway.ledger": {"headway.core.types", "headway.price", "headway.errors"},
     "headway.engines": {"headway.core.types", "headway.errors"},
-    "headway.gateway": {"headway.core", "headway.engines", "headway.ledger", "headway.errors", "headway.wire"},
-    "headway.sim": {"headway.core", "headway.errors", "headway.pictures"},
-    "headway.bench": {"headway.core", "headway.engines", "headway.errors", "headway.pictures"},
-    "headway.plan": {"headway.core", "headway.sim", "headway.errors", "headway.pictures"},
-    "headway.fleet": {"headway.errors"},
+    "headway.gateway": {
+        "headway.core",
+        "headway.engines",
+        "headway.ledger",
+        "headway.price",
+        "headway.errors",
+        "headway.wire",
+    },
+    # The auto tier: how far a student is trusted, and the rungs of a call. It drives the gateway's `handle` from above.
+    "headway.auto": {
+        "headway.core.types",
+        "headway.engines.http",
+        "headway.errors",
+        "headway.evals",
+        "headway.gateway.metrics",
+        "headway.price",
+        "headway.wire",
+    },
+    "headway.sim": {"headway.core", "headway.price", "headway.errors", "headway.charts"},
+    "headway.bench": {"headway.core", "headway.engines", "headway.errors", "headway.charts"},
+    "headway.plan": {"headway.core", "headway.price", "headway.sim", "headway.errors", "headway.charts"},
+    "headway.local": {"headway.errors"},
     # Verdicts are needed wherever a model is compared: by `headway eval`, by the card of a student, by the runs.
-    # How far a student is trusted is found out with the very gate that serves: same evidence, same scores.
     "headway.evals": {
         "headway.config_problems",
         "headway.errors",
         "headway.core",
-        "headway.api.rungs",
-        "headway.engines.http",
-        "headway.fleet.local",
-        "headway.pictures",
+        "headway.local.engine_process",
+        "headway.charts",
     },
-    # A student is judged by evals, measured by bench, sized beside plan's chips, and made in an environment of fleet's.
+    # A student is judged by evals, measured by bench, sized beside plan's chips, and made in an environment of local's.
     "headway.distill": {
         "headway.errors",
         "headway.evals",
-        "headway.fleet",
-        "headway.pictures",
+        "headway.local",
+        "headway.charts",
         "headway.plan.chips",
         "headway.core.curve",
     },
-    "headway.demo": {"headway.errors", "headway.fleet"},
 }
 WIRES = {
     "headway",
@@ -132,7 +146,10 @@ def test_imports_follow_the_line(module: str) -> None:
         assert allowed, f"{module}:{node.lineno} imports {name}. {WHY_ROOMS}"
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith(("headway.core", "headway.sim"))])
+PURE = ("headway.core", "headway.sim", "headway.price", "headway.auto.gate", "headway.auto.risk", "headway.auto.schema")
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name.startswith(PURE)])
 def test_core_is_pure(module: str) -> None:
     for name, node in imports_of(MODULES[module]):
         if (module, name) in SEEDED_OR_READ:

@@ -20,11 +20,11 @@ import msgspec
 
 from headway.api import anthropic, openai
 from headway.api.auth import FindKey, Headers, Keys
-from headway.api.rungs import CallRungs
 from headway.api.server import Connection, HTTPClient, Send
+from headway.auto.requests import CallRungs
+from headway.auto.risk import CONFIDENCE
 from headway.config import Config, ModelTable
 from headway.core.allowance import TokenLimit
-from headway.core.budget import CONFIDENCE
 from headway.core.types import Tier
 from headway.errors import Forbidden, HeadwayError, InvalidRequest, Refused, TooLarge, UnknownModel
 from headway.ledger.keys import Key

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from headway.bench.load import Load
 from headway.bench.sweep import Fit, Point, Sweep
-from headway.pictures import BLUE, GREEN, GREY, INK, ORANGE, require_pictures
+from headway.charts import BLUE, GREEN, GREY, INK, ORANGE, require_pictures
 
 WIDE, HALF = 860, 385  # pixels
 LAB_SPEED, LAB_PRICES = 2.5, (2, 6)  # what the labs ask for their fast modes, which are up to so much faster

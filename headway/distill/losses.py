@@ -6,8 +6,8 @@ import csv
 from pathlib import Path
 from typing import Any
 
+from headway.charts import BLUE, write_picture
 from headway.errors import SetupError
-from headway.pictures import BLUE, write_picture
 
 PALE = "#BDBDBD"
 SMOOTHED_OVER = 10  # logged losses

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headway.errors import SetupError
-from headway.fleet.engine_env import Progress, Run, ensure_environment, run_command
+from headway.local.engine_env import Progress, Run, ensure_environment, run_command
 
 # As the extra `distill` in pyproject.toml has them: tests compare. Torch is the version of the engine's environment.
 TORCH = "torch==2.13.0"

@@ -19,7 +19,7 @@ from headway.errors import SetupError
 from headway.evals.expected import Wanted
 from headway.evals.plain_tasks import PlainTask
 from headway.evals.tool_calls import Expected, Task, judge, right_answer
-from headway.fleet.local import cache_dir
+from headway.local.engine_process import cache_dir
 
 WHEEL, WHEEL_SHA256 = "bfcl-eval==2026.3.23", "3bb6dfa5f0c68ad403c9ec50b00db2bb3b4cc9b38ab1ff33f48fe30d853d3a0a"
 NOTHING_FITS = ("irrelevance", "live_irrelevance")

@@ -16,11 +16,11 @@ from typing import Any
 
 from rich.table import Table
 
+from headway.charts import require_pictures
 from headway.evals import picture, words
 from headway.evals.expected import MISTAKES, NO_ANSWER
 from headway.evals.inspect_run import MOST_ROUNDS
 from headway.evals.verdict import DRAWS, Figures, KindVerdict, Run
-from headway.pictures import require_pictures
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from headway.charts import BLUE, FONT, GREEN, GREY, INK, ORANGE, PINK, VEGA_LITE, YELLOW
 from headway.evals import words
 from headway.evals.verdict import Figures, KindVerdict
-from headway.pictures import BLUE, FONT, GREEN, GREY, INK, ORANGE, PINK, VEGA_LITE, YELLOW
 
 WIDE, HIGH, ROW = 780, 300, 30  # pixels
 COLOURS = (GREY, BLUE, ORANGE, GREEN, PINK, YELLOW)

@@ -4,9 +4,9 @@ is sent to, and writes what it cost before its last event goes out. Without book
 
 from __future__ import annotations
 
-from headway.core.price import Bill, Price
 from headway.core.types import Tier
 from headway.ledger.books import Account, Books
+from headway.price import Bill, Price
 from headway.wire import Request, Served
 
 Prices = dict[str, dict[Tier, Price]]  # by model

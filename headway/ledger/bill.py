@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from headway.core.price import MICRO
 from headway.ledger.entries import BILLED, Entry
+from headway.price import MICRO
 
 FIELDS = ("day", "key", "model", "tier", "auto")
 HOUR_US = 3_600 * 1_000_000

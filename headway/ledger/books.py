@@ -18,7 +18,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from headway.core.price import Bill, Price
 from headway.core.types import Call
 from headway.errors import Refused
 from headway.ledger.budget import Budgets
@@ -26,6 +25,7 @@ from headway.ledger.entries import Entry, day_of, now_us
 from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, read_secret
 from headway.ledger.spool import Spool
 from headway.ledger.store import Lease, Store, StoreAway
+from headway.price import Bill, Price
 
 log = logging.getLogger("headway.ledger")
 

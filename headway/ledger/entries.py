@@ -21,8 +21,8 @@ from typing import Literal
 
 import msgspec
 
-from headway.core.price import Bill, Price, bill
 from headway.core.types import EXPRESS
+from headway.price import Bill, Price, bill
 
 Kind = Literal["reserved", "served", "refunded", "released"]
 BILLED: tuple[Kind, ...] = ("served", "refunded")

@@ -14,10 +14,10 @@ from functools import partial
 from math import ceil
 
 from headway.core.curve import Curve, fit
-from headway.core.price import Price
 from headway.core.types import EXPRESS, ModelPolicy, Replica, Tier, TierPolicy
 from headway.errors import SetupError
 from headway.plan.answers import CALIBRATED, Band, PlannedReplica, band_of
+from headway.price import Price
 from headway.sim.loop import Fault
 from headway.sim.scenario import Outcome, Scenario, play
 from headway.sim.workload import Lengths, Recipe, synthesize

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headway.pictures import BLUE, GREEN, GREY, ORANGE, PINK, YELLOW, write_picture
+from headway.charts import BLUE, GREEN, GREY, ORANGE, PINK, YELLOW, write_picture
 from headway.plan.answers import Band, Offer
 
 COLOURS = (BLUE, ORANGE, GREEN, PINK, GREY, YELLOW)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headway.core.price import Price
 from headway.core.types import ModelPolicy, Replica
 from headway.errors import SetupError
+from headway.price import Price
 from headway.sim.loop import Fault, GatewayFault
 from headway.sim.rungs import STUDENT, Rungs
 

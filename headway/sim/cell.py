@@ -1,7 +1,7 @@
 """Several gateways before one fleet: who owns which replica, who takes which call, and what they know of each other.
 
 Each replica has one owner. Calls come to the gateways in turn, as from a load balancer; one that finds no room at its
-gateway is handed on once (core/siblings.py), by summaries that are `summary_s` old at most. Handing on takes no time
+gateway is handed on once (sim/siblings.py), by summaries that are `summary_s` old at most. Handing on takes no time
 here. When a gateway dies its calls are lost with it; its replicas are nobody's until its lease has ended, then its
 siblings take them over. It comes back owning none, and lives by handing on.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 import random
 
 from headway.core.machine import Machine
-from headway.core.siblings import Room, roomier
 from headway.core.types import Call, ModelPolicy
+from headway.sim.siblings import Room, roomier
 
 
 class Cell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headway.pictures import BLUE, GREEN, GREY, ORANGE, write_picture
+from headway.charts import BLUE, GREEN, GREY, ORANGE, write_picture
 from headway.sim.scenario import Moment
 
 WIDE = 860

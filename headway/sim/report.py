@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import isnan, nan, sqrt
 from statistics import mean, stdev
 
-from headway.core.price import MICRO
 from headway.core.types import Tier
+from headway.price import MICRO
 from headway.sim.scenario import Outcome, Tally
 
 # Student's t for 95 % by degrees of freedom; beyond the last it hardly changes.

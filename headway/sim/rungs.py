@@ -10,8 +10,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from headway.core.price import Price
 from headway.core.types import Call, ModelPolicy, Replica
+from headway.price import Price
 from headway.sim.loop import Job, Trip
 from headway.sim.sample import Sample
 

@@ -10,8 +10,8 @@ import gc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from headway.core.price import Price, bill
 from headway.core.types import EXPRESS, MIN_TOKENS_FOR_PROMISE, ModelPolicy, Replica, Tier
+from headway.price import Price, bill
 from headway.sim.cell import Cell
 from headway.sim.loop import AnyFault, Job, Simulation, Trip
 from headway.sim.rungs import STUDENT, AutoTally, Rungs

@@ -16,8 +16,8 @@ from anthropic import Anthropic
 from openai import OpenAI
 
 from headway.engines.vllm import read_metrics
-from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
-from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 SEATS = 8
 SPARK_NAME = f"{MODEL_NAME}-spark"  # the engines answer to this name too, so that one can play the student

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from headway.core.budget import Judged
-from headway.core.cascade import Calibration, Gate, Rising
-from headway.evals.trust import write_calibration
-from headway.fleet.engine_env import MODEL_NAME as MODEL
-from headway.fleet.local import EngineProcess, free_port
+from headway.auto.calibration import write_calibration
+from headway.auto.gate import Calibration, Gate, Rising
+from headway.auto.risk import Judged
+from headway.local.engine_env import MODEL_NAME as MODEL
+from headway.local.engine_process import EngineProcess, free_port
 from tests.e2e.conftest import SEATS, SPARK_NAME, get, wait_until
 
 pytestmark = pytest.mark.engine

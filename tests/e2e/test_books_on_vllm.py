@@ -14,11 +14,11 @@ from anthropic import Anthropic
 from openai import OpenAI
 
 from headway.engines.vllm import read_metrics
-from headway.fleet.engine_env import MODEL_NAME as MODEL
-from headway.fleet.local import EngineProcess, free_port
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
 from headway.ledger.verify import verify
+from headway.local.engine_env import MODEL_NAME as MODEL
+from headway.local.engine_process import EngineProcess, free_port
 from tests.e2e.conftest import CURVE, SEATS, get, wait_until
 
 pytestmark = pytest.mark.engine

@@ -22,8 +22,8 @@ from headway.distill.losses import read_losses
 from headway.distill.training_env import run_script, training_python
 from headway.evals.task_files import write_tasks
 from headway.evals.tool_calls import Task, hermes, right_answer
-from headway.fleet.engine_env import ensure_cpu_engine, ensure_smollm2
-from headway.fleet.local import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]  # on first use an environment is made
 ROOT = Path(__file__).parent.parent.parent

@@ -1,6 +1,6 @@
 """Sampling while guessing ahead, in the real vLLM: each guessed token has the settings of its own call.
 
-`runs/drafter.sh` compares whole distributions; this asks the one function that was wrong (headway/fleet/mend_vllm.py).
+`runs/drafter.sh` compares whole distributions; this asks the one function that was wrong (headway/local/patch_vllm.py).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from headway.fleet.engine_env import ensure_cpu_engine
+from headway.local.engine_env import ensure_cpu_engine
 
 pytestmark = pytest.mark.engine
 ASK = """\

@@ -18,9 +18,9 @@ import openai
 import pytest
 from anthropic.types import TextBlock
 
-from headway.fleet.engine_env import MODEL_NAME as MODEL
-from headway.fleet.local import EngineProcess
 from headway.gateway.events import replay
+from headway.local.engine_env import MODEL_NAME as MODEL
+from headway.local.engine_process import EngineProcess
 from tests.e2e.conftest import GatewayProcess, running_on, start_gateway, wait_until
 
 pytestmark = pytest.mark.engine

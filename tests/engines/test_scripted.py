@@ -15,10 +15,10 @@ import openai
 import pytest
 import uvloop
 
-from headway.engines import scripted_steps
 from headway.engines.scripted import Faults, Script, ScriptedEngine, parse_curve, running
-from headway.engines.scripted_http import WORDS
-from headway.engines.scripted_steps import RequestRecord, StepLoop
+from headway.engines.scripted import steps as scripted_steps
+from headway.engines.scripted.formats import WORDS
+from headway.engines.scripted.steps import RequestRecord, StepLoop
 
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 QUICK = Script(model="m", first_token_s=0.001, step_s=((1, 0.001),))

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from headway.core.price import Bill
 from headway.ledger.bill import as_cloud_events, as_csv, make_bill, money
 from headway.ledger.entries import Entry
 from headway.ledger.keys import Key
 from headway.ledger.verify import EngineCount, verify, verify_budgets, verify_engines
+from headway.price import Bill
 from tests.ledger.test_store import whole_call
 
 GOOD = [*whole_call("c1"), *whole_call("c2", due=Bill(900))]

@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from headway.core.price import Bill
 from headway.ledger.entries import Entry
 from headway.ledger.keys import Key
 from headway.ledger.opening import open_store
 from headway.ledger.store import Lease, Store, StoreAway
+from headway.price import Bill
 from runs.own_postgres import OwnPostgres
 
 

@@ -7,13 +7,13 @@ from functools import partial
 
 import pytest
 
-from headway.core.price import Price
-from headway.core.siblings import roomier
 from headway.core.types import Call, ModelPolicy, Replica, Tier
+from headway.price import Price
 from headway.sim.cell import Cell
 from headway.sim.loop import Fault, GatewayFault, Job, Simulation, Trip
 from headway.sim.rungs import STUDENT, Rungs
 from headway.sim.scenario import Outcome, Scenario, play
+from headway.sim.siblings import roomier
 from headway.sim.workload import Lengths, Recipe, synthesize
 from tests.sim.test_loop import CURVE, TIERS
 

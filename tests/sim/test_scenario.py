@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from headway.cli import app
-from headway.core.price import Price
 from headway.core.types import Call, ModelPolicy, Replica, Tier
 from headway.errors import SetupError
+from headway.price import Price
 from headway.sim.loop import Fault, Job
 from headway.sim.report import as_csv, by_tier, figure, money
 from headway.sim.sample import SAMPLE, Sample

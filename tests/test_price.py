@@ -7,7 +7,7 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.price import Bill, Price, bill
+from headway.price import Bill, Price, bill
 
 TOKENS = st.integers(0, 10**7)
 PRICES = st.builds(Price, st.integers(0, 10**9), st.integers(0, 10**9), st.integers(1, 10**5))

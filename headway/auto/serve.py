@@ -1,6 +1,6 @@
 """The auto models: the student answers first, and the full model where the student is not trusted.
 
-    tool calls, structured answers   the student's answer is held back, weighed (core/cascade.py), and released or not:
+    tool calls, structured answers   the student's answer is held back, weighed (auto/gate.py), and released or not:
                                      nothing of an answer that is not taken ever reaches the client
     free text                        decided by the prompt before the first token; then it streams
 
@@ -22,12 +22,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from headway.core.budget import Judged, Watch, threshold, watched_rate
-from headway.core.cascade import Asked, Calibration, Said, differ, weigh
-from headway.core.price import Price
+from headway.auto.gate import Asked, Calibration, Said, differ, weigh
+from headway.auto.risk import Judged, Watch, threshold, watched_rate
 from headway.core.types import Tier
 from headway.errors import HeadwayError
 from headway.gateway.metrics import Metrics
+from headway.price import Price
 from headway.wire import Client, Request, Rung, Rungs, Served
 
 log = logging.getLogger("headway.gateway")

@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import typer.testing
 
+from headway.auto.calibration import Compared, Endpoint, _compare, allowed, calibrate, read_calibration
+from headway.auto.gate import Asked, Evidence
+from headway.auto.risk import calls_needed
 from headway.cli import app
-from headway.core.budget import calls_needed
-from headway.core.cascade import Asked, Evidence
 from headway.errors import SetupError
 from headway.evals.expected import Wanted, read_wanted
 from headway.evals.plain_tasks import PlainTask
 from headway.evals.task_files import write_tasks
 from headway.evals.tool_calls import Expected, Task
-from headway.evals.trust import Compared, Endpoint, _compare, allowed, calibrate, read_calibration
 
 TIMER = {
     "type": "function",

@@ -3,7 +3,7 @@
 One half of the tasks teaches the gate what its evidence is worth, the other shows how many excess mistakes each score
 would let through. A task is in one half only: a threshold found on what a score was fitted to keeps no promise.
 
-Knows the OpenAI chat dialect over HTTP, with the very code that weighs answers in service (api/rungs.py).
+Knows the OpenAI chat dialect over HTTP, with the very code that weighs answers in service (auto/requests.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any
 
 import msgspec
 
-from headway.api.rungs import CHAT, TOP_LOGPROBS, asked_of, said_in
-from headway.core.budget import Judged, threshold, watched_rate
-from headway.core.cascade import Calibration, Evidence, Gate, Said, Seen, differ, weigh
+from headway.auto.gate import Calibration, Evidence, Gate, Said, Seen, differ, weigh
+from headway.auto.requests import CHAT, TOP_LOGPROBS, asked_of, said_in
+from headway.auto.risk import Judged, threshold, watched_rate
 from headway.engines.http import EnginePool
 from headway.errors import EngineLost, SetupError
 from headway.evals.expected import RIGHT, Answer, verdict

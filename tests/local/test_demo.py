@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from headway import demo
-from headway.demo import calls_to_paste, run_demo
 from headway.errors import SetupError
-from headway.fleet.guard import group_members
-from headway.fleet.local import EngineProcess, free_port
-from tests.fleet.test_local import STAND_IN
+from headway.local import demo
+from headway.local.demo import calls_to_paste, run_demo
+from headway.local.engine_process import EngineProcess, free_port
+from headway.local.guard import group_members
+from tests.local.test_engine_process import STAND_IN
 
 
 @pytest.fixture(autouse=True)

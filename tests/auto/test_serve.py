@@ -17,21 +17,21 @@ from hypothesis import strategies as st
 from openai import PermissionDeniedError
 
 from headway.api import anthropic, openai
-from headway.api.rungs import CallRungs
+from headway.auto.calibration import write_calibration
+from headway.auto.gate import Calibration, Evidence, Gate, PromptGuess, Rising, Seen
+from headway.auto.requests import CallRungs
+from headway.auto.risk import Judged
+from headway.auto.serve import Auto, Trust
 from headway.config import Config
-from headway.core.budget import Judged
-from headway.core.cascade import Calibration, Evidence, Gate, PromptGuess, Rising, Seen
 from headway.core.machine import Machine
-from headway.core.price import Price
 from headway.engines.scripted import Script, running
 from headway.errors import Refused
-from headway.evals.trust import write_calibration
-from headway.gateway.auto import Auto, Trust
 from headway.gateway.metrics import Metrics
 from headway.ledger.bill import make_bill
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
 from headway.ledger.verify import verify
+from headway.price import Price
 from headway.wire import Client, Request, Served
 from tests.running import running_gateway
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.budget import Judged, Watch, at_most, binomial_cdf, calls_needed, threshold, watched_rate
+from headway.auto.risk import Judged, Watch, at_most, binomial_cdf, calls_needed, threshold, watched_rate
 
 
 def sample(dice: random.Random, calls: int) -> list[Judged]:

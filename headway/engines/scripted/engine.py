@@ -23,8 +23,8 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from headway.engines import scripted_http as wire
-from headway.engines.scripted_steps import Faults, QueueFull, RequestRecord, Script, StepLoop, Stream
+from headway.engines.scripted import formats as wire
+from headway.engines.scripted.steps import Faults, QueueFull, RequestRecord, Script, StepLoop, Stream
 
 __all__ = ["Faults", "RequestRecord", "Script", "ScriptedEngine", "running", "serve_scripted"]
 

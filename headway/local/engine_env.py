@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Protocol
 
 from headway.errors import SetupError
-from headway.fleet.guard import GuardedProcess
-from headway.fleet.local import cache_dir
-from headway.fleet.mend_vllm import mend_cpu_vllm
+from headway.local.engine_process import cache_dir
+from headway.local.guard import GuardedProcess
+from headway.local.patch_vllm import mend_cpu_vllm
 
 Progress = Callable[[str], None]
 Steps = Sequence[tuple[str, ...]]  # of pip: a verb and its arguments

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from headway.core.cascade import Asked, Said
+from headway.auto.gate import Asked, Said
 from headway.core.types import Tier
 from headway.wire import Request
 

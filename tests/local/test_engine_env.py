@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from headway.errors import SetupError
-from headway.fleet import engine_env
-from headway.fleet.engine_env import Progress, ensure_cpu_engine, ensure_smollm2, run_command, short_message
-from tests.fleet.test_local import wait_for_end
+from headway.local import engine_env
+from headway.local.engine_env import Progress, ensure_cpu_engine, ensure_smollm2, run_command, short_message
+from tests.local.test_engine_process import wait_for_end
 
 STEPS = ["venv", "install", "uninstall", "install"]
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from headway.errors import SetupError
-from headway.fleet.guard import GuardedProcess
-from headway.fleet.guard import group_members as living_in_group
-from headway.fleet.local import EngineProcess, LocalEngine, cache_dir, cpu_vllm, free_port
+from headway.local.engine_process import EngineProcess, LocalEngine, cache_dir, cpu_vllm, free_port
+from headway.local.guard import GuardedProcess
+from headway.local.guard import group_members as living_in_group
 
 # Shaped like vLLM: the API server answers /health once its child is up, and the child carries the kernel's 15
 # characters of VLLM::EngineCore. With --deaf the child ignores SIGTERM and its parent forgets it.
@@ -217,7 +217,7 @@ def test_taken_port_is_an_error_before_the_start(tmp_path: Path) -> None:
 def test_engine_ends_when_its_owner_is_killed(moment: str, tmp_path: Path) -> None:
     engine = stand_in(tmp_path)
     owner_source = (
-        "from headway.fleet.local import *\n"
+        "from headway.local.engine_process import *\n"
         f"engine = EngineProcess({engine!r}); engine.start()\n"
         + ("engine.wait_ready(20); print(engine.engine_core_pid())\n" if moment == "ready" else "")
         + "print(engine.pid, flush=True); print(flush=True); input()"

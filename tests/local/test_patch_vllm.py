@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.fleet.mend_vllm import FAULTY, FILE, MENDED, mend_cpu_vllm
+from headway.local.patch_vllm import FAULTY, FILE, MENDED, mend_cpu_vllm
 
 BEFORE, AFTER = "def _expand_kernel_impl(\n    output,\n):\n", "\n\ndef another():\n    pass\n"
 

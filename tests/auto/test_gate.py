@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.cascade import Asked, Evidence, Gate, PromptGuess, Rising, Said, Seen, is_grounded, weigh
+from headway.auto.gate import Asked, Evidence, Gate, PromptGuess, Rising, Said, Seen, is_grounded, weigh
 
 TIMER = {
     "type": "object",

@@ -1,6 +1,6 @@
 """The body of `headway demo`: from nothing to a gateway in front of a real vLLM, and three calls to paste.
 
-Knows: the order of the steps and how to show them. Does not know: how the engine is made or run (fleet/), nor how the
+Knows: the order of the steps and how to show them. Does not know: how the engine is made or run, nor how the
 gateway serves; that is handed in as `serve`, which takes the configuration's path and what to call once calls are
 accepted, blocks until Ctrl-C, and returns an exit code.
 
@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from headway.errors import SetupError
-from headway.fleet.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
-from headway.fleet.local import (
+from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_process import (
     EngineProcess,
     LocalEngine,
     cache_dir,

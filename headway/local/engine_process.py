@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Self
 
 from headway.errors import SetupError
-from headway.fleet.guard import DEFAULT_GRACE_S, GuardedProcess, group_members
+from headway.local.guard import DEFAULT_GRACE_S, GuardedProcess, group_members
 
 POLL_INTERVAL_S = 0.1
 HEALTH_TIMEOUT_S = 2.0

@@ -3,7 +3,7 @@
     weigh()   what speaks for an answer that is here in full and that nobody has seen: can its calls be read, are they
               of tools that were offered, do they fit their schemas, are their words those of the request, and how sure
               was the student of the token it was least sure of
-    Gate      turns that into the chance that the answer is no excess mistake (core/budget.py), as it was on tasks with
+    Gate      turns that into the chance that the answer is no excess mistake (auto/risk.py), as it was on tasks with
               known answers
 
 Free text can not be held back and still stream, so it is decided by the prompt alone, before the first token.
@@ -21,8 +21,8 @@ from math import inf, log
 from typing import Any, Literal
 from zlib import crc32
 
-from headway.core.budget import Judged
-from headway.core.schema import fits
+from headway.auto.risk import Judged
+from headway.auto.schema import fits
 
 Kind = Literal["call", "own words", "no call", "structured", "text"]
 Doubt = Literal[

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headway.core.schema import fits
+from headway.auto.schema import fits
 
 POINT = {"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}}, "required": ["x"]}
 

@@ -16,9 +16,9 @@ from headway.api.server import Server, drain_on_signals, make_server
 from headway.auto.calibration import closed_file, read_calibration
 from headway.auto.serve import Auto, Trust
 from headway.config import AutoTable, Config, KeepPromptsTable, ModelTable, PriceTable, ReplicaTable, SpeculationTable
-from headway.core.allowance import TokenLimit
 from headway.core.curve import fit
 from headway.core.machine import Machine
+from headway.core.rate_limit import TokenLimit
 from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
 from headway.engines.base import Engine
 from headway.engines.vllm import VLLMEngine

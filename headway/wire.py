@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from headway.auto.gate import Asked, Said
-from headway.core.allowance import Allowance
+from headway.core.rate_limit import RateLimit
 from headway.core.types import MIN_TOKENS_FOR_PROMISE, Call, Tier
 from headway.errors import RefusalReason
 from headway.price import Bill, Price, bill
@@ -38,7 +38,7 @@ class Served:
     tier: Tier
     reason: RefusalReason | None = None  # why it is not what was asked
     floor_tps: float = 0.0
-    allowance: Allowance | None = None  # what the caller had left of its limit for the tier asked
+    allowance: RateLimit | None = None  # what the caller had left of its limit for the tier asked
     price: Price | None = None  # of the tier served; None where nothing is billed
     seat_us: Callable[[], int] | None = None  # the call's seat-time until now, in microseconds; set when it boards
     seconds: Callable[[], float] | None = None  # since the call arrived

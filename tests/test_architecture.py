@@ -20,7 +20,7 @@ ALLOWED = {
     "headway.core": {"headway.errors"},
     "headway.wire": {
         "headway.core.types",
-        "headway.core.allowance",
+        "headway.core.rate_limit",
         "headway.auto.gate",
         "headway.price",
         "headway.errors",
@@ -32,7 +32,7 @@ ALLOWED = {
     "headway.config": {"headway.core.types", "headway.errors", "headway.config_problems"},
     "headway.api": {
         "headway.core.types",
-        "headway.core.allowance",
+        "headway.core.rate_limit",
         "headway.auto.risk",
         "headway.auto.requests",
         "headway.errors",

@@ -24,7 +24,7 @@ from headway.api.server import Connection, HTTPClient, Send
 from headway.auto.requests import CallRungs
 from headway.auto.risk import CONFIDENCE
 from headway.config import Config, ModelTable
-from headway.core.allowance import TokenLimit
+from headway.core.rate_limit import TokenLimit
 from headway.core.types import Tier
 from headway.errors import Forbidden, HeadwayError, InvalidRequest, Refused, TooLarge, UnknownModel
 from headway.ledger.keys import Key

@@ -74,8 +74,8 @@ class Boarding:
         if carrier := self._carriers.get(name):
             self._set_open(carrier, now, value=False)
 
-    def replica_down(self, name: str, now: float) -> list[str]:
-        """Forget the replica; returns the calls that were aboard."""
+    def replica_down(self, name: str, now: float) -> list[tuple[str, int]]:
+        """Forget the replica; returns the calls that were aboard, each with its seat-time in microseconds."""
         carrier = self._carriers.pop(name, None)
         if carrier is None:
             return []
@@ -84,9 +84,7 @@ class Boarding:
         self._never_light.discard(name)
         self._shut_out.pop(name, None)
         self._leaving -= len(carrier.leaving)
-        aboard = list(carrier.aboard)
-        for call_id in aboard:
-            self._leave(carrier, call_id, now)
+        aboard = [(call_id, self._leave(carrier, call_id, now)[1]) for call_id in list(carrier.aboard)]
         self._gone_busy_us += carrier.time.busy_us
         self._gone_reserve_us += carrier.time.reserve_us
         return aboard
@@ -228,28 +226,25 @@ class Boarding:
             return fits
         return next((carrier for carrier in self._light.from_highest(avoid) if carrier.has_time_for(call, now)), None)
 
-    def free(self, call_id: str, replica: str, now: float, speed_tps: float | None = None) -> None:
-        """The call's stream is over; `speed_tps` is what it got, where that is known."""
+    def free(self, call_id: str, replica: str, now: float, speed_tps: float | None = None) -> int:
+        """The call's stream is over; `speed_tps` is what it got, where that is known. Returns its seat-time in
+        microseconds."""
         carrier = self._carriers.get(replica)
         if carrier is None or call_id not in carrier.aboard:
-            return  # the replica went down in between, and its seats with it
+            return 0  # the replica went down in between, and its seats with it
         self._leaving -= call_id in carrier.leaving
-        rider = self._leave(carrier, call_id, now)
+        rider, seat_us = self._leave(carrier, call_id, now)
         foreseen_s = carrier.foreseen_s(rider, now)
         if rider.tier in EXPRESS and speed_tps and foreseen_s:
             self._learn(carrier, 1.0 / (speed_tps * foreseen_s), now)
         self._place(carrier, now)
         self.waiting.seat_freed(now)
+        return seat_us
 
-    def _leave(self, carrier: Carrier, call_id: str, now: float) -> Rider:
+    def _leave(self, carrier: Carrier, call_id: str, now: float) -> tuple[Rider, int]:
         rider, seat_us = carrier.leave(call_id, now)
         self.seat_us[rider.tier] += seat_us
-        return rider
-
-    def seat_us_so_far(self, call_id: str, replica: str, now: float) -> int:
-        """The seat-time of a call that is aboard, in microseconds."""
-        carrier = self._carriers.get(replica)
-        return carrier.seat_us_so_far(call_id, now) if carrier is not None else 0
+        return rider, seat_us
 
     @property
     def busy_us(self) -> int:

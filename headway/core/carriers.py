@@ -114,15 +114,6 @@ class Carrier:
                 del self.express[rider.tier]
         return rider, seat_us
 
-    def seat_us_so_far(self, call_id: str, now: float) -> int:
-        rider = self.aboard.get(call_id)
-        if rider is None:
-            return 0
-        # Not `advance`: asking must not touch what decisions are made from, or a replayed run, in which nobody asks,
-        # could decide otherwise.
-        self._count_time(now)
-        return self.time.so_far_us(rider.boarded_taken, express=rider.tier in EXPRESS)
-
     def foreseen_s(self, rider: Rider, now: float) -> float:
         """Seconds per token that the curve had foreseen for it until now; 0 if nothing was."""
         given = self.given - rider.boarded_given
@@ -130,14 +121,11 @@ class Carrier:
 
     def advance(self, now: float) -> None:
         """Count the time until now as it was. Comes before every change of who is aboard, or of light and heavy."""
-        self._count_time(now)
+        express = sum(self.express.values())
+        self.time.advance(now, express=express, others=len(self.aboard) - express, light=self.light)
         if self.aboard and self.replica.curve is not None:
             self.given += (now - self.given_at) / self.replica.curve.seconds_per_token(len(self.aboard))
         self.given_at = now
-
-    def _count_time(self, now: float) -> None:
-        express = sum(self.express.values())
-        self.time.advance(now, express=express, others=len(self.aboard) - express, light=self.light)
 
 
 class Rows:

@@ -59,9 +59,6 @@ class SeatTime:
         """What a stream of this kind has taken since the start; the difference of two such marks is a call's."""
         return self._express_took if express else self._other_took
 
-    def so_far_us(self, mark: int, *, express: bool) -> int:
-        return (self.taken(express=express) - mark) // FINE
-
     def charge(self, mark: int, *, express: bool, is_last: bool) -> int:
         """The seat-time of a stream that leaves, in microseconds. The last one aboard settles what rounding left."""
         if is_last:

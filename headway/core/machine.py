@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headway.core.allowance import Allowance, Allowances, TokenLimit
 from headway.core.boarding import Boarding
+from headway.core.rate_limit import RateLimit, RateLimiter, TokenLimit
 from headway.core.types import (
     EXPRESS,
     Action,
@@ -38,6 +38,7 @@ from headway.core.types import (
     ReplicaDown,
     ReplicaSuspect,
     ReplicaUp,
+    Settled,
     Ticked,
 )
 from headway.errors import RefusalReason
@@ -56,6 +57,9 @@ class _Journey:
     avoid: set[str] = field(default_factory=set)  # replicas that failed it and have not been up since
     engines_reached: int = 0
     counted: bool = False  # as an express call that is present
+    seat_us: int = 0  # of its boardings that are over
+    reason: RefusalReason | None = None  # why it was downgraded
+    rate_limit: RateLimit | None = None  # what its tenant had left when it arrived
 
 
 class Machine:
@@ -64,7 +68,7 @@ class Machine:
         self._journeys: dict[str, _Journey] = {}
         self._model_of: dict[str, str] = {}  # replica name -> model
         self._draining = False
-        self._allowances = Allowances()
+        self._rate_limiter = RateLimiter()
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             Arrived: self._arrived,
             Delivering: self._delivering,
@@ -88,17 +92,10 @@ class Machine:
         """Calls that have arrived and not ended."""
         return len(self._journeys)
 
-    def seat_us(self, call_id: str, now: float) -> int:
-        """The seat-time until now of a call that is aboard, in microseconds."""
-        journey = self._journeys.get(call_id)
-        if journey is None or journey.replica is None:
-            return 0
-        return self.boarding[journey.call.model].seat_us_so_far(call_id, journey.replica, now)
-
-    def allowance(self, call: Call, now: float) -> Allowance | None:
+    def _rate_limit(self, call: Call, now: float) -> RateLimit | None:
         """What the call's tenant has left of its limit; None where there is none."""
         bucket = self._bucket(call)
-        return self._allowances.of(*bucket, now) if bucket is not None else None
+        return self._rate_limiter.of(*bucket, now) if bucket is not None else None
 
     def _bucket(self, call: Call) -> tuple[str, TokenLimit] | None:
         """Whose bucket a call draws on, and its size; None without a limit. A key with limits of its own has two for
@@ -111,7 +108,7 @@ class Machine:
 
     def _spend(self, call: Call, now: float, *, input: int = 0, output: int = 0, requests: int = 0) -> None:
         if (bucket := self._bucket(call)) is not None:
-            self._allowances.spend(*bucket, now, input=input, output=output, requests=requests)
+            self._rate_limiter.spend(*bucket, now, input=input, output=output, requests=requests)
 
     # --- calls ---
 
@@ -127,8 +124,8 @@ class Machine:
         if reason:
             self._refuse(journey, reason, now, actions)
             return
-        allowance = self.allowance(call, now)
-        if allowance is not None and allowance.is_used_up:
+        journey.rate_limit = self._rate_limit(call, now)
+        if journey.rate_limit is not None and journey.rate_limit.is_used_up:
             self._refuse_or_downgrade(journey, "over_limit", now, actions)
         else:
             self._spend(call, now, requests=1)
@@ -153,7 +150,7 @@ class Machine:
             return
         boarding = self.boarding[journey.call.model]
         failed = journey.replica
-        boarding.free(journey.call.id, failed, now)
+        journey.seat_us += boarding.free(journey.call.id, failed, now)
         journey.replica = None
         if event.stage == "put_off":
             actions.append(Hold(event.call_id, boarding.waiting.hold(journey.call, now, journey.avoid, returned=False)))
@@ -186,7 +183,9 @@ class Machine:
 
     def _replica_down(self, event: ReplicaDown, now: float, actions: list[Action]) -> None:
         if model := self._model_of.pop(event.name, None):
-            actions.extend(Cut(call_id) for call_id in self.boarding[model].replica_down(event.name, now))
+            for call_id, seat_us in self.boarding[model].replica_down(event.name, now):
+                self._journeys[call_id].seat_us += seat_us
+                actions.append(Cut(call_id))
 
     # --- time and shutdown ---
 
@@ -210,19 +209,25 @@ class Machine:
         # A new call cannot overtake one that is held: as long as anyone is held for want of a seat, there is none.
         journey.replica = boarding.seat(call, journey.avoid, now)
         if journey.replica is not None:
-            actions.append(Board(call.id, journey.replica, call.tier))
+            actions.append(self._board(journey, journey.replica))
         elif boarding.waiting.is_full(call.tier) and not returned:
             self._refuse_or_downgrade(journey, "full", now, actions)
         else:
             actions.append(Hold(call.id, boarding.waiting.hold(call, now, journey.avoid, returned=returned)))
+
+    def _board(self, journey: _Journey, replica: str) -> Board:
+        call = journey.call
+        floor_tps = self.boarding[call.model].policy.tiers[call.tier].floor_tps
+        return Board(call.id, replica, call.tier, floor_tps, journey.reason, journey.rate_limit)
 
     def _settle(self, boarding: Boarding, now: float, actions: list[Action]) -> None:
         """After anything that can free a seat or change what is wanted: set the doors, then board who can."""
         boarding.set_doors(now)
         while boarded := boarding.next_boarding(now):
             call, replica = boarded
-            self._journeys[call.id].replica = replica
-            actions.append(Board(call.id, replica, call.tier))
+            journey = self._journeys[call.id]
+            journey.replica = replica
+            actions.append(self._board(journey, replica))
         for call_id in boarding.put_off(now):
             journey = self._journeys[call_id]
             journey.call = replace(journey.call, was_put_off=True)  # also if its replica fails before it lets go
@@ -234,6 +239,7 @@ class Machine:
             return
         self._no_longer_express(journey, now)
         journey.call = replace(journey.call, tier="standard", falls_back=False)
+        journey.reason, journey.rate_limit = reason, None
         actions.append(Downgrade(journey.call.id, reason))
         # One that must avoid a replica does not stand in line, where those behind it would wait for its sake.
         self._board_or_hold(journey, now, actions, returned=bool(journey.avoid))
@@ -243,9 +249,9 @@ class Machine:
         del self._journeys[journey.call.id]
         boarding = self.boarding[journey.call.model]
         retry_after_s = boarding.waiting.retry_after_s(journey.call.tier)
-        if reason == "over_limit" and (allowance := self.allowance(journey.call, now)):
-            retry_after_s = allowance.retry_after_s
-        actions.append(Refuse(journey.call.id, reason, retry_after_s))
+        if reason == "over_limit" and journey.rate_limit is not None:
+            retry_after_s = journey.rate_limit.retry_after_s
+        actions.append(Refuse(journey.call.id, reason, retry_after_s, journey.rate_limit))
 
     def _end(self, event: Finished | Left, now: float, actions: list[Action], speed_tps: float | None = None) -> None:
         journey = self._journeys.pop(event.call_id, None)
@@ -257,7 +263,8 @@ class Machine:
         if journey.replica is None:
             boarding.waiting.drop(journey.call)
         else:
-            boarding.free(event.call_id, journey.replica, now, speed_tps)
+            journey.seat_us += boarding.free(event.call_id, journey.replica, now, speed_tps)
+        actions.append(Settled(event.call_id, journey.seat_us))
         self._no_longer_express(journey, now)
         self._settle(boarding, now, actions)
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from headway.core.allowance import TokenLimit
 from headway.core.curve import Curve
+from headway.core.rate_limit import RateLimit, TokenLimit
 from headway.errors import RefusalReason
 
 Tier = Literal["ultrafast", "fast", "standard", "flex"]
@@ -162,11 +162,15 @@ Event = Arrived | Delivering | Finished | Failed | Left | ReplicaUp | ReplicaSus
 
 @dataclass(slots=True)
 class Board:
-    """Send the call to this replica now; `tier` is what it is served as."""
+    """Send the call to this replica now; `tier` is what it is served as. `reason` says why that is not the tier asked,
+    `rate_limit` what the tenant had left of its limit when the call arrived, None where there is no limit."""
 
     call_id: str
     replica: str
     tier: Tier
+    floor_tps: float = 0.0
+    reason: RefusalReason | None = None
+    rate_limit: RateLimit | None = None
 
 
 @dataclass(slots=True)
@@ -182,6 +186,7 @@ class Refuse:
     call_id: str
     reason: RefusalReason
     retry_after_s: int
+    rate_limit: RateLimit | None = None
 
 
 @dataclass(slots=True)
@@ -207,4 +212,12 @@ class Downgrade:
     reason: RefusalReason
 
 
-Action = Board | Hold | Refuse | Cut | PutOff | Downgrade
+@dataclass(slots=True)
+class Settled:
+    """The answer to Finished and Left: the seat-time of all the call's boardings, in microseconds."""
+
+    call_id: str
+    seat_us: int
+
+
+Action = Board | Hold | Refuse | Cut | PutOff | Downgrade | Settled

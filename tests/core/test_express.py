@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headway.core.curve import Curve
 from headway.core.machine import Machine
+from headway.core.rate_limit import RateLimit
 from headway.core.types import (
     Action,
     Arrived,
@@ -17,6 +18,7 @@ from headway.core.types import (
     Refuse,
     Replica,
     ReplicaUp,
+    Settled,
     Ticked,
     Tier,
     TierPolicy,
@@ -49,6 +51,10 @@ def board_many(to: Machine, count: int, tier: Tier = "standard", now: float = 0.
         arrive(to, f"{tier}{number}", tier, now)
 
 
+def fast(call_id: str, replica: str, rate_limit: RateLimit | None = None) -> Board:
+    return Board(call_id, replica, "fast", floor_tps=50.0, rate_limit=rate_limit)
+
+
 def loads(of: Machine) -> list[int]:
     return [of.boarding["m"].aboard(f"r{number}") for number in range(of.boarding["m"].known_replicas)]
 
@@ -56,7 +62,7 @@ def loads(of: Machine) -> list[int]:
 def test_fast_calls_share_a_light_replica_up_to_what_the_floor_allows() -> None:
     m = machine()
     boarded = [arrive(m, f"f{number}", "fast")[0] for number in range(3)]
-    assert boarded == [Board(f"f{number}", "r0", "fast") for number in range(3)]
+    assert boarded == [fast(f"f{number}", "r0") for number in range(3)]
     # The fourth would have to make the other replica light, and the standard share keeps that one.
     assert arrive(m, "f3", "fast", 1.0) == [Hold("f3", until=3.0)]
 
@@ -80,7 +86,7 @@ def test_a_stricter_floor_lowers_the_limit() -> None:
     m = machine()
     arrive(m, "u", "ultrafast")
     assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0)]
-    assert m.step(Finished("u", 1, 1), 1.5) == [Board("f", "r0", "fast")]
+    assert m.step(Finished("u", 1, 1), 1.5) == [Settled("u", 1_500_000), fast("f", "r0")]
 
 
 def test_a_call_with_a_floor_never_boards_a_replica_that_is_too_full() -> None:
@@ -89,9 +95,13 @@ def test_a_call_with_a_floor_never_boards_a_replica_that_is_too_full() -> None:
     assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0)]
     # Its doors are closed now: standard calls wait, and it empties until the fast call fits.
     assert arrive(m, "late", "standard", 1.0)[0] == Hold("late", until=31.0)
-    assert m.step(Finished("standard0", 1, 1), 1.1) == []
-    assert m.step(Finished("standard1", 1, 1), 1.2) == []
-    assert m.step(Finished("standard2", 1, 1), 1.3) == [Board("f", "r0", "fast")]
+    # A fifth of the first second each; from then on a tenth of the replica's time, the part of one seat of ten.
+    assert m.step(Finished("standard0", 1, 1), 1.1) == [Settled("standard0", 210_000)]
+    assert m.step(Finished("standard1", 1, 1), 1.2) == [Settled("standard1", 220_000)]
+    assert m.step(Finished("standard2", 1, 1), 1.3) == [
+        Settled("standard2", 230_000),
+        fast("f", "r0"),
+    ]
 
 
 def test_when_the_last_express_stream_leaves_the_replica_is_heavy_again() -> None:
@@ -144,7 +154,7 @@ def test_without_a_seat_in_time_a_fast_call_is_refused_or_downgraded_as_it_asked
     assert isinstance(refusal, Refuse)
     assert (refusal.call_id, refusal.reason) == ("hard", "hold_timeout")
     assert downgrade == Downgrade("soft", "hold_timeout")
-    assert board == Board("soft", "r1", "standard")
+    assert board == Board("soft", "r1", "standard", reason="hold_timeout")
 
 
 def test_a_replica_without_a_curve_promises_nothing() -> None:
@@ -160,7 +170,7 @@ def test_held_calls_board_in_the_order_of_tiers() -> None:
     arrive(m, "x", "flex", 1.0)
     arrive(m, "s", "standard", 1.0)
     arrive(m, "f", "fast", 1.0)
-    assert m.step(Finished("a", 1, 1), 1.5) == [Board("f", "r0", "fast")]
+    assert m.step(Finished("a", 1, 1), 1.5) == [Settled("a", 1_500_000), fast("f", "r0")]
     m.step(Left("f"), 2.0)
     actions = m.step(Ticked(), 8.0)
     assert Board("s", "r0", "standard") in actions
@@ -172,5 +182,5 @@ def test_a_tenant_that_was_served_less_comes_first() -> None:
     for number in range(1, 4):
         arrive(m, f"g{number}", "standard", tenant="greedy")
     arrive(m, "p0", "standard", tenant="poor")
-    assert m.step(Finished("g0", 100, 500), 1.0) == [Board("p0", "r0", "standard")]
-    assert m.step(Finished("p0", 1, 1), 2.0) == [Board("g1", "r0", "standard")]
+    assert m.step(Finished("g0", 100, 500), 1.0) == [Settled("g0", 1_000_000), Board("p0", "r0", "standard")]
+    assert m.step(Finished("p0", 1, 1), 2.0) == [Settled("p0", 1_000_000), Board("g1", "r0", "standard")]

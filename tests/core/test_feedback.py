@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from headway.core.allowance import Allowances, TokenLimit
 from headway.core.feedback import IN_A_ROW, SHUT_OUT_S, Feedback
 from headway.core.machine import Machine
+from headway.core.rate_limit import RateLimit, RateLimiter, TokenLimit
 from headway.core.types import (
     Action,
     Arrived,
@@ -26,10 +26,11 @@ from headway.core.types import (
     Replica,
     ReplicaSuspect,
     ReplicaUp,
+    Settled,
     Ticked,
     Tier,
 )
-from tests.core.test_express import CURVE, TIERS, arrive, board_many, loads, machine
+from tests.core.test_express import CURVE, TIERS, arrive, board_many, fast, loads, machine
 
 
 def serve_one(m: Machine, name: str, now: float, slowness: float, seconds: float = 1.0) -> str:
@@ -73,22 +74,6 @@ def test_the_company_a_stream_had_is_not_held_against_the_replica() -> None:
     assert carrier.feedback.slowness == pytest.approx(1.0)
 
 
-def test_asking_for_seat_time_changes_no_decision() -> None:
-    """A replayed run is not asked, and must come to the same figures to the last bit."""
-    asked, replayed = machine(), machine()
-    for m in (asked, replayed):
-        arrive(m, "f", "fast", 0.1)
-    for number in range(1, 50):
-        asked.seat_us("f", 0.1 + number * 0.0137)
-    for m in (asked, replayed):
-        m.step(Finished("f", 1, 50, 90.0), 1.0)
-    one, other = asked.boarding["m"].carrier("r0"), replayed.boarding["m"].carrier("r0")
-    assert one is not None
-    assert other is not None
-    assert one.given == other.given
-    assert one.feedback.slowness == other.feedback.slowness
-
-
 def test_one_slow_stream_moves_the_estimate_little_and_slow_ones_pull_harder_than_fast_ones() -> None:
     feedback = Feedback()
     feedback.observe(20.0, now=0.0)
@@ -123,7 +108,7 @@ def test_a_replica_without_a_curve_does_not_stand_in_the_way_of_one_with() -> No
     m.step(ReplicaUp(Replica("measured", "m", 10, CURVE)), 0.0)
     arrive(m, "s0", "standard")
     arrive(m, "s1", "standard")
-    assert arrive(m, "f", "fast") == [Board("f", "measured", "fast")]
+    assert arrive(m, "f", "fast") == [fast("f", "measured")]
 
 
 # --- flex calls make way ---------------------------------------------------------------------------------------------
@@ -135,9 +120,10 @@ def test_a_flex_call_makes_way_for_a_fast_one_and_goes_on_later() -> None:
     assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), PutOff("flex2")]
     # Its seat is its own until the engine has let go of it.
     assert m.step(Ticked(), 1.05) == []
-    assert m.step(Failed("flex2", "put_off"), 1.1) == [Hold("flex2", until=301.1), Board("f", "r0", "fast")]
-    assert m.step(Finished("f", 1, 1), 2.0) == []  # the reserve keeps the seat for the next fast call
-    assert m.step(Finished("flex1", 1, 1), 2.0) == [Board("flex2", "r0", "flex")]
+    assert m.step(Failed("flex2", "put_off"), 1.1) == [Hold("flex2", until=301.1), fast("f", "r0")]
+    # Two others ride with it, each for a third of the time: one seat of three.
+    assert m.step(Finished("f", 1, 1), 2.0) == [Settled("f", 300_000)]  # the reserve keeps its seat for the next
+    assert m.step(Finished("flex1", 1, 1), 2.0) == [Settled("flex1", 666_667), Board("flex2", "r0", "flex")]
 
 
 def test_a_call_is_put_off_once_and_never_when_its_answer_has_begun() -> None:
@@ -183,11 +169,11 @@ def reading(*prompt_tps: float) -> Machine:
 
 def test_a_long_prompt_does_not_board_where_it_would_cost_a_floor() -> None:
     m = reading(1000.0, 1000.0)
-    assert arrive(m, "a", "fast", prompt_tokens=5000) == [Board("a", "r0", "fast")]  # nobody is aboard
-    assert arrive(m, "b", "fast", prompt_tokens=100) == [Board("b", "r0", "fast")]  # a tenth of a second
-    assert arrive(m, "c", "fast", prompt_tokens=5000) == [Board("c", "r1", "fast")]
+    assert arrive(m, "a", "fast", prompt_tokens=5000) == [fast("a", "r0")]  # nobody is aboard
+    assert arrive(m, "b", "fast", prompt_tokens=100) == [fast("b", "r0")]  # a tenth of a second
+    assert arrive(m, "c", "fast", prompt_tokens=5000) == [fast("c", "r1")]
     assert arrive(m, "d", "fast", prompt_tokens=5000) == [Hold("d", until=2.0)]
-    assert m.step(Finished("c", 1, 1), 1.0) == [Board("d", "r1", "fast")]
+    assert m.step(Finished("c", 1, 1), 1.0) == [Settled("c", 1_000_000), fast("d", "r1")]
 
 
 def test_many_short_prompts_are_as_one_long_one() -> None:
@@ -196,7 +182,7 @@ def test_many_short_prompts_are_as_one_long_one() -> None:
     arrive(m, "b", "fast", prompt_tokens=200)
     m.step(Left("b"), 0.1)
     assert arrive(m, "c", "fast", 0.2, prompt_tokens=100) == [Hold("c", until=2.2)]  # 0.3 s of 0.25
-    assert m.step(Ticked(), 1.3) == [Board("c", "r0", "fast")]
+    assert m.step(Ticked(), 1.3) == [fast("c", "r0")]
 
 
 def test_a_standard_call_with_a_long_prompt_does_not_ride() -> None:
@@ -209,7 +195,7 @@ def test_a_standard_call_with_a_long_prompt_does_not_ride() -> None:
 def test_where_nothing_is_known_of_prompts_they_count_for_nothing() -> None:
     m = reading(0.0)
     arrive(m, "a", "fast", prompt_tokens=10**6)
-    assert arrive(m, "b", "fast", prompt_tokens=10**6) == [Board("b", "r0", "fast")]
+    assert arrive(m, "b", "fast", prompt_tokens=10**6) == [fast("b", "r0")]
 
 
 # --- affinity --------------------------------------------------------------------------------------------------------
@@ -231,8 +217,11 @@ def test_calls_that_begin_alike_go_to_the_same_replica_while_loads_are_alike() -
 # --- limits of tokens per minute -------------------------------------------------------------------------------------
 
 
+LIMIT = TokenLimit(output_tpm=60)
+
+
 def limited() -> Machine:
-    tiers = {**TIERS, "fast": replace(TIERS["fast"], limit=TokenLimit(input_tpm=0, output_tpm=60))}
+    tiers = {**TIERS, "fast": replace(TIERS["fast"], limit=LIMIT)}
     m = Machine({"m": ModelPolicy(tiers, margin=0.0)})
     m.step(ReplicaUp(Replica("r0", "m", 10, CURVE)), 0.0)
     return m
@@ -242,10 +231,13 @@ def test_who_has_used_up_a_tiers_limit_is_refused_or_downgraded_until_it_has_fil
     m = limited()
     arrive(m, "a", "fast", tenant="t")
     m.step(Finished("a", 1000, 70), 0.0)  # overdrawn by ten: a token is back after 11 s
-    assert arrive(m, "b", "fast", tenant="t") == [Refuse("b", "over_limit", retry_after_s=11)]
+    used_up = RateLimit(LIMIT, -1000, -10, -1, input_full_in_s=0.0, output_full_in_s=70.0)
+    assert arrive(m, "b", "fast", tenant="t") == [Refuse("b", "over_limit", retry_after_s=11, rate_limit=used_up)]
     assert arrive(m, "c", "fast", tenant="t", falls_back=True)[0] == Downgrade("c", "over_limit")
-    assert arrive(m, "d", "fast", tenant="another")[0] == Board("d", "r0", "fast")
-    assert arrive(m, "e", "fast", 11.5, tenant="t")[0] == Board("e", "r0", "fast")
+    untouched = RateLimit(LIMIT, 0, 60, 0, input_full_in_s=0.0, output_full_in_s=0.0)
+    assert arrive(m, "d", "fast", tenant="another")[0] == fast("d", "r0", untouched)
+    filling = RateLimit(LIMIT, -1000, 1, -1, input_full_in_s=0.0, output_full_in_s=58.5)
+    assert arrive(m, "e", "fast", 11.5, tenant="t")[0] == fast("e", "r0", filling)
 
 
 def test_a_stream_that_is_cut_counts_for_what_it_was_given() -> None:
@@ -256,9 +248,9 @@ def test_a_stream_that_is_cut_counts_for_what_it_was_given() -> None:
 
 
 def test_a_bucket_fills_over_a_minute_and_no_further() -> None:
-    allowances, limit = Allowances(), TokenLimit(100, 0)
-    allowances.spend("t", limit, 0.0, input=50, output=1_000_000)
-    soon, later = allowances.of("t", limit, 15.0), allowances.of("t", limit, 300.0)
+    limiter, limit = RateLimiter(), TokenLimit(100, 0)
+    limiter.spend("t", limit, 0.0, input=50, output=1_000_000)
+    soon, later = limiter.of("t", limit, 15.0), limiter.of("t", limit, 300.0)
     assert soon is not None
     assert later is not None
     assert (soon.input_left, later.input_left) == (75, 100)
@@ -267,9 +259,9 @@ def test_a_bucket_fills_over_a_minute_and_no_further() -> None:
 
 
 def test_without_a_limit_nothing_is_kept() -> None:
-    allowances = Allowances()
-    allowances.spend("t", TokenLimit(), 0.0, input=50, output=50)
-    assert allowances.of("t", TokenLimit(), 1.0) is None
+    limiter = RateLimiter()
+    limiter.spend("t", TokenLimit(), 0.0, input=50, output=50)
+    assert limiter.of("t", TokenLimit(), 1.0) is None
 
 
 def test_a_key_has_limits_of_its_own_and_one_that_is_downgraded_draws_on_the_others() -> None:
@@ -282,12 +274,15 @@ def test_a_key_has_limits_of_its_own_and_one_that_is_downgraded_draws_on_the_oth
     def ask(name: str, tier: Tier, now: float) -> list[Action]:
         return m.step(Arrived(call(name, tier)), now)
 
-    assert ask("f0", "fast", 0.0)[0] == Board("f0", "r0", "fast")
+    full_express = RateLimit(express, 0, 0, 1, input_full_in_s=0.0, output_full_in_s=0.0)
+    assert ask("f0", "fast", 0.0)[0] == fast("f0", "r0", full_express)
     assert ask("f1", "fast", 0.1)[0] == Downgrade("f1", "over_limit")
     m.step(Finished("f1", 5, 5), 0.2)
-    left = m.allowance(call("s", "standard"), 0.2)
-    assert left is not None
-    assert (left.limit, left.requests_left, left.output_left) == (other, 2, -5), "its tokens are in the others' bucket"
-    assert ask("s0", "standard", 0.3)[0] == Board("s0", "r0", "standard")
-    assert ask("s1", "standard", 0.3)[0] == Board("s1", "r0", "standard")
-    assert ask("s2", "standard", 0.3) == [Refuse("s2", "over_limit", 30)]
+
+    def rate_limit(requests_left: int) -> RateLimit:
+        """Of the others' bucket, in which the tokens of the downgraded call are."""
+        return RateLimit(other, -5, -5, requests_left, input_full_in_s=0.0, output_full_in_s=0.0)
+
+    assert ask("s0", "standard", 0.3)[0] == Board("s0", "r0", "standard", rate_limit=rate_limit(2))
+    assert ask("s1", "standard", 0.3)[0] == Board("s1", "r0", "standard", rate_limit=rate_limit(1))
+    assert ask("s2", "standard", 0.3) == [Refuse("s2", "over_limit", 30, rate_limit(0))]

@@ -20,6 +20,7 @@ from headway.core.types import (
     ReplicaDown,
     ReplicaSuspect,
     ReplicaUp,
+    Settled,
     Ticked,
     TierPolicy,
 )
@@ -47,14 +48,14 @@ def test_calls_board_the_lightest_replica() -> None:
 def test_without_a_seat_a_call_is_held_and_boards_when_one_comes_free() -> None:
     m = machine(1)
     assert arrive(m, "a", "b", now=5.0) == [Board("a", "r0", "standard"), Hold("b", until=35.0)]
-    assert m.step(Finished("a", 3, 7), 6.0) == [Board("b", "r0", "standard")]
+    assert m.step(Finished("a", 3, 7), 6.0) == [Settled("a", 1_000_000), Board("b", "r0", "standard")]
 
 
 def test_held_calls_board_in_order_of_arrival() -> None:
     m = machine(1)
     arrive(m, "a", "b", "c")
-    assert m.step(Left("a"), 1.0) == [Board("b", "r0", "standard")]
-    assert m.step(Left("b"), 1.0) == [Board("c", "r0", "standard")]
+    assert m.step(Left("a"), 1.0) == [Settled("a", 1_000_000), Board("b", "r0", "standard")]
+    assert m.step(Left("b"), 1.0) == [Settled("b", 0), Board("c", "r0", "standard")]
 
 
 def test_a_held_call_is_refused_at_its_deadline_with_a_retry_after() -> None:
@@ -89,8 +90,8 @@ def test_retry_after_grows_with_the_queue_and_the_pace() -> None:
 def test_a_client_that_leaves_while_held_takes_no_seat() -> None:
     m = machine(1)
     arrive(m, "a", "b", "c")
-    assert m.step(Left("b"), 1.0) == []
-    assert m.step(Finished("a", 1, 1), 2.0) == [Board("c", "r0", "standard")]
+    assert m.step(Left("b"), 1.0) == [Settled("b", 0)]
+    assert m.step(Finished("a", 1, 1), 2.0) == [Settled("a", 2_000_000), Board("c", "r0", "standard")]
 
 
 def test_an_engine_lost_before_the_first_byte_is_replaced_by_another() -> None:
@@ -151,7 +152,19 @@ def test_a_replica_that_goes_down_has_its_streams_cut() -> None:
     arrive(m, "a", "b", "c")
     assert m.step(ReplicaDown("r0"), 1.0) == [Cut("a"), Cut("c")]
     assert m.step(Failed("a", "waiting"), 1.0) == [Board("a", "r1", "standard")]
-    assert m.step(Left("c"), 1.0) == []
+    assert m.step(Left("c"), 1.0) == [Settled("c", 500_000)]
+
+
+def test_seat_time_is_that_of_all_boardings_of_a_call() -> None:
+    """A replayed run tells it by the same events, so nothing but events may count time."""
+    m = machine(2, 2)
+    arrive(m, "a", "b", "c")
+    assert m.step(Failed("a", "waiting"), 3.0) == [Board("a", "r1", "standard")]  # 1.5 s beside c on r0
+    assert m.step(Finished("c", 1, 1), 3.0) == [Settled("c", 1_500_000)]
+    assert m.step(ReplicaDown("r1"), 4.0) == [Cut("b"), Cut("a")]  # 0.5 s beside b on r1
+    assert m.step(Failed("b", "connect"), 5.0) == [Board("b", "r0", "standard")]
+    assert m.step(Left("a"), 9.0) == [Settled("a", 2_000_000)]  # it is cut: time that passes is nobody's
+    assert m.step(Finished("b", 1, 1), 9.25) == [Settled("b", 3_500_000 + 4_250_000)]
 
 
 def test_without_any_replica_calls_are_refused_at_once() -> None:
@@ -176,13 +189,13 @@ def test_draining_serves_who_is_here_and_refuses_who_comes() -> None:
     [refusal] = arrive(m, "c", now=1.0)
     assert isinstance(refusal, Refuse)
     assert refusal.reason == "draining"
-    assert m.step(Finished("a", 1, 1), 2.0) == [Board("b", "r0", "standard")]
+    assert m.step(Finished("a", 1, 1), 2.0) == [Settled("a", 2_000_000), Board("b", "r0", "standard")]
 
 
 def test_the_last_word_may_come_twice() -> None:
     m = machine(1)
     arrive(m, "a")
-    m.step(Finished("a", 1, 1), 1.0)
+    assert m.step(Finished("a", 1, 1), 1.0) == [Settled("a", 1_000_000)]
     assert m.step(Left("a"), 1.0) == []
     assert arrive(m, "b", now=1.0) == [Board("b", "r0", "standard")]
 

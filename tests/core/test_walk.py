@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
 from headway.core.curve import Curve
+from headway.core.fare import FINE
 from headway.core.machine import Machine
 from headway.core.types import (
     EXPRESS,
@@ -31,6 +32,7 @@ from headway.core.types import (
     ReplicaDown,
     ReplicaSuspect,
     ReplicaUp,
+    Settled,
     Stage,
     Ticked,
     Tier,
@@ -60,6 +62,8 @@ class Walk(RuleBasedStateMachine):
         self.tier: dict[str, Tier] = {}  # as served
         self.deadline: dict[str, float] = {}
         self.ended: dict[str, str] = {}
+        self.settled_us: dict[str, int] = {}
+        self.boarded: set[str] = set()  # at least once
         self.arrivals: list[str] = []
         self.delivering: set[str] = set()
         self.was_put_off: set[str] = set()
@@ -70,10 +74,15 @@ class Walk(RuleBasedStateMachine):
         load_before = {name: self.machine.boarding["m"].aboard(name) for name in self.seats}
         for action in self.machine.step(event, self.now):
             call_id = action.call_id
+            if isinstance(action, Settled):
+                self.settle(action)
+                continue
             assert call_id not in self.ended, f"{action} for a call that had {self.ended.get(call_id)}"
             match action:
-                case Board(replica=replica, tier=tier):
+                case Board(replica=replica, tier=tier, floor_tps=floor_tps):
                     assert replica in self.open
+                    assert floor_tps == FLOORS.get(tier, 0.0)
+                    self.boarded.add(call_id)
                     assert self.where.get(call_id) is None, "boarded twice"
                     assert tier == self.tier[call_id]
                     self.where[call_id] = replica
@@ -101,6 +110,13 @@ class Walk(RuleBasedStateMachine):
         boarding = self.machine.boarding["m"]
         self.check_the_express_rule(load_before)
         assert boarding.light_replicas <= max(light_before, boarding.max_light_replicas), "the standard share was taken"
+
+    def settle(self, settled: Settled) -> None:
+        assert self.ended.get(settled.call_id) in ("left", "finished"), f"{settled} for a call that had not ended"
+        assert settled.call_id not in self.settled_us, "settled twice"
+        assert settled.seat_us >= 0
+        assert not settled.seat_us or settled.call_id in self.boarded, "a call that never boarded pays"
+        self.settled_us[settled.call_id] = settled.seat_us
 
     def check_the_express_rule(self, load_before: dict[str, int]) -> None:
         """With a floor aboard nobody boards beyond what it allows. A limit that falls puts nobody off the replica."""
@@ -218,16 +234,27 @@ class Walk(RuleBasedStateMachine):
     def seat_time_is_conserved(self) -> None:
         """What calls that left have paid, what those aboard owe, and the reserve are what replicas were busy."""
         boarding = self.machine.boarding["m"]
-        for name in self.seats:
-            if (carrier := boarding.carrier(name)) is not None:
-                carrier.advance(self.now)
-        aboard = [call_id for call_id, replica in self.where.items() if replica is not None]
-        owed_us = sum(self.machine.seat_us(call_id, self.now) for call_id in aboard)
+        carriers = [carrier for name in self.seats if (carrier := boarding.carrier(name)) is not None]
+        aboard = [(carrier.time, rider) for carrier in carriers for rider in carrier.aboard.values()]
+        owed_us = sum(
+            (time.taken(express=rider.tier in EXPRESS) - rider.boarded_taken) // FINE for time, rider in aboard
+        )
         accounted_us = sum(boarding.seat_us.values()) + boarding.reserve_us + owed_us
         missing_us = boarding.busy_us - accounted_us
         assert abs(missing_us) <= 2 * len(self.seats) + len(aboard), f"{missing_us} us"
         if not aboard:
             assert missing_us == 0
+
+    @invariant()
+    def seat_time_is_told_once(self) -> None:
+        """What was settled, and what those present will be told of boardings that are over, is what calls have paid."""
+        assert {call_id for call_id, how in self.ended.items() if how != "refused"} == set(self.settled_us)
+        told_us = sum(self.settled_us.values()) + sum(one.seat_us for one in self.machine._journeys.values())
+        paid_us = sum(self.machine.boarding["m"].seat_us.values())
+        if any(how == "refused" and call_id in self.boarded for call_id, how in self.ended.items()):
+            assert told_us <= paid_us  # nobody is told what a call was refused after
+        else:
+            assert told_us == paid_us
 
     @invariant()
     def nobody_waits_past_the_deadline(self) -> None:

@@ -28,7 +28,7 @@ class TokenLimit:
 
 
 @dataclass(slots=True)
-class Allowance:
+class RateLimit:
     """What is left of a limit, and how long until nothing is missing from it."""
 
     limit: TokenLimit
@@ -56,19 +56,19 @@ class Allowance:
         )
 
 
-class Allowances:
+class RateLimiter:
     """The buckets of all tenants. Bounded: the longest unused is forgotten, and full if it comes again."""
 
     def __init__(self) -> None:
         # tenant -> at, and what is missing then: input, output, requests
         self._missing: OrderedDict[str, tuple[float, float, float, float]] = OrderedDict()
 
-    def of(self, tenant: str, limit: TokenLimit, now: float) -> Allowance | None:
+    def of(self, tenant: str, limit: TokenLimit, now: float) -> RateLimit | None:
         """None where there is no limit."""
         if limit.is_none:
             return None
         missing_input, missing_output, missing_requests = self._missing_now(tenant, limit, now)
-        return Allowance(
+        return RateLimit(
             limit,
             int(limit.input_tpm - missing_input),
             int(limit.output_tpm - missing_output),

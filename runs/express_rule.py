@@ -121,11 +121,11 @@ def look(name: str, simulation: Simulation) -> Moment:
     """The state now: who is there, and what standard streams get at the present batches."""
     boarding = simulation.cell.machines[0].boarding["m"]
     standard_tps = 0.0
-    for carrier in (boarding.carrier(f"r{n}") for n in range(split_of(name), REPLICAS)):
-        assert carrier is not None
-        if carrier.aboard:
-            riders = sum(call.startswith("s") for call in carrier.aboard)
-            standard_tps += riders * CURVE.speed_tps(len(carrier.aboard))
+    for state in (boarding.replica_state(f"r{n}") for n in range(split_of(name), REPLICAS)):
+        assert state is not None
+        if state.aboard:
+            streams = sum(call.startswith("s") for call in state.aboard)
+            standard_tps += streams * CURVE.speed_tps(len(state.aboard))
     return Moment(
         at_s=math.floor(simulation.now),
         fast_streams=sum(call.startswith("f") for call in simulation.trips),

@@ -27,7 +27,7 @@ from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smoll
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 from headway.run import policy_of, replica_of
 from headway.sim.cell import Cell
-from headway.sim.loop import Job, Simulation, Trip
+from headway.sim.loop import Job, SimTrip, Simulation
 from headway.sim.workload import Lengths, Recipe, synthesize
 
 console = Console(width=120)
@@ -85,7 +85,7 @@ class Side:
     """Both sides of one comparison, segment by segment."""
 
     live: list[list[Seen]] = field(default_factory=list)
-    simulated: list[list[Trip]] = field(default_factory=list)
+    simulated: list[list[SimTrip]] = field(default_factory=list)
 
 
 @dataclass
@@ -126,7 +126,7 @@ async def live(url: str, plan: list[Planned]) -> list[Seen]:
     return await asyncio.gather(*[one(each) for each in plan])
 
 
-def simulated(config: Path, plan: list[Planned], first_token_s: float) -> list[Trip]:
+def simulated(config: Path, plan: list[Planned], first_token_s: float) -> list[SimTrip]:
     table = load(config).models[0]
     fleet = [replica_of(table, replica, name=replica.url) for replica in table.replicas]
     simulation = Simulation(Cell({table.name: policy_of(table)}), fleet, first_token_s)

@@ -14,8 +14,8 @@ Invariants (tests/core/test_walk.py):
 - no more replicas are light than the standard share leaves;
 - a call is held only while there is no seat that it may take.
 
-Cost: O(1) per call in replicas and held calls (O(log tenants) for fairness): replicas stand in rows by a small number,
-and a bit mask says which rows are not empty.
+Cost: O(1) per call in replicas and held calls (O(log tenants) for fairness): replicas are in buckets by a small number,
+and a bit mask says which buckets are not empty.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from collections import OrderedDict
 from collections.abc import Iterator, Set
 from itertools import islice
 
-from headway.core.affinity import Trails
-from headway.core.carriers import Carrier, Rider, Rows
 from headway.core.fare import SeatTime
+from headway.core.prefix_affinity import PrefixAffinity
+from headway.core.replicas import BucketQueue, ReplicaState, Stream
 from headway.core.reserve import Reserve
 from headway.core.types import EXPRESS, Call, ModelPolicy, Replica, Tier
 from headway.core.waiting import WaitingRoom
 
 AFFINITY_SLACK = 2  # streams more than on the emptiest replica that a call puts up with for a prompt read before
-FLEX_LOOKED_AT = 8  # replicas at most, for a flex call to put off
+FLEX_LOOKED_AT = 8  # replicas at most, for flex calls to preempt
 FEEDBACK_STEP = 0.01  # caps follow the measured speed in steps of this size
 
 
@@ -46,16 +46,16 @@ class Boarding:
         self.waiting = WaitingRoom(policy)
         self.seat_us: dict[Tier, int] = dict.fromkeys(policy.tiers, 0)  # paid by the calls of each tier that have left
         self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that are gone
-        self._carriers: dict[str, Carrier] = {}
+        self._replicas: dict[str, ReplicaState] = {}
         self._never_light: set[str] = set()  # those that cannot keep any floor: no curve, or too slow
-        self._shut_out: OrderedDict[str, Carrier] = OrderedDict()  # those that were suddenly slow, the first due first
-        self._heavy = Rows()  # heavy, open and with a free seat, by load
-        self._full: OrderedDict[str, Carrier] = OrderedDict()  # heavy, open and full
-        self._light = Rows()  # light, open and with a free light seat, by how many
-        self._idle_light: OrderedDict[str, Carrier] = OrderedDict()  # light, open, and no express stream aboard
-        self._light_with_flex: OrderedDict[str, Carrier] = OrderedDict()  # light, open, and somebody to put off
-        self._leaving = 0  # flex calls that are being put off
-        self._trails = Trails()
+        self._shut_out: OrderedDict[str, ReplicaState] = OrderedDict()  # were suddenly slow; the first due first
+        self._heavy = BucketQueue()  # heavy, open and with a free seat, by load
+        self._full: OrderedDict[str, ReplicaState] = OrderedDict()  # heavy, open and full
+        self._light = BucketQueue()  # light, open and with a free light seat, by how many
+        self._idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and no express stream aboard
+        self._light_with_flex: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and somebody to preempt
+        self._leaving = 0  # flex calls that are being preempted
+        self._affinity = PrefixAffinity()
         self._light_capacity = 0
         self._ready = 0
         self._free_heavy = 0  # free seats of open heavy replicas
@@ -64,89 +64,89 @@ class Boarding:
     # --- replicas ---
 
     def replica_up(self, replica: Replica, now: float) -> None:
-        carrier = self._carriers.get(replica.name)
-        if carrier is None:
-            carrier = self._carriers[replica.name] = Carrier(replica, SeatTime(replica.seats, now))
-            self._set_caps(carrier)
-        self._set_open(carrier, now, value=True)
+        state = self._replicas.get(replica.name)
+        if state is None:
+            state = self._replicas[replica.name] = ReplicaState(replica, SeatTime(replica.seats, now))
+            self._set_caps(state)
+        self._set_open(state, now, value=True)
 
     def replica_suspect(self, name: str, now: float) -> None:
-        if carrier := self._carriers.get(name):
-            self._set_open(carrier, now, value=False)
+        if state := self._replicas.get(name):
+            self._set_open(state, now, value=False)
 
     def replica_down(self, name: str, now: float) -> list[tuple[str, int]]:
         """Forget the replica; returns the calls that were aboard, each with its seat-time in microseconds."""
-        carrier = self._carriers.pop(name, None)
-        if carrier is None:
+        state = self._replicas.pop(name, None)
+        if state is None:
             return []
-        self._set_open(carrier, now, value=False)
-        self._set_light(carrier, now, value=False)  # whatever it still carries: it counts no more
+        self._set_open(state, now, value=False)
+        self._set_light(state, now, value=False)  # whatever it still carries: it counts no more
         self._never_light.discard(name)
         self._shut_out.pop(name, None)
-        self._leaving -= len(carrier.leaving)
-        aboard = [(call_id, self._leave(carrier, call_id, now)[1]) for call_id in list(carrier.aboard)]
-        self._gone_busy_us += carrier.time.busy_us
-        self._gone_reserve_us += carrier.time.reserve_us
+        self._leaving -= len(state.leaving)
+        aboard = [(call_id, self._leave(state, call_id, now)[1]) for call_id in list(state.aboard)]
+        self._gone_busy_us += state.time.busy_us
+        self._gone_reserve_us += state.time.reserve_us
         return aboard
 
     @property
     def known_replicas(self) -> int:
-        return len(self._carriers)
+        return len(self._replicas)
 
-    def carrier(self, replica: str) -> Carrier | None:
-        return self._carriers.get(replica)
+    def replica_state(self, replica: str) -> ReplicaState | None:
+        return self._replicas.get(replica)
 
     @property
     def streams(self) -> int:
         """Aboard all replicas."""
-        return sum(len(carrier.aboard) for carrier in self._carriers.values())
+        return sum(len(state.aboard) for state in self._replicas.values())
 
     def aboard(self, replica: str) -> int:
-        return len(carrier.aboard) if (carrier := self.carrier(replica)) else 0
+        return len(state.aboard) if (state := self.replica_state(replica)) else 0
 
     def is_open(self, replica: str) -> bool:
-        return carrier.open if (carrier := self.carrier(replica)) else False
+        return state.open if (state := self.replica_state(replica)) else False
 
-    def _set_caps(self, carrier: Carrier) -> None:
+    def _set_caps(self, state: ReplicaState) -> None:
         """What each floor allows here, by the curve as measured and by what streams have really got since. A replica
         without a curve keeps no promise: nothing is known of its speed."""
-        replica, slowness = carrier.replica, carrier.feedback.slowness
-        carrier.caps_slowness = slowness
-        carrier.caps = {
+        replica, slowness = state.replica, state.feedback.slowness
+        state.caps_slowness = slowness
+        state.caps = {
             tier: replica.curve.slower(slowness).largest_batch(policy.floor_tps, replica.seats, self.policy.margin)
             if replica.curve is not None and replica.name not in self._shut_out
             else 0
             for tier, policy in self.policy.tiers.items()
             if tier in EXPRESS
         }
-        light_seats = max(carrier.caps.values(), default=0)
-        if carrier.light:
-            self._light_capacity += light_seats - carrier.light_seats
-        carrier.light_seats = light_seats
+        light_seats = max(state.caps.values(), default=0)
+        if state.light:
+            self._light_capacity += light_seats - state.light_seats
+        state.light_seats = light_seats
         if light_seats:
             self._never_light.discard(replica.name)
         else:
             self._never_light.add(replica.name)
 
-    def _learn(self, carrier: Carrier, slowness: float, now: float) -> None:
+    def _learn(self, state: ReplicaState, slowness: float, now: float) -> None:
         """An express stream that left was so much slower than the curve had foreseen."""
-        feedback = carrier.feedback
+        feedback = state.feedback
         feedback.observe(slowness, now)
         if feedback.shut_out_until > now:
-            self._shut_out[carrier.replica.name] = carrier
-            self._shut_out.move_to_end(carrier.replica.name)
-            self._set_caps(carrier)
-        elif abs(feedback.slowness / carrier.caps_slowness - 1.0) > FEEDBACK_STEP:
-            self._set_caps(carrier)
+            self._shut_out[state.replica.name] = state
+            self._shut_out.move_to_end(state.replica.name)
+            self._set_caps(state)
+        elif abs(feedback.slowness / state.caps_slowness - 1.0) > FEEDBACK_STEP:
+            self._set_caps(state)
 
     def _let_back_in(self, now: float) -> None:
         while self._shut_out:
-            carrier = next(iter(self._shut_out.values()))
-            if carrier.feedback.shut_out_until > now:
+            state = next(iter(self._shut_out.values()))
+            if state.feedback.shut_out_until > now:
                 return
-            del self._shut_out[carrier.replica.name]
-            self._set_caps(carrier)
-            self._place(carrier, now)
+            del self._shut_out[state.replica.name]
+            self._set_caps(state)
+            self._place(state, now)
 
     # --- seats ---
 
@@ -166,19 +166,19 @@ class Boarding:
     def seat(self, call: Call, avoid: Set[str], now: float) -> str | None:
         """Give the call a seat; None if there is none that it may take."""
         if call.tier in EXPRESS:
-            carrier = self._express_seat(call, avoid, now)
+            state = self._express_seat(call, avoid, now)
         else:
-            carrier = self._heavy_seat(call, avoid) or self._ride(call, avoid, now)
-        if carrier is None:
+            state = self._heavy_seat(call, avoid) or self._ride(call, avoid, now)
+        if state is None:
             return None
-        carrier.board(call, now)
+        state.board(call, now)
         if call.tier in EXPRESS:
-            self._set_light(carrier, now, value=True)
-        self._place(carrier, now)
-        self._trails.note(call.affinity, carrier.replica.name)
-        return carrier.replica.name
+            self._set_light(state, now, value=True)
+        self._place(state, now)
+        self._affinity.note(call.affinity, state.replica.name)
+        return state.replica.name
 
-    def _express_seat(self, call: Call, avoid: Set[str], now: float) -> Carrier | None:
+    def _express_seat(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
         # Best fit: the light replica with the fewest free seats, so that others stay whole; before it, one that carries
         # express streams already and has read such a prompt.
         known = self._known(call, avoid)
@@ -188,35 +188,35 @@ class Boarding:
         if fits is not None and fits.has_room_for(call, now):
             return fits
         # A stricter tier than the light seats are made for needs an emptier one, and so may a long prompt.
-        for carrier in self._light.from_highest(avoid):
-            if carrier.has_room_for(call, now):
-                return carrier
+        for state in self._light.from_highest(avoid):
+            if state.has_room_for(call, now):
+                return state
         if self.light_replicas < self.max_light_replicas:
             lightest = self._lightest_heavy(avoid)
             if lightest is not None and len(lightest.aboard) < lightest.caps[call.tier]:
                 return lightest
         return None
 
-    def _heavy_seat(self, call: Call, avoid: Set[str]) -> Carrier | None:
+    def _heavy_seat(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
         emptiest = self._heavy.lowest(avoid)
         known = self._known(call, avoid)
-        if emptiest is None or known is None or known.rows is not self._heavy:
+        if emptiest is None or known is None or known.queue is not self._heavy:
             return emptiest
         return known if len(known.aboard) <= len(emptiest.aboard) + AFFINITY_SLACK else emptiest
 
-    def _known(self, call: Call, avoid: Set[str]) -> Carrier | None:
+    def _known(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
         """The open replica where such a call went last."""
-        name = self._trails.last(call.affinity) if call.affinity else None
-        carrier = self._carriers.get(name) if name is not None and name not in avoid else None
-        return carrier if carrier is not None and carrier.open else None
+        name = self._affinity.last(call.affinity) if call.affinity else None
+        state = self._replicas.get(name) if name is not None and name not in avoid else None
+        return state if state is not None and state.open else None
 
-    def _lightest_heavy(self, avoid: Set[str] = frozenset()) -> Carrier | None:
+    def _lightest_heavy(self, avoid: Set[str] = frozenset()) -> ReplicaState | None:
         """The emptiest heavy replica that could be light."""
-        if len(self._never_light) == len(self._carriers):
+        if len(self._never_light) == len(self._replicas):
             return None
         return self._heavy.lowest(self._never_light | avoid if avoid else self._never_light)
 
-    def _ride(self, call: Call, avoid: Set[str], now: float) -> Carrier | None:
+    def _ride(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
         """A light seat for a call without a floor, if more are ready than the reserve."""
         reserve = self._reserve.wanted_seats(now) - self._reserve.present
         if self._ready <= max(0, reserve):
@@ -224,62 +224,62 @@ class Boarding:
         fits = self._light.lowest(avoid)
         if fits is None or fits.has_time_for(call, now):
             return fits
-        return next((carrier for carrier in self._light.from_highest(avoid) if carrier.has_time_for(call, now)), None)
+        return next((state for state in self._light.from_highest(avoid) if state.has_time_for(call, now)), None)
 
     def free(self, call_id: str, replica: str, now: float, speed_tps: float | None = None) -> int:
         """The call's stream is over; `speed_tps` is what it got, where that is known. Returns its seat-time in
         microseconds."""
-        carrier = self._carriers.get(replica)
-        if carrier is None or call_id not in carrier.aboard:
+        state = self._replicas.get(replica)
+        if state is None or call_id not in state.aboard:
             return 0  # the replica went down in between, and its seats with it
-        self._leaving -= call_id in carrier.leaving
-        rider, seat_us = self._leave(carrier, call_id, now)
-        foreseen_s = carrier.foreseen_s(rider, now)
-        if rider.tier in EXPRESS and speed_tps and foreseen_s:
-            self._learn(carrier, 1.0 / (speed_tps * foreseen_s), now)
-        self._place(carrier, now)
+        self._leaving -= call_id in state.leaving
+        stream, seat_us = self._leave(state, call_id, now)
+        foreseen_s = state.foreseen_s(stream, now)
+        if stream.tier in EXPRESS and speed_tps and foreseen_s:
+            self._learn(state, 1.0 / (speed_tps * foreseen_s), now)
+        self._place(state, now)
         self.waiting.seat_freed(now)
         return seat_us
 
-    def _leave(self, carrier: Carrier, call_id: str, now: float) -> tuple[Rider, int]:
-        rider, seat_us = carrier.leave(call_id, now)
-        self.seat_us[rider.tier] += seat_us
-        return rider, seat_us
+    def _leave(self, state: ReplicaState, call_id: str, now: float) -> tuple[Stream, int]:
+        stream, seat_us = state.leave(call_id, now)
+        self.seat_us[stream.tier] += seat_us
+        return stream, seat_us
 
     @property
     def busy_us(self) -> int:
         """Time that replicas spent on calls or kept ready for them: what calls paid, will pay, and the reserve."""
-        return self._gone_busy_us + sum(carrier.time.busy_us for carrier in self._carriers.values())
+        return self._gone_busy_us + sum(state.time.busy_us for state in self._replicas.values())
 
     @property
     def reserve_us(self) -> int:
-        return self._gone_reserve_us + sum(carrier.time.reserve_us for carrier in self._carriers.values())
+        return self._gone_reserve_us + sum(state.time.reserve_us for state in self._replicas.values())
 
     # --- flex calls make way ---
 
     def stays(self, call_id: str, replica: str, now: float) -> None:
-        """The call's answer is being delivered: it can no longer be put off."""
-        if (carrier := self._carriers.get(replica)) and call_id in carrier.flex:
-            del carrier.flex[call_id]
-            self._place(carrier, now)
+        """The call's answer is being delivered: it can no longer be preempted."""
+        if (state := self._replicas.get(replica)) and call_id in state.flex:
+            del state.flex[call_id]
+            self._place(state, now)
 
-    def put_off(self, now: float) -> Iterator[str]:
-        """Flex calls that must make way: a seat for each express call that is held, where putting off makes one."""
+    def preempt(self, now: float) -> Iterator[str]:
+        """Flex calls that must make way: a seat for each express call that is held, where preempting makes one."""
         wanted = self.waiting.held_express - self._leaving
         if wanted <= 0 or not self._light_with_flex:
             return
-        for carrier in list(islice(self._light_with_flex.values(), FLEX_LOOKED_AT)):
-            staying = len(carrier.aboard) - len(carrier.leaving)
-            seats = min(wanted, carrier.limit - staying + len(carrier.flex))
+        for state in list(islice(self._light_with_flex.values(), FLEX_LOOKED_AT)):
+            staying = len(state.aboard) - len(state.leaving)
+            seats = min(wanted, state.limit - staying + len(state.flex))
             if seats <= 0:
                 continue  # even without them it would be full
             wanted -= seats
-            for _ in range(staying + seats - carrier.limit):
-                call_id, _ = carrier.flex.popitem()  # the newest: the least work is lost
-                carrier.leaving.add(call_id)
+            for _ in range(staying + seats - state.limit):
+                call_id, _ = state.flex.popitem()  # the newest: the least work is lost
+                state.leaving.add(call_id)
                 self._leaving += 1
                 yield call_id
-            self._place(carrier, now)
+            self._place(state, now)
 
     # --- doors ---
 
@@ -299,66 +299,66 @@ class Boarding:
         self._let_back_in(now)
         wanted = self._reserve.wanted_seats(now)
         while self._light_capacity < wanted and self.light_replicas < self.max_light_replicas:
-            full = (carrier for name, carrier in self._full.items() if name not in self._never_light)
-            carrier = self._lightest_heavy() or next(full, None)
-            if carrier is None:
+            full = (state for name, state in self._full.items() if name not in self._never_light)
+            state = self._lightest_heavy() or next(full, None)
+            if state is None:
                 break
-            self._set_light(carrier, now, value=True)
-            self._place(carrier, now)
+            self._set_light(state, now, value=True)
+            self._place(state, now)
         while self._idle_light:
-            carrier = next(iter(self._idle_light.values()))
-            spare = self._light_capacity - carrier.light_seats >= wanted
+            state = next(iter(self._idle_light.values()))
+            spare = self._light_capacity - state.light_seats >= wanted
             if not spare and self.light_replicas <= self.max_light_replicas:
                 break
-            self._set_light(carrier, now, value=False)
-            self._place(carrier, now)
+            self._set_light(state, now, value=False)
+            self._place(state, now)
 
-    def _set_light(self, carrier: Carrier, now: float, *, value: bool) -> None:
-        if carrier.light != value:
-            carrier.advance(now)
-            carrier.light = value
+    def _set_light(self, state: ReplicaState, now: float, *, value: bool) -> None:
+        if state.light != value:
+            state.advance(now)
+            state.light = value
             change = 1 if value else -1
             self.light_replicas += change
-            self._light_capacity += change * carrier.light_seats
+            self._light_capacity += change * state.light_seats
 
-    def _set_open(self, carrier: Carrier, now: float, *, value: bool) -> None:
-        if carrier.open != value:
-            carrier.open = value
+    def _set_open(self, state: ReplicaState, now: float, *, value: bool) -> None:
+        if state.open != value:
+            state.open = value
             self.open_replicas += 1 if value else -1
-            if not value and not carrier.express:
-                self._set_light(carrier, now, value=False)
-        self._place(carrier, now)
+            if not value and not state.express:
+                self._set_light(state, now, value=False)
+        self._place(state, now)
 
-    def _place(self, carrier: Carrier, now: float) -> None:
-        """Put the carrier where it belongs after any change, and count what it has ready."""
-        name, load = carrier.replica.name, len(carrier.aboard)
-        if carrier.rows is not None:
-            if carrier.rows is self._heavy:
-                self._free_heavy -= carrier.replica.seats - carrier.row
-            carrier.rows.take(carrier)
+    def _place(self, state: ReplicaState, now: float) -> None:
+        """Put the replica where it belongs after any change, and count what it has ready."""
+        name, load = state.replica.name, len(state.aboard)
+        if state.queue is not None:
+            if state.queue is self._heavy:
+                self._free_heavy -= state.replica.seats - state.bucket
+            state.queue.take(state)
         self._full.pop(name, None)
         self._idle_light.pop(name, None)
         self._light_with_flex.pop(name, None)
-        self._ready -= carrier.ready
-        carrier.ready = 0
-        if carrier.light and not carrier.light_seats and not carrier.express:
-            self._set_light(carrier, now, value=False)
-        if not carrier.open:
+        self._ready -= state.ready
+        state.ready = 0
+        if state.light and not state.light_seats and not state.express:
+            self._set_light(state, now, value=False)
+        if not state.open:
             return
-        if carrier.light:
-            carrier.ready = max(0, carrier.limit - load)
-            self._ready += carrier.ready
-            if carrier.ready:
-                self._light.put(carrier, carrier.ready)
-            if carrier.flex:
-                self._light_with_flex[name] = carrier
-            if not carrier.express:
-                self._idle_light[name] = carrier
-        elif load < carrier.replica.seats:
-            self._heavy.put(carrier, load)
-            self._free_heavy += carrier.replica.seats - load
+        if state.light:
+            state.ready = max(0, state.limit - load)
+            self._ready += state.ready
+            if state.ready:
+                self._light.put(state, state.ready)
+            if state.flex:
+                self._light_with_flex[name] = state
+            if not state.express:
+                self._idle_light[name] = state
+        elif load < state.replica.seats:
+            self._heavy.put(state, load)
+            self._free_heavy += state.replica.seats - load
         else:
-            self._full[name] = carrier
+            self._full[name] = state
 
     # --- held calls ---
 

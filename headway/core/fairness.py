@@ -18,7 +18,7 @@ from headway.core.types import Call
 
 
 @dataclass(slots=True)
-class Held:
+class HeldCall:
     call: Call
     until: float
     avoid: Set[str]  # shared with the machine: replicas that failed this call
@@ -26,15 +26,15 @@ class Held:
 
 class FairQueue:
     def __init__(self) -> None:
-        self._by_deadline: OrderedDict[str, Held] = OrderedDict()
-        self._lines: dict[str, OrderedDict[str, Held]] = {}
+        self._by_deadline: OrderedDict[str, HeldCall] = OrderedDict()
+        self._lines: dict[str, OrderedDict[str, HeldCall]] = {}
         self._served: dict[str, float] = {}
         self._order: list[tuple[float, str]] = []  # heap of (served, tenant); entries may be out of date
 
     def __len__(self) -> int:
         return len(self._by_deadline)
 
-    def push(self, held: Held) -> None:
+    def push(self, held: HeldCall) -> None:
         tenant = held.call.tenant
         line = self._lines.get(tenant)
         if line is None:
@@ -46,7 +46,7 @@ class FairQueue:
         line[held.call.id] = held
         self._by_deadline[held.call.id] = held
 
-    def first(self) -> Held | None:
+    def first(self) -> HeldCall | None:
         """The call that is next, if a seat is found for it."""
         tenant = self._first_tenant()
         return next(iter(self._lines[tenant].values())) if tenant is not None else None

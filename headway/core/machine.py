@@ -33,7 +33,7 @@ from headway.core.types import (
     Hold,
     Left,
     ModelPolicy,
-    PutOff,
+    Preempt,
     Refuse,
     ReplicaDown,
     ReplicaSuspect,
@@ -152,7 +152,7 @@ class Machine:
         failed = journey.replica
         journey.seat_us += boarding.free(journey.call.id, failed, now)
         journey.replica = None
-        if event.stage == "put_off":
+        if event.stage == "preempted":
             actions.append(Hold(event.call_id, boarding.waiting.hold(journey.call, now, journey.avoid, returned=False)))
             self._settle(boarding, now, actions)
             return
@@ -228,10 +228,10 @@ class Machine:
             journey = self._journeys[call.id]
             journey.replica = replica
             actions.append(self._board(journey, replica))
-        for call_id in boarding.put_off(now):
+        for call_id in boarding.preempt(now):
             journey = self._journeys[call_id]
-            journey.call = replace(journey.call, was_put_off=True)  # also if its replica fails before it lets go
-            actions.append(PutOff(call_id))
+            journey.call = replace(journey.call, was_preempted=True)  # also if its replica fails before it lets go
+            actions.append(Preempt(call_id))
 
     def _refuse_or_downgrade(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
         if journey.call.tier not in EXPRESS or not journey.call.falls_back:

@@ -18,7 +18,7 @@ from headway.errors import RefusalReason
 
 Tier = Literal["ultrafast", "fast", "standard", "flex"]
 EXPRESS: tuple[Tier, ...] = ("ultrafast", "fast")  # the tiers with a promised floor
-Stage = Literal["connect", "full", "waiting", "put_off"]
+Stage = Literal["connect", "full", "waiting", "preempted"]
 MIN_TOKENS_FOR_PROMISE = 16  # the speed of a shorter answer says nothing
 
 
@@ -31,8 +31,8 @@ class Call:
     tier: Tier
     tenant: str = ""
     falls_back: bool = False  # without an express seat in time it is served as standard instead of refused
-    affinity: str = ""  # calls with the same begin alike: an engine that has one in its cache is quicker with the next
-    was_put_off: bool = False  # a flex call makes way once
+    affinity: str = ""  # calls with the same key share a prompt prefix, which an engine may have in its cache
+    was_preempted: bool = False  # a flex call makes way once
     prompt_tokens: int = 0  # about as many, judged by its length: the engine counts them when it has read it
     # Its key's own limits, in place of the tiers': for the express tiers, and for the others.
     express_limit: TokenLimit | None = None
@@ -105,7 +105,7 @@ class Failed:
     connect    the engine never saw it
     full       the engine itself had no room for it
     waiting    the engine had it
-    put_off    nothing failed: it was taken off its engine because core said PutOff
+    preempted  nothing failed: it was taken off its engine because core said Preempt
 
     One that loses its engine in the middle of its answer cannot be served again: that is Left.
     """
@@ -197,9 +197,9 @@ class Cut:
 
 
 @dataclass(slots=True)
-class PutOff:
+class Preempt:
     """Take this flex call off its replica, to make room for an express one. It keeps its seat until the engine has let
-    go of it, which Failed with the stage `put_off` says; then it waits for another."""
+    go of it, which Failed with the stage `preempted` says; then it waits for another."""
 
     call_id: str
 
@@ -220,4 +220,4 @@ class Settled:
     seat_us: int
 
 
-Action = Board | Hold | Refuse | Cut | PutOff | Downgrade | Settled
+Action = Board | Hold | Refuse | Cut | Preempt | Downgrade | Settled

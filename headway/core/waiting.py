@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Set
 
-from headway.core.fairness import FairQueue, Held
+from headway.core.fairness import FairQueue, HeldCall
 from headway.core.types import EXPRESS, Call, ModelPolicy, Tier
 
 MAX_RETRY_AFTER_S = 60
@@ -17,7 +17,7 @@ MAX_RETRY_AFTER_S = 60
 
 class WaitingRoom:
     def __init__(self, policy: ModelPolicy) -> None:
-        self.returned: OrderedDict[str, Held] = OrderedDict()  # those whose engine failed: before all others
+        self.returned: OrderedDict[str, HeldCall] = OrderedDict()  # those whose engine failed: before all others
         self._tiers = policy.tiers
         self._queues = {tier: FairQueue() for tier in policy.tiers}
         self._pace_s = 1.0  # smoothed time between two seats coming free
@@ -40,7 +40,7 @@ class WaitingRoom:
 
     def hold(self, call: Call, now: float, avoid: Set[str], *, returned: bool) -> float:
         """Keep the call waiting; returns its deadline."""
-        held = Held(call, now + self._tiers[call.tier].max_hold_s, avoid)
+        held = HeldCall(call, now + self._tiers[call.tier].max_hold_s, avoid)
         if returned:
             self.returned[call.id] = held
         else:
@@ -51,7 +51,7 @@ class WaitingRoom:
         if not self._queues[call.tier].remove(call.id):
             self.returned.pop(call.id, None)
 
-    def next_in_line(self) -> Iterator[Held]:
+    def next_in_line(self) -> Iterator[HeldCall]:
         yield from self.returned.values()
         for queue in self._queues.values():  # in the order of the policy: the fastest tier first, flex last
             if (first := queue.first()) is not None:

@@ -28,7 +28,7 @@ from headway.core.types import (
     Finished,
     Hold,
     Left,
-    PutOff,
+    Preempt,
     Refuse,
     Replica,
     ReplicaSuspect,
@@ -76,7 +76,7 @@ class _Trip:
     # A scope that has no time limit of its own: it is open while an engine has the call, and core's Cut ends it.
     aboard: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     is_aboard: bool = False
-    is_put_off: bool = False
+    is_preempted: bool = False
     outcome: str = "left"
     account: Account | None = None  # where there is a ledger
 
@@ -211,9 +211,9 @@ class Gateway:
         stage: Stage = "full"
         if isinstance(failure, EngineLost):
             stage = "waiting" if failure.reached else "connect"
-        if trip.is_put_off:
-            trip.is_put_off = False
-            stage = "put_off"
+        if trip.is_preempted:
+            trip.is_preempted = False
+            stage = "preempted"
             await asyncio.sleep(LETTING_GO_S)
         elif isinstance(failure, EngineLost):
             log.warning("call %s lost replica %s (%s): %s", trip.call.id, engine.name, stage, failure)
@@ -273,8 +273,8 @@ class Gateway:
                 )
             case Cut():
                 trip.cut()
-            case PutOff():
-                trip.is_put_off = True
+            case Preempt():
+                trip.is_preempted = True
                 trip.cut()
 
     def _tick_at(self, until: float, trip: _Trip) -> None:

@@ -8,7 +8,7 @@ from headway.core.types import ModelPolicy, Replica
 from headway.errors import SetupError
 from headway.price import Price
 from headway.sim.loop import Fault, GatewayFault
-from headway.sim.rungs import STUDENT, Rungs
+from headway.sim.rungs import STUDENT, SimRungs
 
 AUTO_EXAMPLE = "share=0.5,replicas=2,faster=5,escalated=0.3,caught=0.9,mistakes=0.1,full=0.02"
 
@@ -36,7 +36,7 @@ def gateway_dies(said: str, gateways: int) -> GatewayFault:
     return fault
 
 
-def auto_rungs(said: str, policy: ModelPolicy, full: Replica, price: Price) -> Rungs:
+def auto_rungs(said: str, policy: ModelPolicy, full: Replica, price: Price) -> SimRungs:
     """A student on replicas like `full`, but `faster`, and cheaper by as much."""
     rates = dict[str, float](share=1, replicas=1, faster=5, escalated=0.3, caught=0.9, mistakes=0.1, full=0.02)
     known = set(rates)
@@ -52,7 +52,7 @@ def auto_rungs(said: str, policy: ModelPolicy, full: Replica, price: Price) -> R
         raise SetupError(f"--auto {said}: `faster` must be above 0, and `replicas` 1 or more.")
     assert full.curve is not None
     student = replace(full, model=STUDENT, curve=full.curve.slower(1 / faster), prompt_tps=full.prompt_tps * faster)
-    return Rungs(
+    return SimRungs(
         rates["share"],
         replace(policy, tiers={"standard": policy.tiers["standard"]}),
         [replace(student, name=f"student {n}") for n in range(int(rates["replicas"]))],

@@ -26,7 +26,7 @@ from headway.core.types import (
     Finished,
     Hold,
     Left,
-    PutOff,
+    Preempt,
     Refuse,
     Replica,
     ReplicaDown,
@@ -52,7 +52,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Trip:
+class SimTrip:
     """What became of a job."""
 
     job: Job
@@ -112,7 +112,7 @@ class Simulation:
     ) -> None:
         self.now = 0.0
         self.cell = cell
-        self.trips: dict[str, Trip] = {}
+        self.trips: dict[str, SimTrip] = {}
         self._known = {replica.name: replica for replica in replicas}
         self._first_token_s = first_token_s
         self._replicas: dict[str, SimReplica] = {}
@@ -129,7 +129,7 @@ class Simulation:
         for name in self._known:
             self._start(name)
 
-    def run(self, jobs: Iterator[Job], until: float) -> Iterator[Trip]:
+    def run(self, jobs: Iterator[Job], until: float) -> Iterator[SimTrip]:
         """Play the jobs, which come in order of time; yields each trip when it ends."""
         next_job = next(jobs, None)
         next_tick = TICK_S
@@ -158,16 +158,16 @@ class Simulation:
                 for gateway in range(self.cell.gateways):
                     yield from self._step(gateway, Ticked())
 
-    def arrive(self, job: Job) -> list[Trip]:
+    def arrive(self, job: Job) -> list[SimTrip]:
         """The job comes now. Returns the trips that this ended."""
         gateway = self.cell.gateway_for(job.call, self.now)
-        self.trips[job.call.id] = Trip(job, job.call.tier, gateway)
+        self.trips[job.call.id] = SimTrip(job, job.call.tier, gateway)
         return self._step(gateway, Arrived(job.call))
 
-    def _step(self, gateway: int, event: Event) -> list[Trip]:
+    def _step(self, gateway: int, event: Event) -> list[SimTrip]:
         return self._do_all(self.cell.machines[gateway].step(event, self.now))
 
-    def _due(self) -> list[Trip]:
+    def _due(self) -> list[SimTrip]:
         _, _, replica, version = heappop(self._heap)
         if replica is None:
             return self._step(version, Ticked())
@@ -188,15 +188,15 @@ class Simulation:
         speed_tps = trip.speed_tps if job.tokens >= MIN_TOKENS_FOR_PROMISE else None
         return [trip, *self._step(trip.gateway, Finished(call_id, job.call.prompt_tokens, job.tokens, speed_tps))]
 
-    def _do_all(self, actions: list[Action]) -> list[Trip]:
-        ended: list[Trip] = []
+    def _do_all(self, actions: list[Action]) -> list[SimTrip]:
+        ended: list[SimTrip] = []
         for action in actions:
             trip = self.trips.get(action.call_id)
             if trip is not None:
                 self._do(action, trip, ended)
         return ended
 
-    def _do(self, action: Action, trip: Trip, ended: list[Trip]) -> None:
+    def _do(self, action: Action, trip: SimTrip, ended: list[SimTrip]) -> None:
         match action:
             case Board(replica=name, tier=tier):
                 replica = self._aboard[action.call_id] = self._replicas[name]
@@ -204,7 +204,7 @@ class Simulation:
                 job = trip.job
                 trip.first_at = replica.board(action.call_id, job.call.prompt_tokens, job.tokens, self.now)
                 self._expect(replica)
-                if tier == "flex":  # may be put off until its first token; of others core need not know when that comes
+                if tier == "flex":  # may be preempted until its first token; core need not know when others have theirs
                     heappush(self._heap, (trip.first_at, next(self._order), action.call_id, 0))
             case Hold(until=until):
                 heappush(self._heap, (until, next(self._order), None, trip.gateway))
@@ -214,24 +214,24 @@ class Simulation:
                 trip.how = "refused"
                 trip.ended_at = self.now
                 ended.append(self.trips.pop(action.call_id))
-            case PutOff() | Cut():
-                ended += self._take_off(action.call_id, trip, is_put_off=isinstance(action, PutOff))
+            case Preempt() | Cut():
+                ended += self._take_off(action.call_id, trip, is_preempted=isinstance(action, Preempt))
 
-    def _take_off(self, call_id: str, trip: Trip, *, is_put_off: bool) -> list[Trip]:
+    def _take_off(self, call_id: str, trip: SimTrip, *, is_preempted: bool) -> list[SimTrip]:
         """Core has taken the call off its replica. One that had nothing yet is given to another."""
         replica = self._aboard.pop(call_id)
         replica.leave(call_id, self.now)
         self._expect(replica)
-        if is_put_off or self.now < trip.first_at:
+        if is_preempted or self.now < trip.first_at:
             trip.boarded_at = None
-            return self._step(trip.gateway, Failed(call_id, "put_off" if is_put_off else "waiting"))
+            return self._step(trip.gateway, Failed(call_id, "preempted" if is_preempted else "waiting"))
         trip.how, trip.ended_at = "cut", self.now
         del self.trips[call_id]
         return [trip, *self._step(trip.gateway, Left(call_id))]
 
     # --- replicas ---
 
-    def _start(self, name: str) -> list[Trip]:
+    def _start(self, name: str) -> list[SimTrip]:
         known = self._known[name]
         assert known.curve is not None
         self._replicas[name] = SimReplica(name, known.curve, known.prompt_tps, self._first_token_s)
@@ -239,7 +239,7 @@ class Simulation:
 
     # --- faults ---
 
-    def _fault(self) -> list[Trip]:
+    def _fault(self) -> list[SimTrip]:
         _, number, fault, phase = heappop(self._faults)
         if phase == "begins":
             heappush(self._faults, (fault.at + fault.lasts_s, number, fault, "ends"))
@@ -259,7 +259,7 @@ class Simulation:
         self._expect(replica)
         return []
 
-    def _gateway_fault(self, fault: GatewayFault, phase: Phase) -> list[Trip]:
+    def _gateway_fault(self, fault: GatewayFault, phase: Phase) -> list[SimTrip]:
         if phase == "ends":
             self.cell.come_back(fault.gateway)
             return []

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 from headway.core.types import Call, ModelPolicy, Replica
 from headway.price import Price
-from headway.sim.loop import Job, Trip
+from headway.sim.loop import Job, SimTrip
 from headway.sim.sample import Sample
 
 STUDENT = "student"
 
 
 @dataclass(slots=True)
-class Rungs:
+class SimRungs:
     share: float  # of the standard calls are auto
     policy: ModelPolicy  # of the student's fleet
     replicas: list[Replica]
@@ -33,7 +33,7 @@ class Rungs:
 class AutoTally:
     """What became of the auto calls, each counted once however many rungs served it."""
 
-    def __init__(self, rungs: Rungs, seed: int) -> None:
+    def __init__(self, rungs: SimRungs, seed: int) -> None:
         self.rungs = rungs
         self.calls = 0
         self.by_student = 0
@@ -56,7 +56,7 @@ class AutoTally:
     def is_auto(self, call: Call) -> bool:
         return call.model == STUDENT or call.id in self._came_at
 
-    def ended(self, trip: Trip, full_model: str, full_price: Price, now: float) -> Job | None:
+    def ended(self, trip: SimTrip, full_model: str, full_price: Price, now: float) -> Job | None:
         """Count the trip. Returns the job that follows: the same call on the full model, if it is escalated."""
         call, rungs = trip.job.call, self.rungs
         if trip.how == "finished":
@@ -76,7 +76,7 @@ class AutoTally:
         self._came_at[again.id] = trip.job.at
         return Job(now, again, trip.job.tokens)
 
-    def _note(self, trip: Trip, came_at: float, mistakes: float) -> None:
+    def _note(self, trip: SimTrip, came_at: float, mistakes: float) -> None:
         if trip.how != "finished" or trip.ended_at is None:
             self.refused += 1
             return

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from headway.core.types import EXPRESS, MIN_TOKENS_FOR_PROMISE, ModelPolicy, Replica, Tier
 from headway.price import Price, bill
 from headway.sim.cell import Cell
-from headway.sim.loop import AnyFault, Job, Simulation, Trip
-from headway.sim.rungs import STUDENT, AutoTally, Rungs
+from headway.sim.loop import AnyFault, Job, SimTrip, Simulation
+from headway.sim.rungs import STUDENT, AutoTally, SimRungs
 from headway.sim.sample import Sample
 
 
@@ -40,7 +40,7 @@ class Tally:
     def empty(cls, seed: str) -> Tally:
         return cls(Sample(f"{seed} wait"), Sample(f"{seed} first"), Sample(f"{seed} speed"))
 
-    def add(self, trip: Trip, floor_tps: float, price: Price) -> None:
+    def add(self, trip: SimTrip, floor_tps: float, price: Price) -> None:
         job = trip.job
         self.calls += 1
         self.downgraded += trip.tier != job.call.tier
@@ -91,7 +91,7 @@ class Scenario:
     first_token_s: float = 0.0
     gateways: int = 1
     summary_s: float = 0.5  # how old what gateways know of each other may be
-    rungs: Rungs | None = None
+    rungs: SimRungs | None = None
     moments: int = 200
 
     @property

@@ -65,7 +65,7 @@ class Recipe:
     tiers: dict[Tier, float] = field(default_factory=lambda: {"standard": 1.0})  # their shares of the calls
 
 
-class _Client:
+class _SimClient:
     __slots__ = ("chance", "name", "rate", "scale", "session", "shape", "until")
 
     def __init__(self, name: str, rate: float, cv: float, seed: str) -> None:
@@ -87,7 +87,7 @@ def synthesize(recipe: Recipe, seed: int, model: str = "m", prefix: str = "c") -
     for number, weight in enumerate(weights):
         cv = recipe.burstiness * exp(recipe.burst_spread * chance.gauss(0.0, 1.0))
         rate = recipe.calls_per_s * weight / total
-        clients.append(_Client(f"{prefix}{number}", rate, min(20.0, max(0.3, cv)), f"{seed} {prefix} {number}"))
+        clients.append(_SimClient(f"{prefix}{number}", rate, min(20.0, max(0.3, cv)), f"{seed} {prefix} {number}"))
     # Each begins somewhere in its interval, else all would come at the start.
     heap = [(_interval(client, 0.0, recipe) * client.chance.random(), n, client) for n, client in enumerate(clients)]
     heapify(heap)
@@ -112,7 +112,7 @@ def synthesize(recipe: Recipe, seed: int, model: str = "m", prefix: str = "c") -
         heapreplace(heap, (at + _interval(client, at, recipe), number, client))
 
 
-def _interval(client: _Client, at: float, recipe: Recipe) -> float:
+def _interval(client: _SimClient, at: float, recipe: Recipe) -> float:
     if at >= client.until:
         factor = recipe.hours[int(at / HOUR_S) % 24] * recipe.week[int(at / DAY_S) % 7]
         client.scale = 1.0 / (client.shape * client.rate * max(1e-9, factor))

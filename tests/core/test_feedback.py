@@ -21,7 +21,7 @@ from headway.core.types import (
     Hold,
     Left,
     ModelPolicy,
-    PutOff,
+    Preempt,
     Refuse,
     Replica,
     ReplicaSuspect,
@@ -44,23 +44,23 @@ def test_streams_as_fast_as_foreseen_change_nothing() -> None:
     m = machine()
     for number in range(50):
         serve_one(m, f"f{number}", 2.0 * number, slowness=1.0)
-    carrier = m.boarding["m"].carrier("r0")
-    assert carrier is not None
-    assert carrier.feedback.slowness == pytest.approx(1.0)
-    assert carrier.caps == {"ultrafast": 1, "fast": 3}
+    state = m.boarding["m"].replica_state("r0")
+    assert state is not None
+    assert state.feedback.slowness == pytest.approx(1.0)
+    assert state.caps == {"ultrafast": 1, "fast": 3}
 
 
 def test_a_replica_that_has_become_slower_carries_fewer() -> None:
     m = machine()
     for number in range(60):
         serve_one(m, f"f{number}", 2.0 * number, slowness=1.3)
-    carrier = m.boarding["m"].carrier("r0")
-    assert carrier is not None
-    assert carrier.feedback.slowness == pytest.approx(1.3, rel=0.02)
-    assert carrier.caps == {"ultrafast": 0, "fast": 2}  # 38 tok/s among 3, 51 among 2
+    state = m.boarding["m"].replica_state("r0")
+    assert state is not None
+    assert state.feedback.slowness == pytest.approx(1.3, rel=0.02)
+    assert state.caps == {"ultrafast": 0, "fast": 2}  # 38 tok/s among 3, 51 among 2
     for number in range(300):
         serve_one(m, f"g{number}", 200.0 + 2.0 * number, slowness=0.9)
-    assert carrier.caps["fast"] == 3
+    assert state.caps["fast"] == 3
 
 
 def test_the_company_a_stream_had_is_not_held_against_the_replica() -> None:
@@ -69,9 +69,9 @@ def test_the_company_a_stream_had_is_not_held_against_the_replica() -> None:
         arrive(m, f"f{number}", "fast")
     for number in range(3):
         m.step(Finished(f"f{number}", 1, 50, CURVE.speed_tps(3)), 1.0)
-    carrier = m.boarding["m"].carrier("r0")
-    assert carrier is not None
-    assert carrier.feedback.slowness == pytest.approx(1.0)
+    state = m.boarding["m"].replica_state("r0")
+    assert state is not None
+    assert state.feedback.slowness == pytest.approx(1.0)
 
 
 def test_one_slow_stream_moves_the_estimate_little_and_slow_ones_pull_harder_than_fast_ones() -> None:
@@ -90,9 +90,9 @@ def test_a_sudden_loss_closes_a_replica_to_express_calls_for_a_while() -> None:
     assert arrive(m, "s", "standard", lost_at + 2.0)[0] == Board("s", "r0", "standard")  # no promise, no harm
     m.step(Left("s"), lost_at + 3.0)
     m.step(Ticked(), lost_at + SHUT_OUT_S)
-    carrier = m.boarding["m"].carrier("r0")
-    assert carrier is not None
-    assert carrier.caps["fast"] > 0
+    state = m.boarding["m"].replica_state("r0")
+    assert state is not None
+    assert state.caps["fast"] > 0
 
 
 def test_a_call_waits_rather_than_board_a_replica_that_is_shut_out() -> None:
@@ -117,32 +117,32 @@ def test_a_replica_without_a_curve_does_not_stand_in_the_way_of_one_with() -> No
 def test_a_flex_call_makes_way_for_a_fast_one_and_goes_on_later() -> None:
     m = machine(replicas=1, seats=3)
     board_many(m, 3, "flex")
-    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), PutOff("flex2")]
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), Preempt("flex2")]
     # Its seat is its own until the engine has let go of it.
     assert m.step(Ticked(), 1.05) == []
-    assert m.step(Failed("flex2", "put_off"), 1.1) == [Hold("flex2", until=301.1), fast("f", "r0")]
+    assert m.step(Failed("flex2", "preempted"), 1.1) == [Hold("flex2", until=301.1), fast("f", "r0")]
     # Two others ride with it, each for a third of the time: one seat of three.
     assert m.step(Finished("f", 1, 1), 2.0) == [Settled("f", 300_000)]  # the reserve keeps its seat for the next
     assert m.step(Finished("flex1", 1, 1), 2.0) == [Settled("flex1", 666_667), Board("flex2", "r0", "flex")]
 
 
-def test_a_call_is_put_off_once_and_never_when_its_answer_has_begun() -> None:
+def test_a_call_is_preempted_once_and_never_when_its_answer_has_begun() -> None:
     m = machine(replicas=1, seats=2)
     board_many(m, 2, "flex")
     m.step(Delivering("flex1"), 0.5)
-    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), PutOff("flex0")]
-    m.step(Failed("flex0", "put_off"), 1.1)
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), Preempt("flex0")]
+    m.step(Failed("flex0", "preempted"), 1.1)
     m.step(Left("f"), 1.2)
     m.step(Ticked(), 8.0)
     assert loads(m) == [2]
     assert arrive(m, "g", "fast", 9.0) == [Hold("g", until=11.0)]
 
 
-def test_a_call_whose_replica_fails_while_it_makes_way_is_not_put_off_again() -> None:
+def test_a_call_whose_replica_fails_while_it_makes_way_is_not_preempted_again() -> None:
     m = machine(replicas=1, seats=2)
     board_many(m, 2, "flex")
     m.step(Delivering("flex1"), 0.5)
-    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), PutOff("flex0")]
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), Preempt("flex0")]
     m.step(ReplicaSuspect("r0"), 1.1)
     m.step(Failed("flex0", "connect"), 1.1)
     m.step(Left("f"), 1.2)
@@ -150,7 +150,7 @@ def test_a_call_whose_replica_fails_while_it_makes_way_is_not_put_off_again() ->
     assert arrive(m, "g", "fast", 9.0) == [Hold("g", until=11.0)]
 
 
-def test_nobody_is_put_off_where_that_makes_no_seat() -> None:
+def test_nobody_is_preempted_where_that_makes_no_seat() -> None:
     m = machine(replicas=1)
     board_many(m, 5)
     arrive(m, "x", "flex")

@@ -26,7 +26,7 @@ from headway.core.types import (
     Hold,
     Left,
     ModelPolicy,
-    PutOff,
+    Preempt,
     Refuse,
     Replica,
     ReplicaDown,
@@ -66,8 +66,8 @@ class Walk(RuleBasedStateMachine):
         self.boarded: set[str] = set()  # at least once
         self.arrivals: list[str] = []
         self.delivering: set[str] = set()
-        self.was_put_off: set[str] = set()
-        self.being_put_off: set[str] = set()
+        self.was_preempted: set[str] = set()
+        self.being_preempted: set[str] = set()
 
     def tell(self, event: Event) -> None:
         light_before = self.machine.boarding["m"].light_replicas
@@ -100,13 +100,13 @@ class Walk(RuleBasedStateMachine):
                     self.end(call_id, "refused")
                 case Cut():
                     assert self.where[call_id] is not None
-                case PutOff():
+                case Preempt():
                     assert self.tier[call_id] == "flex"
                     assert self.where[call_id] is not None
-                    assert call_id not in self.delivering | self.was_put_off
-                    assert any(self.tier[held] in EXPRESS for held in self.deadline), "put off for nobody"
-                    self.was_put_off.add(call_id)
-                    self.being_put_off.add(call_id)
+                    assert call_id not in self.delivering | self.was_preempted
+                    assert any(self.tier[held] in EXPRESS for held in self.deadline), "preempted for nobody"
+                    self.was_preempted.add(call_id)
+                    self.being_preempted.add(call_id)
         boarding = self.machine.boarding["m"]
         self.check_the_express_rule(load_before)
         assert boarding.light_replicas <= max(light_before, boarding.max_light_replicas), "the standard share was taken"
@@ -119,14 +119,14 @@ class Walk(RuleBasedStateMachine):
         self.settled_us[settled.call_id] = settled.seat_us
 
     def check_the_express_rule(self, load_before: dict[str, int]) -> None:
-        """With a floor aboard nobody boards beyond what it allows. A limit that falls puts nobody off the replica."""
+        """With a floor aboard nobody boards beyond what it allows. A limit that falls takes nobody off the replica."""
         boarding = self.machine.boarding["m"]
         for name, seats in self.seats.items():
             aboard = [self.tier[call_id] for call_id, replica in self.where.items() if replica == name]
-            carrier = boarding.carrier(name)
-            if carrier is None:
+            state = boarding.replica_state(name)
+            if state is None:
                 continue
-            curve = CURVE.slower(carrier.caps_slowness)
+            curve = CURVE.slower(state.caps_slowness)
             allowed = [
                 0 if name in boarding._shut_out else curve.largest_batch(FLOORS[tier], seats, 0.0)
                 for tier in aboard
@@ -135,10 +135,10 @@ class Walk(RuleBasedStateMachine):
             most = max(min([seats, *allowed]), load_before.get(name, 0))
             assert len(aboard) <= most, f"{name} carries {aboard}"
             assert len(aboard) <= seats
-            assert abs(carrier.feedback.slowness / carrier.caps_slowness - 1.0) <= 0.01
+            assert abs(state.feedback.slowness / state.caps_slowness - 1.0) <= 0.01
 
     def end(self, call_id: str, how: str) -> None:
-        self.being_put_off.discard(call_id)
+        self.being_preempted.discard(call_id)
         self.ended[call_id] = how
         self.where.pop(call_id, None)
         self.deadline.pop(call_id, None)
@@ -166,18 +166,18 @@ class Walk(RuleBasedStateMachine):
 
     @rule(target=calls, call_id=consumes(calls))
     def deliver(self, call_id: str) -> str:
-        if self.where.get(call_id) is not None and call_id not in self.being_put_off:
+        if self.where.get(call_id) is not None and call_id not in self.being_preempted:
             self.delivering.add(call_id)
             self.tell(Delivering(call_id))
         return call_id
 
     @rule()
     def let_go(self) -> None:
-        """The engines let go of those that were put off."""
-        for call_id in sorted(self.being_put_off):
-            self.being_put_off.discard(call_id)
+        """The engines let go of those that were preempted."""
+        for call_id in sorted(self.being_preempted):
+            self.being_preempted.discard(call_id)
             self.where[call_id] = None
-            self.tell(Failed(call_id, "put_off"))
+            self.tell(Failed(call_id, "preempted"))
 
     @rule(target=calls, call_id=consumes(calls), stage=st.sampled_from(["connect", "full", "waiting"]))
     def fail_call(self, call_id: str, stage: Stage) -> object:
@@ -210,7 +210,7 @@ class Walk(RuleBasedStateMachine):
 
     def lose(self, call_id: str, stage: Stage) -> None:
         """The call's engine failed it. With part of its answer delivered it is over."""
-        self.being_put_off.discard(call_id)
+        self.being_preempted.discard(call_id)
         if call_id in self.delivering:
             self.end(call_id, "left")
             self.tell(Left(call_id, 3, 2))
@@ -228,16 +228,16 @@ class Walk(RuleBasedStateMachine):
         boarding = self.machine.boarding["m"]
         for name in self.seats:
             assert boarding.aboard(name) == sum(replica == name for replica in self.where.values())
-        assert boarding._leaving == len(self.being_put_off)
+        assert boarding._leaving == len(self.being_preempted)
 
     @invariant()
     def seat_time_is_conserved(self) -> None:
         """What calls that left have paid, what those aboard owe, and the reserve are what replicas were busy."""
         boarding = self.machine.boarding["m"]
-        carriers = [carrier for name in self.seats if (carrier := boarding.carrier(name)) is not None]
-        aboard = [(carrier.time, rider) for carrier in carriers for rider in carrier.aboard.values()]
+        states = [state for name in self.seats if (state := boarding.replica_state(name)) is not None]
+        aboard = [(state.time, stream) for state in states for stream in state.aboard.values()]
         owed_us = sum(
-            (time.taken(express=rider.tier in EXPRESS) - rider.boarded_taken) // FINE for time, rider in aboard
+            (time.taken(express=stream.tier in EXPRESS) - stream.boarded_taken) // FINE for time, stream in aboard
         )
         accounted_us = sum(boarding.seat_us.values()) + boarding.reserve_us + owed_us
         missing_us = boarding.busy_us - accounted_us
@@ -263,8 +263,8 @@ class Walk(RuleBasedStateMachine):
     @invariant()
     def no_standard_call_is_held_beside_an_open_seat_on_a_heavy_replica(self) -> None:
         boarding = self.machine.boarding["m"]
-        carriers = [carrier for name in self.open if (carrier := boarding.carrier(name)) is not None]
-        free = {c.replica.name for c in carriers if not c.light and len(c.aboard) < c.replica.seats}
+        states = [state for name in self.open if (state := boarding.replica_state(name)) is not None]
+        free = {c.replica.name for c in states if not c.light and len(c.aboard) < c.replica.seats}
         for call_id in self.deadline:
             if self.tier[call_id] == "standard":
                 assert free <= self.machine._journeys[call_id].avoid, f"{call_id} is held while {free} have seats"
@@ -272,16 +272,16 @@ class Walk(RuleBasedStateMachine):
     @invariant()
     def free_seats_are_counted(self) -> None:
         boarding = self.machine.boarding["m"]
-        carriers = [carrier for name in self.open if (carrier := boarding.carrier(name)) is not None]
-        assert boarding._free_heavy == sum(c.replica.seats - len(c.aboard) for c in carriers if not c.light)
+        states = [state for name in self.open if (state := boarding.replica_state(name)) is not None]
+        assert boarding._free_heavy == sum(c.replica.seats - len(c.aboard) for c in states if not c.light)
 
     @invariant()
     def heavy_replicas_carry_no_express_stream(self) -> None:
         boarding = self.machine.boarding["m"]
         for call_id, name in self.where.items():
             if name is not None and self.tier[call_id] in EXPRESS:
-                carrier = boarding.carrier(name)
-                assert carrier is None or carrier.light
+                state = boarding.replica_state(name)
+                assert state is None or state.light
 
     @invariant()
     def every_call_is_somewhere(self) -> None:

@@ -10,8 +10,8 @@ import pytest
 from headway.core.types import Call, ModelPolicy, Replica, Tier
 from headway.price import Price
 from headway.sim.cell import Cell
-from headway.sim.loop import Fault, GatewayFault, Job, Simulation, Trip
-from headway.sim.rungs import STUDENT, Rungs
+from headway.sim.loop import Fault, GatewayFault, Job, SimTrip, Simulation
+from headway.sim.rungs import STUDENT, SimRungs
 from headway.sim.scenario import Outcome, Scenario, play
 from headway.sim.siblings import roomier
 from headway.sim.workload import Lengths, Recipe, synthesize
@@ -25,7 +25,7 @@ def fleet(count: int, seats: int = 8) -> list[Replica]:
     return [Replica(f"r{n}", "m", seats, CURVE) for n in range(count)]
 
 
-def trips_of(cell: Cell, jobs: list[Job], count: int, faults: tuple[Fault | GatewayFault, ...] = ()) -> list[Trip]:
+def trips_of(cell: Cell, jobs: list[Job], count: int, faults: tuple[Fault | GatewayFault, ...] = ()) -> list[SimTrip]:
     return list(Simulation(cell, fleet(count, seats=1), faults=faults).run(iter(jobs), 1e6))
 
 
@@ -68,7 +68,7 @@ def test_a_gateway_dies_and_its_replicas_are_taken_over() -> None:
     assert cell.handed_on > 0  # what comes to it after its return finds no room of its own
 
 
-def outcome(gateways: int, rungs: Rungs | None = None) -> Outcome:
+def outcome(gateways: int, rungs: SimRungs | None = None) -> Outcome:
     recipe = Recipe(15.0, tiers={"standard": 0.8, "fast": 0.2}, answers=Lengths(60, 1.0, 500))
     policy = ModelPolicy(TIERS, reserve_window_s=10.0)
     scenario = Scenario(policy, fleet(8), partial(synthesize, recipe), 600.0, PRICES, gateways=gateways, rungs=rungs)
@@ -87,7 +87,7 @@ def test_more_gateways_keep_the_same_promises_for_more_reserve() -> None:
 def test_rungs(escalated: float, caught: float) -> None:
     students = [Replica(f"s{n}", STUDENT, 16, CURVE.slower(0.2)) for n in range(4)]
     policy = ModelPolicy({"standard": TIERS["standard"]})
-    rungs = Rungs(0.5, policy, students, Price(1, 1), escalated, caught, mistakes=0.2, full_mistakes=0.05)
+    rungs = SimRungs(0.5, policy, students, Price(1, 1), escalated, caught, mistakes=0.2, full_mistakes=0.05)
     result = outcome(1, rungs)
     auto = result.auto
     assert auto is not None

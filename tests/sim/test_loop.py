@@ -10,7 +10,7 @@ import pytest
 from headway.core.curve import Curve
 from headway.core.types import Call, ModelPolicy, Replica, Tier, TierPolicy
 from headway.sim.cell import Cell
-from headway.sim.loop import Fault, Job, Simulation, Trip
+from headway.sim.loop import Fault, Job, SimTrip, Simulation
 from headway.sim.workload import Lengths, Recipe, synthesize
 
 CURVE = Curve(a=0.010, c=0.010, d=0.0)  # 20 ms a token alone, 10 more for each other stream
@@ -27,7 +27,7 @@ def job(at: float, name: str, tokens: int, tier: Tier = "standard", prompt: int 
 
 def play(
     jobs: list[Job], replicas: int = 1, seats: int = 8, prompt_tps: float = 0.0, faults: tuple[Fault, ...] = ()
-) -> dict[str, Trip]:
+) -> dict[str, SimTrip]:
     policy = ModelPolicy(TIERS, standard_share=0.0, margin=0.0, reserve_headroom=0.0)
     fleet = [Replica(f"r{n}", "m", seats, CURVE, prompt_tps) for n in range(replicas)]
     simulation = Simulation(Cell({"m": policy}), fleet, faults=faults)

@@ -1,6 +1,6 @@
-"""Where calls that begin alike went last: an engine that has read a prompt before need not read it again.
+"""Where calls with the same prompt prefix went last: an engine that has the prefix in its cache need not read it again.
 
-Only ever a tie-break: seats and floors are settled first. Bounded: the longest unused is forgotten.
+Only a tie-break: seats and floors are decided first. Bounded: the least recently used entry is forgotten.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections import OrderedDict
 MAX_REMEMBERED = 65_536
 
 
-class Trails:
+class PrefixAffinity:
     def __init__(self) -> None:
         self._replica_of: OrderedDict[str, str] = OrderedDict()
 

@@ -1,7 +1,7 @@
-"""Replicas as boarding sees them: a carrier with who is aboard, and rows of carriers by a small number.
+"""Replicas as boarding sees them: what is aboard each of them, and queues of replicas in buckets by a small number.
 
-Knows how many streams a carrier may have and how many tokens its curve says each of them was given. Which carrier a
-call takes is boarding.py's business.
+Knows how many streams a replica may carry and how many tokens its curve says each of them was given. Which replica a
+call boards is decided in boarding.py.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ PROMPT_WINDOW_S = 5.0  # of any stretch as long as this
 
 
 @dataclass(slots=True)
-class Rider:
+class Stream:
     """A stream aboard."""
 
     tier: Tier
     boarded_at: float
-    boarded_given: float  # the carrier's `given` at that moment,
+    boarded_given: float  # the replica's `given` at that moment,
     boarded_taken: int  # and what streams of its kind had taken of its time (fare.py)
 
 
@@ -50,7 +50,7 @@ class PromptTime:
 
 
 @dataclass(slots=True)
-class Carrier:
+class ReplicaState:
     """A replica with what is aboard."""
 
     replica: Replica
@@ -59,17 +59,17 @@ class Carrier:
     light_seats: int = 0  # the largest of them: what the replica offers while it is light
     open: bool = False
     light: bool = False
-    aboard: dict[str, Rider] = field(default_factory=dict)
+    aboard: dict[str, Stream] = field(default_factory=dict)
     express: dict[Tier, int] = field(default_factory=dict)  # streams with a floor aboard, by tier; no zeros
-    flex: dict[str, None] = field(default_factory=dict)  # calls aboard that may be put off, the newest last
-    leaving: set[str] = field(default_factory=set)  # calls that are being put off: aboard until the engine let go
+    flex: dict[str, None] = field(default_factory=dict)  # calls aboard that may be preempted, the newest last
+    leaving: set[str] = field(default_factory=set)  # calls being preempted: aboard until the engine let go
     feedback: Feedback = field(default_factory=Feedback)
     caps_slowness: float = 1.0  # the feedback's, when the caps were made from it
     given: float = 0.0  # tokens each stream was given since the start, by the curve as it was measured
     given_at: float = 0.0
     prompts: PromptTime = field(default_factory=PromptTime)
-    rows: Rows | None = None
-    row: int = 0
+    queue: BucketQueue | None = None
+    bucket: int = 0
     ready: int = 0  # free light seats, as counted in the total
 
     @property
@@ -92,32 +92,32 @@ class Carrier:
         if self.express:
             self.prompts.take(self._reading_s(call), now)
         taken = self.time.taken(express=call.tier in EXPRESS)
-        self.aboard[call.id] = Rider(call.tier, now, self.given, taken)
+        self.aboard[call.id] = Stream(call.tier, now, self.given, taken)
         if call.tier in EXPRESS:
             self.express[call.tier] = self.express.get(call.tier, 0) + 1
-        elif call.tier == "flex" and not call.was_put_off:
+        elif call.tier == "flex" and not call.was_preempted:
             self.flex[call.id] = None
 
     def _reading_s(self, call: Call) -> float:
         return call.prompt_tokens / self.replica.prompt_tps if self.replica.prompt_tps else 0.0
 
-    def leave(self, call_id: str, now: float) -> tuple[Rider, int]:
+    def leave(self, call_id: str, now: float) -> tuple[Stream, int]:
         """Take the stream off; returns it and its seat-time in microseconds."""
         self.advance(now)
-        rider = self.aboard.pop(call_id)
-        seat_us = self.time.charge(rider.boarded_taken, express=rider.tier in EXPRESS, is_last=not self.aboard)
+        stream = self.aboard.pop(call_id)
+        seat_us = self.time.charge(stream.boarded_taken, express=stream.tier in EXPRESS, is_last=not self.aboard)
         self.flex.pop(call_id, None)
         self.leaving.discard(call_id)
-        if rider.tier in EXPRESS:
-            self.express[rider.tier] -= 1
-            if not self.express[rider.tier]:
-                del self.express[rider.tier]
-        return rider, seat_us
+        if stream.tier in EXPRESS:
+            self.express[stream.tier] -= 1
+            if not self.express[stream.tier]:
+                del self.express[stream.tier]
+        return stream, seat_us
 
-    def foreseen_s(self, rider: Rider, now: float) -> float:
+    def foreseen_s(self, stream: Stream, now: float) -> float:
         """Seconds per token that the curve had foreseen for it until now; 0 if nothing was."""
-        given = self.given - rider.boarded_given
-        return (now - rider.boarded_at) / given if given > 0 else 0.0
+        given = self.given - stream.boarded_given
+        return (now - stream.boarded_at) / given if given > 0 else 0.0
 
     def advance(self, now: float) -> None:
         """Count the time until now as it was. Comes before every change of who is aboard, or of light and heavy."""
@@ -128,44 +128,44 @@ class Carrier:
         self.given_at = now
 
 
-class Rows:
-    """Carriers in rows by a small number; the first non-empty row from either end is found without looking."""
+class BucketQueue:
+    """Replicas in buckets by a small number. A bit mask finds the first non-empty bucket from either end."""
 
     def __init__(self) -> None:
-        self._rows: list[OrderedDict[str, Carrier]] = []
+        self._buckets: list[OrderedDict[str, ReplicaState]] = []
         self._mask = 0
 
-    def put(self, carrier: Carrier, row: int) -> None:
-        while len(self._rows) <= row:
-            self._rows.append(OrderedDict())
-        self._rows[row][carrier.replica.name] = carrier
-        self._mask |= 1 << row
-        carrier.rows, carrier.row = self, row
+    def put(self, state: ReplicaState, bucket: int) -> None:
+        while len(self._buckets) <= bucket:
+            self._buckets.append(OrderedDict())
+        self._buckets[bucket][state.replica.name] = state
+        self._mask |= 1 << bucket
+        state.queue, state.bucket = self, bucket
 
-    def take(self, carrier: Carrier) -> None:
-        row = self._rows[carrier.row]
-        del row[carrier.replica.name]
-        if not row:
-            self._mask &= ~(1 << carrier.row)
-        carrier.rows = None
+    def take(self, state: ReplicaState) -> None:
+        bucket = self._buckets[state.bucket]
+        del bucket[state.replica.name]
+        if not bucket:
+            self._mask &= ~(1 << state.bucket)
+        state.queue = None
 
-    def lowest(self, avoid: Set[str] = frozenset()) -> Carrier | None:
+    def lowest(self, avoid: Set[str] = frozenset()) -> ReplicaState | None:
         mask = self._mask
         while mask:
-            row = self._rows[(mask & -mask).bit_length() - 1]
-            for name, carrier in row.items():
+            bucket = self._buckets[(mask & -mask).bit_length() - 1]
+            for name, state in bucket.items():
                 if name not in avoid:
-                    return carrier
+                    return state
             mask &= mask - 1
         return None
 
-    def from_highest(self, avoid: Set[str]) -> Iterator[Carrier]:
-        """The first carrier of each row, highest row first."""
+    def from_highest(self, avoid: Set[str]) -> Iterator[ReplicaState]:
+        """The first replica of each bucket, highest bucket first."""
         mask = self._mask
         while mask:
             number = mask.bit_length() - 1
-            for name, carrier in self._rows[number].items():
+            for name, state in self._buckets[number].items():
                 if name not in avoid:
-                    yield carrier
+                    yield state
                     break
             mask ^= 1 << number

@@ -23,10 +23,10 @@ from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
 from headway.engines.base import Engine
 from headway.engines.vllm import VLLMEngine
 from headway.errors import SetupError
+from headway.gateway.billing import Billing
 from headway.gateway.events import EventLog
 from headway.gateway.prompts import Keeping, PromptFile
 from headway.gateway.serve import Gateway, Timing
-from headway.gateway.till import Till
 from headway.ledger.books import Books, BooksSettings
 from headway.ledger.opening import open_store
 from headway.local.engine_process import LocalEngine, installed_vllm
@@ -44,7 +44,7 @@ def make_gateway(config: Config, record_to: Path | None = None, books: Books | N
     record = EventLog(record_to, policies) if record_to else None
     prices = {model.name: prices_of(model) for model in config.models}
     prompts = {model.name: PromptFile(keeping_of(model.keep_prompts)) for model in config.models if model.keep_prompts}
-    return Gateway(Machine(policies), fleet, timing, record, Till(books, prices), prompts)
+    return Gateway(Machine(policies), fleet, timing, record, Billing(books, prices), prompts)
 
 
 def keeping_of(table: KeepPromptsTable) -> Keeping:
@@ -149,7 +149,8 @@ def make_gateway_server(config: Config, gateway: Gateway, auto: Auto) -> Server:
     books = gateway.books
     app = App(
         config,
-        handle=auto.handle,
+        handle=gateway.handle,
+        handle_auto=auto.handle,
         is_ready=gateway.is_ready,
         metrics_page=gateway.metrics.page,
         find_key=books.find_key if books is not None else None,

@@ -1,150 +1,130 @@
-"""What api/ hands to gateway/: a request on its way to an engine, the meter that reads its answer, the client.
+"""The values that cross between api/, gateway/, auto/ and ledger/, and the shapes that api/ implements for the gateway.
 
-Only shapes. api/ implements Meter and Client and never imports the gateway; gateway/ uses them and never learns which
-dialect a call came in.
+    Request   a call and the body for its engine
+    Grant     what one boarding gave the call: tier, floor, price, replica
+    Usage     tokens as the engine counts them
+    Receipt   what a call came to: made once, at its end
+
+All four are frozen. Headers, proof, ledger entries and metrics are written from them and from nothing else. api/
+implements AnswerForm, Meter and Client and never imports the gateway; gateway/ uses them and never learns which dialect
+a call came in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
-from headway.auto.gate import Asked, Said
 from headway.core.rate_limit import RateLimit
-from headway.core.types import MIN_TOKENS_FOR_PROMISE, Call, Tier
-from headway.errors import RefusalReason
-from headway.price import Bill, Price, bill
+from headway.core.types import Call, Tier
+from headway.errors import RefusalReason, Refused
+from headway.price import Bill, Price
+
+Outcome = Literal["finished", "left", "failed", "error", "refused"]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens as the engine counts them: exact at the end of an answer, a lower bound before."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt, found in the engine's prefix cache
+    outputs: tuple[int, ...] = (0,)  # output tokens of each choice
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(self.outputs)
+
+
+@dataclass(frozen=True, slots=True)
 class Rung:
-    """Which rung of an auto model a call is on, and what it took to get there."""
+    """Which rung of an auto model serves a call, and what came before it."""
 
     auto: str  # the model that was asked for
     name: Literal["student", "full"]
-    escalated: str = ""  # why the student's answer was not taken, or not asked for
-    earlier_micro: int = 0  # what the student's answer cost that was not taken
-    full_price: Price | None = None  # what the full model costs at the tier asked, for comparison
-    earlier_all_full: int = 0  # as much was noted for that already
-    earlier_s: float = 0.0  # spent on the student before
+    escalated: str = ""  # why the full model serves
+    full_price: Price | None = None  # of the full model at the tier asked, for comparison
+    student: Receipt | None = None  # of the student's answer, if one was made and not taken
+    earlier_s: float = 0.0  # time spent before this rung
 
 
-@dataclass(slots=True)
-class Served:
-    """How a call is served: what was asked, what was given and why, and what that promises."""
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """What a boarding gave a call."""
 
-    asked: Tier
-    tier: Tier
-    reason: RefusalReason | None = None  # why it is not what was asked
+    tier_asked: Tier
+    tier: Tier  # as served
+    replica: str = ""  # empty while the call has not boarded
+    reason: RefusalReason | None = None  # why the tier served is not the tier asked
     floor_tps: float = 0.0
-    allowance: RateLimit | None = None  # what the caller had left of its limit for the tier asked
-    price: Price | None = None  # of the tier served; None where nothing is billed
-    seat_us: Callable[[], int] | None = None  # the call's seat-time until now, in microseconds; set when it boards
-    seconds: Callable[[], float] | None = None  # since the call arrived
-    billed: Bill | None = None  # as the answer has said it
-    rung: Rung | None = None  # where an auto model was asked for
-    reader_was_slow: bool = False  # the client read more slowly than the engine wrote: a measured speed is the client's
-
-    def kept(self, output_tokens: int, speed_tps: float | None) -> bool | None:
-        """Was the floor kept? None where that cannot be said: no floor, too short an answer for a speed to mean
-        anything, a speed that could not be measured, or a client that held the stream up."""
-        if not self.floor_tps or output_tokens < MIN_TOKENS_FOR_PROMISE or speed_tps is None:
-            return None
-        return True if speed_tps >= self.floor_tps else None if self.reader_was_slow else False
-
-    def bill(self, prompt_tokens: int, output_tokens: int, speed_tps: float | None) -> Bill:
-        """What the call costs so far."""
-        if self.price is None:
-            return Bill(0)
-        is_missed = self.kept(output_tokens, speed_tps) is False
-        return bill(self.price, prompt_tokens, output_tokens, is_missed=is_missed)
-
-    def proof(self, prompt_tokens: int, output_tokens: int, speed_tps: float | None) -> dict[str, object]:
-        """What every answer says at its end."""
-        proof: dict[str, object] = {
-            "tier_asked": self.asked,
-            "tier_served": self.tier,
-            "reason": self.reason,
-            "tokens_per_second": round(speed_tps, 2) if speed_tps is not None else None,
-            "floor_tokens_per_second": self.floor_tps or None,
-            "kept": self.kept(output_tokens, speed_tps),
-            "seat_seconds": self.seat_us() / 1e6 if self.seat_us is not None else None,
-        }
-        if self.seconds is not None:
-            earlier_s = self.rung.earlier_s if self.rung is not None else 0.0
-            proof["answer_seconds"] = round(earlier_s + self.seconds(), 4)
-        if self.price is not None:
-            self.billed = self.bill(prompt_tokens, output_tokens, speed_tps)
-            earlier = self.rung.earlier_micro if self.rung is not None else 0
-            billed = earlier + self.billed.amount - self.billed.refund
-            proof |= {"billed_micro": billed, "refunded_micro": self.billed.refund}
-        if self.rung is not None:
-            proof |= {"rung": self.rung.name, "escalated": self.rung.escalated or None}
-        if self.reader_was_slow:
-            proof["reader_was_slow"] = True
-        return proof
+    price: Price | None = None  # of the tier served; None if nothing is billed
+    rate_limit: RateLimit | None = None  # what the caller had left of its limit for the tier asked
+    rung: Rung | None = None  # set if an auto model was asked for
 
 
-def stream_speed_tps(output_tokens: int, first_at: float | None, last_at: float | None) -> float | None:
-    """The speed a floor is about: (output tokens - 1) / (last token - first token); None if there is none."""
-    if first_at is None or last_at is None or last_at <= first_at or output_tokens < 2:
-        return None
-    return (output_tokens - 1) / (last_at - first_at)
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a call came to, summed over its boardings. `grant` is the last one's."""
+
+    grant: Grant
+    outcome: Outcome
+    usage: Usage
+    speed_tps: float | None  # None if it could not be measured
+    kept: bool | None  # None if there is no floor, or nothing can be said about it
+    bill: Bill
+    seat_us: int | None  # None if core had not answered yet
+    answer_s: float  # from arrival to this receipt
+    boardings: int
+    reader_was_slow: bool = False  # the client read more slowly than the engine wrote: the speed is the client's
+
+    @property
+    def paid_micro(self) -> int:
+        return self.bill.amount - self.bill.refund
+
+
+class NoSeat(Refused):
+    """Core refused the call; `rate_limit` is what its tenant has left of its limit, None if there is no limit."""
+
+    def __init__(self, reason: RefusalReason, retry_after_s: int, rate_limit: RateLimit | None) -> None:
+        super().__init__(reason, retry_after_s)
+        self.rate_limit = rate_limit
+
+
+GenerationTime = Callable[[Mapping[str, Any]], float | None]
 
 
 class Meter(Protocol):
-    """Reads one answer as it passes: what billing and proof need, and nothing else.
+    """Reads the answer of one boarding as it passes: what billing and proof need, and nothing else.
 
-    `feed` returns the bytes the client shall get: the same ones, less what the gateway asked the engine for and the
-    client did not. Tokens are counted by the engine's own usage figures; times are stamped by the caller as it reads
-    the engine, so that a slow reader does not look like a slow engine.
+    Times are stamped by the caller as it reads the engine, so that a slow reader does not look like a slow engine.
     """
 
     first_at: float | None
     last_at: float | None
-    complete: bool  # the dialect's success terminator has been seen
-    served: Served  # set when the call boards
+    is_final: bool  # the engine's last usage has been read: no token follows
+    is_complete: bool  # the dialect's success terminator has been read
 
-    def feed(self, data: bytes, now: float) -> bytes: ...
+    def feed(self, data: bytes, now: float) -> bytes:
+        """Read a piece of a stream. Returns what the client gets now: the same bytes, less what the gateway asked the
+        engine for and the client did not. The closing events are kept for `end`."""
 
-    def read_whole(self, body: bytes) -> bytes:
-        """The answer came in one piece: take the usage out of it; returns it with the proof put in."""
+    def read_whole(self, body: bytes, generation_s: GenerationTime) -> None:
+        """Read an answer that came in one piece. `generation_s` finds the engine's own timing in it."""
+
+    def usage(self) -> Usage: ...
 
     def speed_tps(self) -> float | None:
-        """The answer's speed as `stream_speed_tps` has it, as far as it can be told."""
+        """(output tokens - 1) / (last token - first token); of several choices the slowest. None if unknown."""
 
-    def usage(self) -> tuple[int, int]:
-        """(prompt tokens, output tokens) as far as the answer was read: exact at its end, a lower bound before."""
-
-
-class FoldingMeter(Meter, Protocol):
-    """One that can give an answer in one piece after it was fed as a stream."""
-
-    def restart(self) -> None:
-        """Forget what was fed: an engine begins the answer from the start."""
-
-    def folded(self) -> bytes:
-        """The whole, with the proof."""
+    def end(self, receipt: Receipt) -> bytes:
+        """What the client gets last: the closing events of a stream, or the whole answer, with the proof in it."""
 
 
-class Rungs(Protocol):
-    """A call to an auto model, as each rung shall get it."""
+class AnswerForm(Protocol):
+    """How a client wants its answer. Each boarding reads the engine with a meter of its own."""
 
-    asked: Asked | None  # None: nothing of it can be weighed, and the full model is asked
-
-    def to_student(self, *, is_held: bool) -> Request:
-        """Held back: in one piece, with what the gate wants to know of each token. Else as the client asked."""
-
-    def to_full(self) -> Request: ...
-
-    def to_audit(self) -> Request:
-        """The full model's answer to the same, for nobody but the watch: at the owner's cost, on stand-by seats."""
-
-    def read(self, whole: bytes) -> Said: ...
-
-    def release(self, whole: bytes) -> bytes:
-        """A held answer as the client wants it: in one piece or as events, with nothing it did not ask for."""
+    def meter(self, grant: Grant) -> Meter: ...
 
 
 class Client(Protocol):
@@ -152,9 +132,9 @@ class Client(Protocol):
 
     started: bool  # something has been sent: the call can no longer be given to another engine
 
-    async def send_whole(self, content_type: bytes, body: bytes, served: Served) -> None: ...
+    async def send_whole(self, content_type: bytes, body: bytes, grant: Grant) -> None: ...
 
-    async def start_stream(self, content_type: bytes, served: Served) -> None: ...
+    async def start_stream(self, content_type: bytes, grant: Grant) -> None: ...
 
     def write(self, data: bytes) -> None: ...
 
@@ -167,17 +147,24 @@ class Client(Protocol):
         """Break the connection: the client does not read."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Request:
-    """A call together with what the engine shall be sent."""
+    """A call together with what its engine is sent; engines/ adds what is its own."""
 
     call: Call
     path: str
-    body: bytes
-    streaming: bool
-    meter: Meter
-    fold: FoldingMeter | None = None  # the meter, if the engine streams and the client gets the answer in one piece
-    max_output_tokens: int | None = None  # of each choice, as the client limits it; 0: nothing is generated
+    body: bytes  # a JSON object in the client's dialect, without the fields that only Headway reads
+    form: AnswerForm
+    streaming: bool  # the client gets the answer as a stream
+    collects: bool = False  # the engine streams, and the client gets the answer in one piece
+    max_output_tokens: int | None = None  # of each choice, as the client limits it; 0 if nothing is generated
     choices: int = 1
+    cache_salt: str = ""  # keeps tenants apart in the engine's prefix cache; empty if they share it
     rung: Rung | None = None
-    rungs: Rungs | None = None  # where an auto model is asked for: which rung serves is not decided yet
+
+
+def stream_speed_tps(output_tokens: int, first_at: float | None, last_at: float | None) -> float | None:
+    """(output tokens - 1) / (last token - first token); None if that cannot be said."""
+    if first_at is None or last_at is None or last_at <= first_at or output_tokens < 2:
+        return None
+    return (output_tokens - 1) / (last_at - first_at)

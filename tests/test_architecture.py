@@ -21,7 +21,6 @@ ALLOWED = {
     "headway.wire": {
         "headway.core.types",
         "headway.core.rate_limit",
-        "headway.auto.gate",
         "headway.price",
         "headway.errors",
     },
@@ -40,8 +39,8 @@ ALLOWED = {
         "headway.wire",
         "headway.ledger.keys",
     },
-    "headway.ledger": {"headway.core.types", "headway.price", "headway.errors"},
-    "headway.engines": {"headway.core.types", "headway.errors"},
+    "headway.ledger": {"headway.core.types", "headway.price", "headway.errors", "headway.wire"},
+    "headway.engines": {"headway.core.types", "headway.errors", "headway.wire"},
     "headway.gateway": {
         "headway.core",
         "headway.engines",

@@ -1,27 +1,27 @@
 """The Anthropic dialect: /v1/messages and /v1/messages/count_tokens.
 
-What a request may hold (any other field is refused by name), what the engine is sent, how errors look, and the meter
-that reads the answer. Nothing is translated: vLLM speaks this dialect itself.
+What a request may hold (any other field is refused by name), what the engine is sent, and how errors look; the answer
+is read by api/anthropic_meter.py. Nothing is translated: vLLM speaks this dialect itself.
 """
 
 from __future__ import annotations
 
 import time
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headway.api import limits
-from headway.api.fold import Fold
-from headway.api.openai import engine_error
+from headway.api.anthropic_meter import MessagesForm
+from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error
 from headway.api.prompt import describe_prompt
-from headway.api.proof import HeaderList, proof_headers
-from headway.api.sse import EventSplitter, data_of
+from headway.api.proof import proof_headers
+from headway.core.rate_limit import RateLimit
 from headway.core.types import EXPRESS, Call, Tier
-from headway.errors import EngineAnswered, EngineLost, HeadwayError, InvalidRequest
-from headway.wire import Request, Served, stream_speed_tps
+from headway.errors import EngineAnswered, HeadwayError, InvalidRequest
+from headway.wire import Grant, Request
 
 # --- what a request may hold -----------------------------------------------------------------------------------------
 
@@ -120,31 +120,40 @@ _read_prompt = msgspec.json.Decoder(Prompt).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def read_messages(body: bytes, call_id: str) -> Request:
+def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_messages(body)
     _check_schemas(request)
-    # In this dialect a call without an express seat is refused, with a retry-after: never served as something else.
     tier: Tier = "fast" if request.speed == "fast" else "standard"
-    call = Call(call_id, request.model, tier, falls_back=False)
     request.speed = request.service_tier = request.metadata = request.cache_control = UNSET
     streaming = bool(request.stream)
-    # The engine times its own work in no answer of this dialect: where a floor is promised, we do.
-    folds = tier in EXPRESS and not streaming
-    request.stream = streaming or folds
+    # Engines time their own work in no answer of this dialect. If a floor is promised, the answer is streamed and timed
+    # here, and collected for a client that wants it in one piece.
+    collects = tier in EXPRESS and not streaming
+    request.stream = streaming or collects
     encoded = _encode(request)
-    describe_prompt(call, encoded, None, b"system", b"messages")
-    meter = AnthropicMeter(folds=folds)
-    return Request(call, "/v1/messages", encoded, streaming, meter, meter if folds else None, request.max_tokens)
+    affinity, prompt_tokens = describe_prompt(encoded, None, b"system", b"messages")
+    # In this dialect a call without an express seat is refused, with a retry-after: never served as something else.
+    call = Call(call_id, request.model, tier, falls_back=False, affinity=affinity, prompt_tokens=prompt_tokens)
+    form = MessagesForm(collects)
+    return Request(call, "/v1/messages", encoded, form, streaming, collects, request.max_tokens)
 
 
-def read_count_tokens(body: bytes, call_id: str) -> Request:
+def read_count_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_prompt(body)
     _check_schemas(request)
     call = Call(call_id, request.model, "standard")
-    meter = AnthropicMeter()
-    return Request(
-        call, "/v1/messages/count_tokens", _encode(request), streaming=False, meter=meter, max_output_tokens=0
-    )
+    path = "/v1/messages/count_tokens"
+    return Request(call, path, _encode(request), MessagesForm(), streaming=False, max_output_tokens=0)
+
+
+ROUTES = (
+    CallRoute("/v1/messages", read_messages),
+    CallRoute("/v1/messages/count_tokens", read_count_tokens),
+)
+
+
+def claims(path: str, headers: Headers) -> bool:
+    return path.startswith("/v1/messages") or b"anthropic-version" in headers
 
 
 def _check_schemas(request: Prompt) -> None:
@@ -157,19 +166,18 @@ def _check_schemas(request: Prompt) -> None:
 # --- headers ---------------------------------------------------------------------------------------------------------
 
 
-def answer_headers(served: Served) -> HeaderList:
-    return proof_headers(served) + limit_headers(served)
+def answer_headers(grant: Grant) -> HeaderList:
+    return proof_headers(grant) + limit_headers(grant.tier_asked, grant.rate_limit)
 
 
-def limit_headers(served: Served) -> HeaderList:
-    """What the caller may still have of the fast tier, in this dialect's six headers; none where there is no limit."""
-    allowance = served.allowance
-    if served.asked not in EXPRESS or allowance is None:
+def limit_headers(tier_asked: Tier, rate_limit: RateLimit | None) -> HeaderList:
+    """What the caller has left of the fast tier, in this dialect's six headers; none if there is no limit."""
+    if tier_asked not in EXPRESS or rate_limit is None:
         return []
     said: HeaderList = []
     for kind, limit, left, full_in_s in (
-        ("input", allowance.limit.input_tpm, allowance.input_left, allowance.input_full_in_s),
-        ("output", allowance.limit.output_tpm, allowance.output_left, allowance.output_full_in_s),
+        ("input", rate_limit.limit.input_tpm, rate_limit.input_left, rate_limit.input_full_in_s),
+        ("output", rate_limit.limit.output_tpm, rate_limit.output_left, rate_limit.output_full_in_s),
     ):
         if limit:
             full_at = datetime.fromtimestamp(time.time() + full_in_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -211,94 +219,3 @@ def error_body(error: HeadwayError, call_id: str) -> bytes:
 def error_event(error: HeadwayError, call_id: str) -> bytes:
     """For a stream that has begun: no message_stop follows it."""
     return b"event: error\ndata: " + error_body(error, call_id) + b"\n\n"
-
-
-# --- the meter -------------------------------------------------------------------------------------------------------
-
-TOKEN = b"event: content_block_delta\n"
-START = b"event: message_start\n"
-DELTA = b"event: message_delta\n"
-STOP = b"event: message_stop\n"
-ERROR = b"event: error\n"
-
-
-class AnthropicMeter:
-    """This dialect carries usage at the start and the end only; in between each delta counts as one token, which is
-    exact until an engine puts several tokens into one delta, and a lower bound then."""
-
-    __slots__ = ("_deltas", "_fold", "_output", "_prompt", "_splitter", "complete", "first_at", "last_at", "served")
-
-    def __init__(self, *, folds: bool = False) -> None:
-        self.served = Served("standard", "standard")
-        self._fold = Fold() if folds else None
-        self.restart()
-
-    def restart(self) -> None:
-        self.first_at: float | None = None
-        self.last_at: float | None = None
-        self.complete = False
-        self._fold = Fold() if self._fold is not None else None
-        self._splitter = EventSplitter()
-        self._deltas = 0
-        self._prompt = self._output = 0
-
-    def feed(self, data: bytes, now: float) -> bytes:
-        if self._splitter.is_one_event(data):
-            return self._read(data, now)
-        return b"".join([self._read(event, now) for event in self._splitter.split(data)])
-
-    def _read(self, event: bytes, now: float) -> bytes:
-        if self._fold is not None and (payload := data_of(event)).startswith(b"{"):
-            self._fold.take(msgspec.json.decode(payload))
-        if event.startswith(TOKEN):
-            if self.first_at is None:
-                self.first_at = now
-            self.last_at = now
-            self._deltas += 1
-        elif event.startswith(START):
-            start = msgspec.json.decode(data_of(event))
-            self._take(start["message"].setdefault("usage", {}))
-            start["message"]["usage"]["speed"] = self._speed()
-            return START + b"data: " + _encode(start) + b"\n\n"
-        elif event.startswith(DELTA):
-            delta = msgspec.json.decode(data_of(event))
-            self._take(delta.setdefault("usage", {}))
-            delta["usage"] |= self._proof()
-            return DELTA + b"data: " + _encode(delta) + b"\n\n"
-        elif event.startswith(STOP):
-            self.complete = True
-        elif event.startswith(ERROR):
-            raise EngineLost(f"the engine failed in the middle: {engine_error(data_of(event)).get('message')}")
-        return event
-
-    def _take(self, usage: dict[str, Any]) -> None:
-        self._prompt = usage.get("input_tokens", self._prompt)
-        self._output = usage.get("output_tokens", self._output)
-
-    def _speed(self) -> str:
-        """The tier served in this dialect's words: it knows two."""
-        return "fast" if self.served.tier in EXPRESS else "standard"
-
-    def _proof(self) -> dict[str, Any]:
-        return {"speed": self._speed(), "headway": self.served.proof(self._prompt, self._output, self.speed_tps())}
-
-    def read_whole(self, body: bytes) -> bytes:
-        self.complete = True
-        answer = msgspec.json.decode(body)
-        if "usage" not in answer:
-            return body  # count_tokens: nothing was generated
-        self._take(answer["usage"])
-        answer["usage"] |= self._proof()
-        return _encode(answer)
-
-    def folded(self) -> bytes:
-        assert self._fold is not None
-        answer = self._fold.whole()
-        answer["usage"] |= self._proof()
-        return _encode(answer)
-
-    def speed_tps(self) -> float | None:
-        return stream_speed_tps(self.usage()[1], self.first_at, self.last_at)
-
-    def usage(self) -> tuple[int, int]:
-        return self._prompt, max(self._output, self._deltas)

@@ -11,15 +11,15 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from types import ModuleType
 from typing import Any, Literal, cast
 
 import msgspec
 
 from headway.api import anthropic, openai
-from headway.api.auth import FindKey, Headers, Keys
+from headway.api.auth import FindKey, Keys
+from headway.api.dialect import Dialect, Headers, Params, Reader, RouteTable
 from headway.api.server import Connection, HTTPClient, Send
 from headway.auto.requests import CallRungs
 from headway.auto.risk import CONFIDENCE
@@ -28,7 +28,7 @@ from headway.core.rate_limit import TokenLimit
 from headway.core.types import Tier
 from headway.errors import Forbidden, HeadwayError, InvalidRequest, Refused, TooLarge, UnknownModel
 from headway.ledger.keys import Key
-from headway.wire import Client, Request, Served
+from headway.wire import Client, NoSeat, Receipt, Request
 
 log = logging.getLogger("headway.api")
 
@@ -37,42 +37,52 @@ FALLBACK_HEADER = b"headway-fallback"
 MISSING = "Object missing required field `"
 UNKNOWN = "Object contains unknown field `"
 
-Handle = Callable[[Request, Client], Awaitable[None]]
+METRICS_TYPE = b"text/plain; version=0.0.4"
+DIALECTS: tuple[Dialect, ...] = (anthropic, openai)  # in the order in which they are asked whether a path is theirs
+
+Handle = Callable[[Request, Client], Awaitable[Receipt]]
+HandleAuto = Callable[[CallRungs, Client], Awaitable[Receipt]]
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class CallRoute:
-    """An endpoint that costs tokens or the engine's time: read by its dialect, then handled by the gateway."""
-
-    dialect: ModuleType
-    read: Callable[[bytes, str], Request]
+Page = tuple[int, bytes, bytes]  # status, content type, body
 
 
 @dataclass(frozen=True, slots=True)
 class PageRoute:
-    """An endpoint we answer ourselves: () -> (status, content type, body)."""
+    """An endpoint that Headway answers itself."""
 
-    page: Callable[[], tuple[int, bytes, bytes]]
+    page: Callable[[Params], Page]
     who: Literal["anyone", "caller", "owner"] = "caller"
 
 
+@dataclass(frozen=True, slots=True)
+class DialectRoute:
+    """An endpoint of a dialect."""
+
+    dialect: Dialect
+    read: Reader
+
+
 class App:
-    """`handle` is the gateway's; `is_ready` and `metrics_page` tell of its state. Where there is a ledger, `find_key`
-    looks a key up by its hash and `salt` keeps tenants apart in the engines' caches."""
+    """`handle` is the gateway's and `handle_auto` that of the auto models; `is_ready` and `metrics_page` tell the
+    gateway's state. With a ledger, `find_key` looks a key up by its hash and `salt` keeps tenants apart in the engines'
+    caches."""
 
     def __init__(
         self,
         config: Config,
         *,
         handle: Handle,
+        handle_auto: HandleAuto,
         is_ready: Callable[[], bool],
         metrics_page: Callable[[], bytes],
         find_key: FindKey | None = None,
         salt: Callable[[str], str] | None = None,
     ) -> None:
         self._handle = handle
+        self._handle_auto = handle_auto
         self._is_ready = is_ready
         self._metrics_page = metrics_page
         self._keys = Keys(tuple(config.gateway.key_hashes), find_key)
@@ -80,120 +90,130 @@ class App:
         self._autos = {model.auto_name: model for model in config.models if model.auto is not None}
         self._models = {model.name: model for model in config.models} | self._autos
         self._max_body_bytes = config.gateway.max_body_bytes
-        self._models_page = _models_page(config.models)
-        self.routes: dict[tuple[str, str], CallRoute | PageRoute] = {
-            ("POST", "/v1/chat/completions"): CallRoute(openai, openai.read_chat),
-            ("POST", "/v1/completions"): CallRoute(openai, openai.read_completion),
-            ("POST", "/v1/messages"): CallRoute(anthropic, anthropic.read_messages),
-            ("POST", "/v1/messages/count_tokens"): CallRoute(anthropic, anthropic.read_count_tokens),
-            ("GET", "/v1/models"): PageRoute(lambda: (200, b"application/json", self._models_page)),
-            ("GET", "/metrics"): PageRoute(lambda: (200, b"text/plain; version=0.0.4", self._metrics_page()), "owner"),
-            ("GET", "/health"): PageRoute(lambda: (200, b"text/plain", b"ok\n"), "anyone"),
-            ("GET", "/ready"): PageRoute(self._ready_page, "anyone"),
-        }
+        self._model_rows = _model_rows(config.models)
+        self._models_page = _models_page(self._model_rows)
+        self.routes = RouteTable[DialectRoute | PageRoute]()
+        for dialect in DIALECTS:
+            for route in dialect.ROUTES:
+                self.routes.add("POST", route.path, DialectRoute(dialect, route.read))
+        self.routes.add("GET", "/v1/models", PageRoute(lambda _: (200, b"application/json", self._models_page)))
+        self.routes.add("GET", "/v1/models/{model}", PageRoute(self._model_page))
+        self.routes.add("GET", "/metrics", PageRoute(lambda _: (200, METRICS_TYPE, self._metrics_page()), "owner"))
+        self.routes.add("GET", "/health", PageRoute(lambda _: (200, b"text/plain", b"ok\n"), "anyone"))
+        self.routes.add("GET", "/ready", PageRoute(self._ready_page, "anyone"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = self.routes.get((scope["method"], scope["path"]))
+        route, params = self.routes.find(scope["method"], scope["path"])
         headers: Headers = dict(scope["headers"])
-        dialect = route.dialect if isinstance(route, CallRoute) else _dialect_of(scope["path"], headers)
+        dialect = route.dialect if isinstance(route, DialectRoute) else _dialect_of(scope["path"], headers)
         call_id = new_call_id()
         # Both names: the OpenAI SDK reads the first, the Anthropic SDK the second.
         headers_of_ours = [(b"x-request-id", call_id.encode()), (b"request-id", call_id.encode())]
         connection = cast(Connection, scope["state"]["connection"])
         client = HTTPClient(connection, send, headers_of_ours, dialect.answer_headers)
         connection.task = asyncio.current_task()
-        served: Served | None = None  # as far as the gateway came with it
+        tier_asked: Tier = "standard"
         try:
             if route is None:
                 raise InvalidPath(scope["method"], scope["path"])
             if isinstance(route, PageRoute):
-                self._authorise_page(route, headers)
-                await client.send_page(*route.page(), headers=[])
+                self._authorize_page(route, headers)
+                await client.send_page(*route.page(params), headers=[])
             else:
                 key = self._keys.check(headers)
                 body = await read_body(receive, headers, self._max_body_bytes)
-                request = self._read(route, body, call_id, headers)
-                self._is_allowed(request, key)
+                request = self._authorize(self._read(route, body, call_id, params, headers), key)
+                tier_asked = request.call.tier
                 if request.call.model in self._autos:
-                    request.rungs = self._rungs(route, body, request, key)
-                try:
+                    await self._handle_auto(self._rungs(route, body, request, key), client)
+                else:
                     await self._handle(request, client)
-                finally:
-                    served = request.meter.served
         except HeadwayError as error:
-            await _answer_error(client, dialect, error, call_id, served)
+            await _answer_error(client, dialect, error, call_id, tier_asked)
         except asyncio.CancelledError:
             if not connection.transport.is_closing():
                 # The drain's time is up. The client is told; uvicorn closes the connection.
-                await _answer_error(client, dialect, Refused("draining", 1), call_id)
+                await _answer_error(client, dialect, Refused("draining", 1), call_id, tier_asked)
         finally:
             connection.task = None
 
-    def _authorise_page(self, route: PageRoute, headers: Headers) -> None:
+    def _authorize_page(self, route: PageRoute, headers: Headers) -> None:
         if route.who == "caller":
             self._keys.check(headers)
         elif route.who == "owner":
             self._keys.check_owner(headers)
 
-    def _rungs(self, route: CallRoute, body: bytes, request: Request, key: Key | None) -> CallRungs:
-        """The same call to the student, and to the full model; the key was asked about neither."""
+    def _rungs(self, route: DialectRoute, body: bytes, request: Request, key: Key | None) -> CallRungs:
+        """The same call for the student and for the full model. The key was checked for the auto model only."""
         full = self._autos[request.call.model]
         student = self._models[full.student_name]
         audit_tier: Tier = "flex" if any(tier.name == "flex" for tier in full.tiers) else "standard"
         falls_back = request.call.falls_back
 
-        def prepare(of_rung: Request) -> None:
-            of_rung.call.falls_back = falls_back
-            if key is not None:
-                self._belongs_to(of_rung, key)
+        def prepare(of_rung: Request) -> Request:
+            of_rung = replace(of_rung, call=replace(of_rung.call, falls_back=falls_back))
+            return self._belongs_to(of_rung, key) if key is not None else of_rung
 
         names, tiers = (student.name, full.name), [tier.name for tier in student.tiers]
         return CallRungs(body, request, route.read, prepare, names, audit_tier, tiers)
 
-    def _is_allowed(self, request: Request, key: Key | None) -> None:
-        """Whether its key is for this call. Raises Forbidden."""
+    def _authorize(self, request: Request, key: Key | None) -> Request:
+        """The request as its key may make it. Raises Forbidden."""
         if key is None:
-            return
+            return request
         call = request.call
         if key.models is not None and call.model not in key.models:
             raise Forbidden(f"This key is not for the model `{call.model}`, but for: {', '.join(key.models)}.")
         if key.tiers is not None and call.tier not in key.tiers:
             raise Forbidden(f"This key is not for the tier `{call.tier}`, but for: {', '.join(key.tiers)}.")
-        self._belongs_to(request, key)
+        return self._belongs_to(request, key)
 
-    def _belongs_to(self, request: Request, key: Key) -> None:
-        """Whose call it is, and what that limits."""
-        call = request.call
-        call.tenant = key.id
-        call.express_limit = _limit(key.fast_input_tpm, key.fast_output_tpm, key.fast_requests_pm)
-        call.other_limit = _limit(key.input_tpm, key.output_tpm, key.requests_pm)
-        if self._salt is not None and request.max_output_tokens != 0:
+    def _belongs_to(self, request: Request, key: Key) -> Request:
+        """The request with its tenant, and what that limits."""
+        call, max_output_tokens, cache_salt = request.call, request.max_output_tokens, ""
+        body, affinity = request.body, call.affinity
+        if self._salt is not None and max_output_tokens != 0:
             # Prompts of one tenant are found in an engine's cache by that tenant's calls only.
-            call.affinity = f"{key.id} {call.affinity}" if call.affinity else ""
-            _add(request, "cache_salt", self._salt(key.id))
+            cache_salt = self._salt(key.id)
+            affinity = f"{key.id} {affinity}" if affinity else ""
         has_budget = key.budget_day is not None or key.budget_month is not None
-        if has_budget and request.max_output_tokens is None:
-            request.max_output_tokens = self._models[call.model].max_output_tokens
-            _add(request, "max_tokens", request.max_output_tokens)
+        if has_budget and max_output_tokens is None:
+            # The most that a call can cost must be known before it is served.
+            max_output_tokens = self._models[call.model].max_output_tokens
+            body = body[:-1] + b',"max_tokens":%d}' % max_output_tokens
+        call = replace(
+            call,
+            tenant=key.id,
+            affinity=affinity,
+            express_limit=_limit(key.fast_input_tpm, key.fast_output_tpm, key.fast_requests_pm),
+            other_limit=_limit(key.input_tpm, key.output_tpm, key.requests_pm),
+        )
+        return replace(request, call=call, body=body, max_output_tokens=max_output_tokens, cache_salt=cache_salt)
 
-    def _read(self, route: CallRoute, body: bytes, call_id: str, headers: Headers) -> Request:
+    def _read(self, route: DialectRoute, body: bytes, call_id: str, params: Params, headers: Headers) -> Request:
         try:
-            request = route.read(body, call_id)
+            request = route.read(body, call_id, params)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise _invalid(error) from None
         model = self._models.get(request.call.model)
         if model is None:
-            known = ", ".join(self._models)
-            raise UnknownModel(f"The model `{request.call.model}` does not exist here. Models: {known}.", "model")
+            raise self._unknown_model(request.call.model)
         if request.call.tier not in (offered := [tier.name for tier in model.tiers]):
             field = route.dialect.TIER_FIELD
             raise InvalidRequest(
                 f"This model is not offered at `{request.call.tier}`. Offered: {', '.join(offered)}.", field
             )
-        _choose_fallback(request, headers)
-        return request
+        return _choose_fallback(request, headers)
 
-    def _ready_page(self) -> tuple[int, bytes, bytes]:
+    def _unknown_model(self, name: str) -> UnknownModel:
+        return UnknownModel(f"The model `{name}` does not exist here. Models: {', '.join(self._models)}.", "model")
+
+    def _model_page(self, params: Params) -> Page:
+        if (row := self._model_rows.get(params["model"])) is None:
+            raise self._unknown_model(params["model"][:256])
+        return 200, b"application/json", msgspec.json.encode(row)
+
+    def _ready_page(self, _params: Params) -> Page:
         return (200, b"text/plain", b"ready\n") if self._is_ready() else (503, b"text/plain", b"not ready\n")
 
 
@@ -251,32 +271,26 @@ def _place(at: str) -> str:
     return f" in `{path}`" if path else ""
 
 
-def _choose_fallback(request: Request, headers: Headers) -> None:
+def _choose_fallback(request: Request, headers: Headers) -> Request:
     """Without an express seat: refuse, or serve as standard? The dialect decides, unless the client does."""
     wish = headers.get(FALLBACK_HEADER)
     if wish is None:
-        return
+        return request
     if wish not in (b"none", b"standard"):
         raise InvalidRequest("`Headway-Fallback` is `none` or `standard`.", "Headway-Fallback")
-    request.call.falls_back = wish == b"standard"
-
-
-def _add(request: Request, field: str, value: str | int) -> None:
-    """One more field in what the engine is sent."""
-    request.body = request.body[:-1] + b',"%b":%b}' % (field.encode(), msgspec.json.encode(value))
+    return replace(request, call=replace(request.call, falls_back=wish == b"standard"))
 
 
 def _limit(*said: int | None) -> TokenLimit | None:
     return TokenLimit(*[part or 0 for part in said]) if any(part is not None for part in said) else None
 
 
-def _dialect_of(path: str, headers: Headers) -> ModuleType:
-    is_anthropic = path.startswith("/v1/messages") or b"anthropic-version" in headers
-    return anthropic if is_anthropic else openai
+def _dialect_of(path: str, headers: Headers) -> Dialect:
+    return next(dialect for dialect in DIALECTS if dialect.claims(path, headers))
 
 
 async def _answer_error(
-    client: HTTPClient, dialect: ModuleType, error: HeadwayError, call_id: str, served: Served | None = None
+    client: HTTPClient, dialect: Dialect, error: HeadwayError, call_id: str, tier_asked: Tier
 ) -> None:
     if client.started:
         client.write(dialect.error_event(error, call_id))
@@ -285,23 +299,29 @@ async def _answer_error(
     headers = []
     if isinstance(error, Refused):
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
-        headers += dialect.limit_headers(served) if served is not None else []
+    if isinstance(error, NoSeat):
+        headers += dialect.limit_headers(tier_asked, error.rate_limit)
     if isinstance(error, TooLarge):
         headers.append((b"connection", b"close"))  # what is left of the body shall not be read
     body = dialect.error_body(error, call_id)
     await client.send_page(dialect.error_status(error), b"application/json", body, headers)
 
 
-def _models_page(models: list[ModelTable]) -> bytes:
-    """One page for both dialects: each SDK finds its own keys and passes over the other's. `service_tiers` says at
-    which speeds a model is offered, what each promises, and what it costs beside standard; `mistake_budget` of an auto
-    model how many excess mistakes it may make."""
+def _model_rows(models: list[ModelTable]) -> dict[str, dict[str, Any]]:
+    """What `/v1/models` says of each model, for both dialects: each SDK finds its own keys and passes over the other's.
+    `service_tiers` says at which speeds a model is offered, what each promises, and what it costs beside standard;
+    `mistake_budget` of an auto model how many excess mistakes it may make."""
     created = int(time.time())
-    data = [_model_row(model.name, model, created) for model in models]
+    rows = {model.name: _model_row(model.name, model, created) for model in models}
     for model in models:
         if model.auto is not None:
             budget = {"share": model.auto.budget, "confidence": CONFIDENCE, "student": model.student_name}
-            data.append(_model_row(model.auto_name, model, created) | {"mistake_budget": budget})
+            rows[model.auto_name] = _model_row(model.auto_name, model, created) | {"mistake_budget": budget}
+    return rows
+
+
+def _models_page(rows: dict[str, dict[str, Any]]) -> bytes:
+    data = list(rows.values())
     ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
     return msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends})
 

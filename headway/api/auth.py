@@ -5,10 +5,10 @@ from __future__ import annotations
 import hmac
 from collections.abc import Callable
 
+from headway.api.dialect import Headers
 from headway.errors import Forbidden, Unauthorized
 from headway.ledger.keys import Key, key_hash
 
-Headers = dict[bytes, bytes]
 FindKey = Callable[[str], Key | None]
 
 MAX_KEY_BYTES = 512

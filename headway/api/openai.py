@@ -1,26 +1,25 @@
 """The OpenAI dialect: /v1/chat/completions and /v1/completions.
 
-What a request may hold (any other field is refused by name), what the engine is sent, how errors look, and the meter
-that reads the answer. Nothing is translated: the engine speaks this dialect itself.
-
-The engine is always asked for continuous usage, so that a stream cut at any point has an exact token count. What the
-client did not ask for is taken out again on the way.
+What a request may hold (any other field is refused by name), what the engine is sent, and how errors look; the answer
+is read by api/openai_meter.py. Nothing is translated: the engine speaks this dialect itself.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headway.api import limits
+from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error
+from headway.api.openai_meter import OpenAIForm
 from headway.api.prompt import describe_prompt
-from headway.api.proof import HeaderList, proof_headers
-from headway.api.sse import EventSplitter, data_of
+from headway.api.proof import proof_headers
+from headway.core.rate_limit import RateLimit
 from headway.core.types import Call, Tier
-from headway.errors import EngineAnswered, EngineLost, HeadwayError, InvalidRequest, Refused
-from headway.wire import Request, Served, stream_speed_tps
+from headway.errors import EngineAnswered, HeadwayError, InvalidRequest, Refused
+from headway.wire import Grant, Request
 
 # --- what a request may hold -----------------------------------------------------------------------------------------
 
@@ -142,7 +141,8 @@ class Completion(Sampling, kw_only=True):
     suffix: UnsetType | None = UNSET
 
 
-NOT_SENT_ON = ("service_tier", "metadata", "store", "safety_identifier", "prompt_cache_key")
+# `stream_options` is the engine's business: engines/vllm.py asks for the usage that billing needs.
+NOT_SENT_ON = ("service_tier", "stream_options", "metadata", "store", "safety_identifier", "prompt_cache_key")
 TIER_FIELD = "service_tier"
 
 _read_chat = msgspec.json.Decoder(ChatCompletion).decode
@@ -150,7 +150,7 @@ _read_completion = msgspec.json.Decoder(Completion).decode
 _encode = msgspec.json.Encoder().encode
 
 
-def read_chat(body: bytes, call_id: str) -> Request:
+def read_chat(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_chat(body)
     if isinstance(request.tools, list):
         for tool in request.tools:
@@ -159,34 +159,41 @@ def read_chat(body: bytes, call_id: str) -> Request:
     return _for_engine(request, "/v1/chat/completions", call_id)
 
 
-def read_completion(body: bytes, call_id: str) -> Request:
+def read_completion(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     return _for_engine(_read_completion(body), "/v1/completions", call_id)
+
+
+ROUTES = (CallRoute("/v1/chat/completions", read_chat), CallRoute("/v1/completions", read_completion))
+
+
+def claims(_path: str, _headers: Headers) -> bool:
+    """Whoever speaks no other dialect speaks this one."""
+    return True
 
 
 def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -> Request:
     _check_constraints(request)
-    # In this dialect a call without an express seat is served as standard, says so, and costs as much.
-    call = Call(call_id, request.model, _tier(request.service_tier), falls_back=True)
     asked = request.stream_options if isinstance(request.stream_options, StreamOptions) else StreamOptions()
     if not request.stream and isinstance(request.stream_options, StreamOptions):
         raise InvalidRequest("`stream_options` goes with `stream: true` only.", "stream_options")
-    meter = OpenAIMeter(
+    choices = request.n if isinstance(request.n, int) else 1
+    form = OpenAIForm(
         wants_usage=bool(asked.include_usage),
         wants_continuous_usage=bool(asked.include_usage and asked.continuous_usage_stats),
         says_priority=request.service_tier == "priority",
+        choices=choices,
     )
-    session = getattr(request, "prompt_cache_key", None)
+    tier, session = _tier(request.service_tier), getattr(request, "prompt_cache_key", None)
     for field in NOT_SENT_ON:
         if hasattr(request, field):
             setattr(request, field, UNSET)
-    if request.stream:
-        request.stream_options = StreamOptions(include_usage=True, continuous_usage_stats=True)
     body = _encode(request)
-    describe_prompt(call, body, session, b"messages", b"prompt")
+    affinity, prompt_tokens = describe_prompt(body, session, b"messages", b"prompt")
+    # In this dialect a call without an express seat is served as standard, says so, and costs as much.
+    call = Call(call_id, request.model, tier, falls_back=True, affinity=affinity, prompt_tokens=prompt_tokens)
     limits_said = (getattr(request, "max_completion_tokens", None), request.max_tokens)
     max_output_tokens = next((limit for limit in limits_said if isinstance(limit, int)), None)
-    choices = request.n if isinstance(request.n, int) else 1
-    return Request(call, path, body, bool(request.stream), meter, None, max_output_tokens, choices)
+    return Request(call, path, body, form, bool(request.stream), max_output_tokens=max_output_tokens, choices=choices)
 
 
 def _check_constraints(request: Sampling) -> None:
@@ -212,11 +219,11 @@ def _tier(asked: ServiceTier | UnsetType | None) -> Tier:
 # --- headers ---------------------------------------------------------------------------------------------------------
 
 
-def answer_headers(served: Served) -> HeaderList:
-    return proof_headers(served)
+def answer_headers(grant: Grant) -> HeaderList:
+    return proof_headers(grant)
 
 
-def limit_headers(_served: Served) -> HeaderList:
+def limit_headers(_tier_asked: Tier, _rate_limit: RateLimit | None) -> HeaderList:
     """This dialect has no headers for the limits of a tier."""
     return []
 
@@ -246,122 +253,3 @@ def error_body(error: HeadwayError, _call_id: str) -> bytes:
 def error_event(error: HeadwayError, call_id: str) -> bytes:
     """For a stream that has begun: no [DONE] follows it."""
     return b"data: " + error_body(error, call_id) + b"\n\n"
-
-
-def engine_error(body: bytes) -> dict[str, Any]:
-    """What the engine said in its error body; vLLM uses the same keys in both dialects."""
-    try:
-        error = msgspec.json.decode(body)["error"]
-    except (msgspec.MsgspecError, KeyError, TypeError):
-        return {}
-    return error if isinstance(error, dict) else {}
-
-
-# --- the meter -------------------------------------------------------------------------------------------------------
-
-
-class OpenAIMeter:
-    """Nearly every event is a token with its usage as last key; that one is cut by position and parsed only if it turns
-    out to be the last. All others (the first, the last, and what the network cut in two) are parsed."""
-
-    __slots__ = (
-        "_engine_speed_tps",
-        "_last",
-        "_output",
-        "_prompt",
-        "_says_priority",
-        "_splitter",
-        "_wants_all",
-        "_wants_usage",
-        "complete",
-        "first_at",
-        "last_at",
-        "served",
-    )
-
-    def __init__(self, *, wants_usage: bool, wants_continuous_usage: bool, says_priority: bool = False) -> None:
-        self.served = Served("standard", "standard")
-        self.first_at: float | None = None
-        self.last_at: float | None = None
-        self.complete = False
-        self._wants_usage = wants_usage
-        self._wants_all = wants_continuous_usage
-        self._splitter = EventSplitter()
-        self._last = b""  # the newest token's event, whose usage has not been read
-        self._prompt = self._output = 0
-        self._engine_speed_tps: float | None = None
-        self._says_priority = says_priority
-
-    def feed(self, data: bytes, now: float) -> bytes:
-        # One line and one event: JSON has no newline of its own. (Looking for one byte is a third of looking for two.)
-        if self.first_at is not None and not self._splitter.rest and data.find(b"\n") == len(data) - 2:
-            start = data.rfind(b',"usage":{')
-            # True only where the usage object is flat and the last thing in the event: `...}}\n\n`.
-            if start > 0 and data.find(b"}", start) == len(data) - 4:
-                self.last_at = now
-                self._last = data
-                return data if self._wants_all else data[:start] + b"}\n\n"
-        return b"".join([self._parse(event, now) for event in self._splitter.split(data)])
-
-    def _parse(self, event: bytes, now: float) -> bytes:
-        payload = data_of(event)
-        if payload == b"[DONE]":
-            self.complete = True
-            return event
-        if not payload.startswith(b"{"):
-            return event  # a comment: vLLM can be told to send them to keep a connection alive
-        chunk = msgspec.json.decode(payload)
-        if "error" in chunk:
-            raise EngineLost(f"the engine failed in the middle: {engine_error(payload).get('message')}")
-        usage = chunk.get("usage")
-        if usage:
-            self._last = b""
-            self._prompt = usage.get("prompt_tokens", 0)
-            self._output = usage.get("completion_tokens") or 0
-        if not chunk.get("choices"):
-            if not usage:
-                return event
-            return self._with_proof(chunk) if self._wants_usage else b""
-        if self.first_at is None:
-            self.first_at = now
-            chunk["service_tier"] = self._service_tier()
-        self.last_at = now
-        if usage and not self._wants_all:
-            del chunk["usage"]
-        return b"data: " + _encode(chunk) + b"\n\n"
-
-    def _with_proof(self, chunk: dict[str, Any]) -> bytes:
-        chunk["service_tier"] = self._service_tier()
-        chunk["usage"]["headway"] = self.served.proof(self._prompt, self._output, self.speed_tps())
-        return b"data: " + _encode(chunk) + b"\n\n"
-
-    def _service_tier(self) -> str:
-        """The tier served in this dialect's words; a client that said `priority` hears the word again."""
-        if self.served.tier == "standard":
-            return "default"
-        return "priority" if self.served.tier == "fast" and self._says_priority else self.served.tier
-
-    def read_whole(self, body: bytes) -> bytes:
-        answer = msgspec.json.decode(body)
-        usage = answer.get("usage") or {}
-        self._prompt = usage.get("prompt_tokens", 0)
-        self._output = usage.get("completion_tokens") or 0
-        self.complete = True
-        # Nothing was streamed, so the engine's own clock is the witness.
-        generation_ms = (answer.get("metrics") or {}).get("generation_time_ms")
-        if generation_ms and self._output > 1:
-            self._engine_speed_tps = (self._output - 1) / (generation_ms / 1000)
-        answer["service_tier"] = self._service_tier()
-        proof = self.served.proof(self._prompt, self._output, self._engine_speed_tps)
-        answer["usage"] = {**usage, "headway": proof}
-        return _encode(answer)
-
-    def speed_tps(self) -> float | None:
-        streamed = stream_speed_tps(self.usage()[1], self.first_at, self.last_at)
-        return self._engine_speed_tps if streamed is None else streamed
-
-    def usage(self) -> tuple[int, int]:
-        if self._last:
-            usage = msgspec.json.decode(data_of(self._last))["usage"]
-            return usage["prompt_tokens"], usage["completion_tokens"]
-        return self._prompt, self._output

@@ -1,18 +1,42 @@
-"""What an answer says of its tier when it begins; the measured speed follows at its end, in its usage."""
+"""What an answer says about its tier: headers when it begins, and the proof in its usage at its end."""
 
 from __future__ import annotations
 
-from headway.wire import Served
+from typing import Any
 
-HeaderList = list[tuple[bytes, bytes]]
+from headway.api.dialect import HeaderList
+from headway.wire import Grant, Receipt
 
 
-def proof_headers(served: Served) -> HeaderList:
-    said: list[tuple[str, str]] = [("headway-tier-asked", served.asked), ("headway-tier-served", served.tier)]
-    if served.reason is not None:
-        said.append(("headway-reason", served.reason))
-    if served.floor_tps:
-        said.append(("headway-floor-tps", f"{served.floor_tps:g}"))
-    if served.rung is not None:
-        said.append(("headway-rung", served.rung.name))
+def proof_headers(grant: Grant) -> HeaderList:
+    said: list[tuple[str, str]] = [("headway-tier-asked", grant.tier_asked), ("headway-tier-served", grant.tier)]
+    if grant.reason is not None:
+        said.append(("headway-reason", grant.reason))
+    if grant.floor_tps:
+        said.append(("headway-floor-tps", f"{grant.floor_tps:g}"))
+    if grant.rung is not None:
+        said.append(("headway-rung", grant.rung.name))
     return [(name.encode(), value.encode()) for name, value in said]
+
+
+def proof_of(receipt: Receipt) -> dict[str, Any]:
+    """The object `usage.headway` of every answer."""
+    grant, rung = receipt.grant, receipt.grant.rung
+    proof: dict[str, Any] = {
+        "tier_asked": grant.tier_asked,
+        "tier_served": grant.tier,
+        "reason": grant.reason,
+        "tokens_per_second": round(receipt.speed_tps, 2) if receipt.speed_tps is not None else None,
+        "floor_tokens_per_second": grant.floor_tps or None,
+        "kept": receipt.kept,
+        "seat_seconds": receipt.seat_us / 1e6 if receipt.seat_us is not None else None,
+        "answer_seconds": round(receipt.answer_s + (rung.earlier_s if rung is not None else 0.0), 4),
+    }
+    if grant.price is not None:
+        earlier = rung.student.paid_micro if rung is not None and rung.student is not None else 0
+        proof |= {"billed_micro": earlier + receipt.paid_micro, "refunded_micro": receipt.bill.refund}
+    if rung is not None:
+        proof |= {"rung": rung.name, "escalated": rung.escalated or None}
+    if receipt.reader_was_slow:
+        proof["reader_was_slow"] = True
+    return proof

@@ -18,7 +18,8 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headway.wire import Served
+from headway.api.dialect import HeaderList
+from headway.wire import Grant
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 15.0
@@ -26,7 +27,6 @@ HEAD_TIMEOUT_S = 15.0
 MAX_UNREAD_BYTES = 256 * 1024
 
 Send = Callable[[Any], Any]
-HeaderList = list[tuple[bytes, bytes]]
 
 
 class HeadTooLarge(Exception):
@@ -105,25 +105,25 @@ class HTTPClient:
     """The client of one call; implements wire.Client."""
 
     def __init__(
-        self, connection: Connection, send: Send, headers: HeaderList, proof_headers: Callable[[Served], HeaderList]
+        self, connection: Connection, send: Send, headers: HeaderList, answer_headers: Callable[[Grant], HeaderList]
     ) -> None:
         self.started = False
-        self._proof_headers = proof_headers
+        self._answer_headers = answer_headers
         self._connection = connection
         self._transport = connection.transport
         self._send = send
         self._headers = headers
 
-    async def send_whole(self, content_type: bytes, body: bytes, served: Served) -> None:
-        await self.send_page(200, content_type, body, self._proof_headers(served))
+    async def send_whole(self, content_type: bytes, body: bytes, grant: Grant) -> None:
+        await self.send_page(200, content_type, body, self._answer_headers(grant))
 
     async def send_page(self, status: int, content_type: bytes, body: bytes, headers: HeaderList) -> None:
         head = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]
         await self._start(status, head)
         await self._send({"type": "http.response.body", "body": body})
 
-    async def start_stream(self, content_type: bytes, served: Served) -> None:
-        head = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *self._proof_headers(served)]
+    async def start_stream(self, content_type: bytes, grant: Grant) -> None:
+        head = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *self._answer_headers(grant)]
         await self._start(200, head)
 
     def write(self, data: bytes) -> None:

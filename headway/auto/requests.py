@@ -7,6 +7,7 @@ log-probabilities in an answer. The Messages dialect has none, so its calls with
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -20,16 +21,17 @@ TOP_LOGPROBS = 2  # the token that was taken and the likeliest other
 _encode = msgspec.json.Encoder().encode
 
 Read = Callable[[bytes, str], Request]
-Prepare = Callable[[Request], None]
+Prepare = Callable[[Request], Request]
 
 
 class CallRungs:
-    """Implements wire.Rungs. `read` is the dialect's reader; `prepare` gives a call what its key allows."""
+    """A call to an auto model, as each rung gets it. `read` is the dialect's reader; `prepare` gives a request what its
+    key allows. `asked` is what the gate sees of the call, None if it could not weigh an answer."""
 
     def __init__(
         self,
         body: bytes,
-        asked_for: Request,
+        request: Request,
         read: Read,
         prepare: Prepare,
         models: tuple[str, str],
@@ -37,17 +39,19 @@ class CallRungs:
         student_tiers: list[Tier],
     ) -> None:
         self._said: dict[str, Any] = msgspec.json.decode(body)
-        self._call = asked_for.call
+        self.request = request
+        self._call = request.call
         self._read = read
         self._prepare = prepare
         self._student, self._full = models
         self._audit_tier = audit_tier
         self._student_tiers = student_tiers
-        self.asked = None
-        if asked_for.choices == 1 and asked_for.max_output_tokens != 0:
-            self.asked = asked_of(asked_for.path, self._said)
+        self.asked: Asked | None = None
+        if request.choices == 1 and request.max_output_tokens != 0:
+            self.asked = asked_of(request.path, self._said)
 
     def to_student(self, *, is_held: bool) -> Request:
+        """A held answer comes in one piece, with what the gate needs to know about each token."""
         said = {**self._said, "model": self._student}
         said.pop("service_tier", None)
         said.pop("speed", None)
@@ -57,28 +61,26 @@ class CallRungs:
             said |= {"stream": False, "logprobs": True, "top_logprobs": top}
         request = self._read(_encode(said), f"{self._call.id}-student")
         if self._call.tier in self._student_tiers:
-            request.call.tier = self._call.tier
-        self._prepare(request)
-        return request
+            request = replace(request, call=replace(request.call, tier=self._call.tier))
+        return self._prepare(request)
 
     def to_full(self) -> Request:
-        request = self._read(_encode({**self._said, "model": self._full}), self._call.id)
-        self._prepare(request)
-        return request
+        return self._prepare(self._read(_encode({**self._said, "model": self._full}), self._call.id))
 
     def to_audit(self) -> Request:
+        """The full model's answer to the same, for the watch alone: at the owner's cost, on stand-by seats."""
         said = {**self._said, "model": self._full, "stream": False}
         for field in ("stream_options", "service_tier", "logprobs", "top_logprobs"):
             said.pop(field, None)
         request = self._read(_encode(said), f"{self._call.id}-audit")
-        request.call.tier = self._audit_tier
-        return request
+        return replace(request, call=replace(request.call, tier=self._audit_tier))
 
     def read(self, whole: bytes) -> Said:
         """Only answers of OpenAI chat are ever held."""
         return said_in(msgspec.json.decode(whole), wants_json=self.asked is not None and self.asked.schema is not None)
 
     def release(self, whole: bytes) -> bytes:
+        """A held answer as the client wants it: in one piece or as events, with nothing it did not ask for."""
         answer = msgspec.json.decode(whole)
         choice = answer["choices"][0]
         if not self._said.get("logprobs"):

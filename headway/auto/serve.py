@@ -19,21 +19,22 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from headway.auto.gate import Asked, Calibration, Said, differ, weigh
+from headway.auto.requests import CallRungs
 from headway.auto.risk import Judged, Watch, threshold, watched_rate
 from headway.core.types import Tier
 from headway.errors import HeadwayError
 from headway.gateway.metrics import Metrics
 from headway.price import Price
-from headway.wire import Client, Request, Rung, Rungs, Served
+from headway.wire import Client, Grant, Receipt, Request, Rung
 
 log = logging.getLogger("headway.gateway")
 
 MAX_AUDITS = 8  # at once; beyond, a call is not audited, whatever it is about
-Handle = Callable[[Request, Client], Awaitable[None]]
+Handle = Callable[[Request, Client], Awaitable[Receipt]]
 PriceOf = Callable[[str, Tier], Price | None]
 
 
@@ -84,17 +85,16 @@ def _limit(judged: list[Judged], budget: float) -> _Limit:
 
 
 @dataclass
-class _Held:
+class _HeldAnswer:
     """A client that keeps what it is sent; implements wire.Client for answers in one piece."""
 
     started: bool = False
     body: bytes = b""
-    served: Served | None = None
 
-    async def send_whole(self, _content_type: bytes, body: bytes, served: Served) -> None:
-        self.started, self.body, self.served = True, body, served
+    async def send_whole(self, _content_type: bytes, body: bytes, _grant: Grant) -> None:
+        self.started, self.body = True, body
 
-    async def start_stream(self, _content_type: bytes, _served: Served) -> None:
+    async def start_stream(self, _content_type: bytes, _grant: Grant) -> None:
         raise NotImplementedError("a held answer is asked for in one piece")
 
     def write(self, _data: bytes) -> None:
@@ -108,6 +108,14 @@ class _Held:
 
     def abandon(self) -> None:
         pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Escalated:
+    """The full model must be asked: why, and what the student's answer came to, if there was one."""
+
+    why: str
+    student: Receipt | None = None
 
 
 class Auto:
@@ -128,61 +136,50 @@ class Auto:
         for model, trust in trusts.items():
             metrics.auto_gate.labels(model).set_function(lambda trust=trust: float(not trust.is_closed))  # type: ignore[misc]
 
-    async def handle(self, request: Request, client: Client) -> None:
-        if request.rungs is None:
-            await self._handle(request, client)
-            return
-        model, rungs, began = request.call.model, request.rungs, time.monotonic()
-        trust = self._trusts[model]
-        limit = trust.limit(request.call.tenant)
-        rung = Rung(model, "full", full_price=self._price_of(trust.calibration.full, request.call.tier))
+    async def handle(self, rungs: CallRungs, client: Client) -> Receipt:
+        call, began = rungs.request.call, time.monotonic()
+        trust = self._trusts[call.model]
+        limit = trust.limit(call.tenant)
+        full_price = self._price_of(trust.calibration.full, call.tier)
         if trust.is_closed or rungs.asked is None:
-            rung.escalated = "closed" if trust.is_closed else "not weighed"
-        elif rungs.asked.is_free_text:
-            rung.escalated = await self._stream_student(trust, limit, rungs, rungs.asked, rung, client)
+            outcome: Receipt | _Escalated = _Escalated("closed" if trust.is_closed else "not weighed")
         else:
-            rung.escalated = await self._hold_student(trust, limit, request, rungs, rungs.asked, rung, client)
-        if rung.escalated:
-            full = rungs.to_full()
-            full.rung = rung
-            rung.earlier_s = time.monotonic() - began
-            request.meter = full.meter  # what is raised is answered with what the full model's call was told
-            await self._handle(full, client)
-        self._metrics.auto_calls.labels(model, "full" if rung.escalated else "student", rung.escalated).inc()
+            rung = Rung(call.model, "student", full_price=full_price)
+            ask = self._stream_student if rungs.asked.is_free_text else self._hold_student
+            outcome = await ask(trust, limit, rungs, rungs.asked, rung, client)
+        if isinstance(outcome, Receipt):
+            self._metrics.auto_calls.labels(call.model, "student", "").inc()
+            return outcome
+        earlier_s = time.monotonic() - began
+        rung = Rung(call.model, "full", outcome.why, full_price, outcome.student, earlier_s)
+        receipt = await self._handle(replace(rungs.to_full(), rung=rung), client)
+        self._metrics.auto_calls.labels(call.model, "full", outcome.why).inc()
+        return receipt
 
     async def _stream_student(
-        self, trust: Trust, limit: _Limit, rungs: Rungs, asked: Asked, rung: Rung, client: Client
-    ) -> str:
-        """Returns why the full model shall be asked; nothing where the student has answered."""
+        self, trust: Trust, limit: _Limit, rungs: CallRungs, asked: Asked, rung: Rung, client: Client
+    ) -> Receipt | _Escalated:
         gate = trust.calibration.gate
         if not gate.takes(gate.before(asked), limit.level):
-            return "unsure"
-        student = rungs.to_student(is_held=False)
-        student.rung = Rung(rung.auto, "student", full_price=rung.full_price)
+            return _Escalated("unsure")
+        student = replace(rungs.to_student(is_held=False), rung=rung)
         try:
-            await self._handle(student, client)
+            return await self._handle(student, client)
         except HeadwayError as error:
             if client.started:
                 raise
             log.info("the student did not answer call %s: %s", student.call.id, error)
-            return "student failed"
-        return ""
+            return _Escalated("student failed")
 
     async def _hold_student(
-        self, trust: Trust, limit: _Limit, request: Request, rungs: Rungs, asked: Asked, rung: Rung, client: Client
-    ) -> str:
-        student, held = rungs.to_student(is_held=True), _Held()
-        student.rung = Rung(rung.auto, "student", full_price=rung.full_price)
+        self, trust: Trust, limit: _Limit, rungs: CallRungs, asked: Asked, rung: Rung, client: Client
+    ) -> Receipt | _Escalated:
+        held, student = _HeldAnswer(), replace(rungs.to_student(is_held=True), rung=rung)
         try:
-            await self._handle(student, held)
+            receipt = await self._handle(student, held)
         except HeadwayError as error:
             log.info("the student did not answer call %s: %s", student.call.id, error)
-            return "student failed"
-        assert held.served is not None
-        if held.served.billed is not None:
-            rung.earlier_micro = held.served.billed.amount - held.served.billed.refund
-        if rung.full_price is not None:
-            rung.earlier_all_full = rung.full_price.amount(*student.meter.usage())
+            return _Escalated("student failed")
         try:
             said = rungs.read(held.body)
             evidence = weigh(asked, said)
@@ -191,16 +188,16 @@ class Auto:
         except Exception:
             # A gate that fails is no reason to trust an answer, nor to fail a call.
             log.exception("the answer to call %s could not be weighed", student.call.id)
-            return "gate failed"
+            return _Escalated("gate failed", receipt)
         self._audit(trust, limit, rungs, said if is_taken else None, rung.auto)
         if not is_taken:
-            return evidence.doubt or "unsure"
-        await _deliver(client, whole, held.served, is_stream=request.streaming)
-        return ""
+            return _Escalated(evidence.doubt or "unsure", receipt)
+        await _deliver(client, whole, receipt.grant, is_stream=rungs.request.streaming)
+        return receipt
 
     # --- audits ---
 
-    def _audit(self, trust: Trust, limit: _Limit, rungs: Rungs, taken: Said | None, model: str) -> None:
+    def _audit(self, trust: Trust, limit: _Limit, rungs: CallRungs, taken: Said | None, model: str) -> None:
         if not limit.watch.is_alert and self._dice.random() >= trust.audit_share:
             return
         if taken is None:  # the full model answers: it says what it says
@@ -211,8 +208,8 @@ class Auto:
             self._audits.add(task)
             task.add_done_callback(self._audited_one)
 
-    async def _ask_full(self, trust: Trust, limit: _Limit, rungs: Rungs, taken: Said, model: str) -> None:
-        held = _Held()
+    async def _ask_full(self, trust: Trust, limit: _Limit, rungs: CallRungs, taken: Said, model: str) -> None:
+        held = _HeldAnswer()
         try:
             await self._handle(rungs.to_audit(), held)
             differs = differ(taken, rungs.read(held.body))
@@ -232,10 +229,10 @@ class Auto:
         await asyncio.gather(*self._audits, return_exceptions=True)
 
 
-async def _deliver(client: Client, whole: bytes, served: Served, *, is_stream: bool) -> None:
+async def _deliver(client: Client, whole: bytes, grant: Grant, *, is_stream: bool) -> None:
     if not is_stream:
-        await client.send_whole(b"application/json", whole, served)
+        await client.send_whole(b"application/json", whole, grant)
         return
-    await client.start_stream(b"text/event-stream; charset=utf-8", served)
+    await client.start_stream(b"text/event-stream; charset=utf-8", grant)
     client.write(whole)
     await client.end_stream()

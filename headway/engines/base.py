@@ -1,10 +1,15 @@
-"""The seam to an engine: what the gateway may ask of one. engines/vllm.py is the implementation."""
+"""The seam to an engine: what the gateway may ask of one. engines/vllm.py is the implementation; engines/kinds.py lists
+all kinds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import msgspec
+
+from headway.wire import Request
 
 
 @dataclass(slots=True)
@@ -35,12 +40,28 @@ class Answer(Protocol):
         with a reason, whoever waits on the answer gets EngineLost."""
 
 
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request as one kind of engine gets it."""
+
+    path: str
+    headers: tuple[tuple[bytes, bytes], ...]
+    body: bytes
+
+
 class Engine(Protocol):
     name: str
     pulse: Pulse
 
-    async def send(self, path: str, body: bytes, request_id: str) -> Answer:
+    def prepare(self, request: Request) -> EngineRequest:
+        """Add what only this kind of engine understands."""
+
+    async def send(self, request: EngineRequest) -> Answer:
         """Post the request; returns when the first byte of the answer's body (or its end) is there."""
+
+    def generation_s(self, answer: Mapping[str, Any]) -> float | None:
+        """How long the engine says it generated a whole answer, from the first token to the last; None if it does not
+        say."""
 
     async def is_healthy(self) -> bool: ...
 
@@ -51,3 +72,10 @@ class Engine(Protocol):
         """Ask for one token: the only sure sign of life."""
 
     def close(self) -> None: ...
+
+
+def with_fields(body: bytes, added: Mapping[str, object]) -> bytes:
+    """A JSON object with more fields, without decoding what is there."""
+    if not added:
+        return body
+    return body[:-1] + b"," + msgspec.json.encode(added)[1:]

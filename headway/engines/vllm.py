@@ -7,13 +7,17 @@ loopback or a private network; Headway sends it no credentials.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
-from headway.engines.base import Answer, Pulse
+from headway.engines.base import Answer, EngineRequest, Pulse, with_fields
 from headway.engines.http import EnginePool, fetch
 from headway.errors import EngineLost
+from headway.wire import Request
 
+USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")  # vLLM's Messages endpoint always sends it
 HEALTH_TIMEOUT_S = 2.0
 TOKEN_TIMEOUT_S = 30.0
 
@@ -35,8 +39,24 @@ class VLLMEngine:
         self._pool = EnginePool(url)
         self._one_token = msgspec.json.encode({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0})
 
-    async def send(self, path: str, body: bytes, request_id: str) -> Answer:
-        return await self._pool.request(b"POST", path, body, ((b"x-request-id", request_id.encode()),))
+    def prepare(self, request: Request) -> EngineRequest:
+        """With continuous usage a stream that is cut at any point has an exact token count; `cache_salt` keeps tenants
+        apart in the prefix cache."""
+        added: dict[str, object] = {}
+        if request.streaming and request.path in USAGE_ON_REQUEST:
+            added["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+        if request.cache_salt:
+            added["cache_salt"] = request.cache_salt
+        headers = ((b"x-request-id", request.call.id.encode()),)
+        return EngineRequest(request.path, headers, with_fields(request.body, added))
+
+    async def send(self, request: EngineRequest) -> Answer:
+        return await self._pool.request(b"POST", request.path, request.body, request.headers)
+
+    def generation_s(self, answer: Mapping[str, Any]) -> float | None:
+        """Told by engines that were started with `--enable-per-request-metrics`."""
+        took_ms = (answer.get("metrics") or {}).get("generation_time_ms")
+        return took_ms / 1000 if took_ms else None
 
     async def is_healthy(self) -> bool:
         status, _ = await fetch(self._pool, "/health", HEALTH_TIMEOUT_S)

@@ -9,6 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from headway.core.machine import Machine
+from headway.core.types import MIN_TOKENS_FOR_PROMISE
+from headway.wire import Receipt
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKENS_PER_SECOND = (1, 2, 5, 10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 500, 1000)
@@ -65,6 +67,21 @@ class Metrics:
             "headway_auto_gate_open", "1 while an auto model's student is trusted.", ("model",), registry=self.registry
         )
         self.registry.register(_Seats(machine, replicas))
+
+    def count(self, model: str, receipt: Receipt, *, held_s: float | None, first_token_s: float | None) -> None:
+        """A call has ended. `held_s` is None if it never had a seat, `first_token_s` if nothing was streamed."""
+        tier, usage = receipt.grant.tier, receipt.usage
+        self.calls.labels(model, tier, receipt.outcome).inc()
+        if held_s is not None:
+            self.held.labels(model, tier).observe(held_s)
+        self.tokens.labels(model, tier, "prompt").inc(usage.prompt_tokens)
+        self.tokens.labels(model, tier, "output").inc(usage.output_tokens)
+        if first_token_s is not None:
+            self.first_token.labels(model, tier).observe(first_token_s)
+        if max(usage.outputs) >= MIN_TOKENS_FOR_PROMISE and receipt.speed_tps is not None:
+            self.speed.labels(model, tier).observe(receipt.speed_tps)
+        if receipt.kept is not None and receipt.outcome == "finished":
+            self.promises.labels(model, tier, "kept" if receipt.kept else "missed").inc()
 
     def page(self) -> bytes:
         return generate_latest(self.registry)

@@ -2,7 +2,7 @@
 
 One method per piece, called straight from the engine's socket; it ends in the client's socket. Nothing is queued here:
 when the client does not read, its own buffer fills to the bound set in api/server.py, then the engine is not read
-either, and after `stall_s` of that the call is given up.
+either, and after `stall_s` of that the client is cut off.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headway.wire import Client, Meter
 
 
 class Relay:
-    """`keeps_end` holds the piece with the last event back, in `end`: what the call cost must be written first."""
+    """`on_final` is called once, as soon as the engine's last usage has been read."""
 
     def __init__(
         self,
@@ -25,21 +25,19 @@ class Relay:
         pulse: Pulse,
         clock: Callable[[], float],
         stall_s: float,
-        *,
-        keeps_end: bool = False,
+        on_final: Callable[[], None],
     ) -> None:
-        self.end = b""
-        self._meter = meter
-        self._keeps_end = keeps_end
+        self.reader_was_slow = False
         self._answer = answer
         self._client = client
-        self._served = meter.served
+        self._meter = meter
         self._meter_feed = meter.feed
         self._client_write = client.write
         self._pulse = pulse
         self._clock = clock
         self._stall_s = stall_s
         self._stall: asyncio.TimerHandle | None = None
+        self._on_final: Callable[[], None] | None = on_final
 
     async def run(self) -> None:
         self._client.on_backpressure(self._pause, self._resume)
@@ -52,14 +50,15 @@ class Relay:
         now = self._clock()
         self._pulse.at = now
         passed = self._meter_feed(data, now)
-        if self._keeps_end and self._meter.complete:
-            self.end += passed
-        elif passed:
+        if passed:
             self._client_write(passed)
+        if self._meter.is_final and self._on_final is not None:
+            self._on_final()
+            self._on_final = None
 
     def _pause(self) -> None:
         # From here on the stamps say how fast the client reads, not how fast the engine writes.
-        self._served.reader_was_slow = True
+        self.reader_was_slow = True
         self._answer.pause()
         self._stop_waiting()
         self._stall = asyncio.get_running_loop().call_later(self._stall_s, self._client.abandon)

@@ -1,7 +1,7 @@
 """The gateway: drives core with live events and does what core says. `handle()` is the path of a call, top to bottom.
 
 The only place that awaits between stages. It decides nothing: `tell` gives an event to the machine, `_do` carries out
-an action. sim/ will have the same two methods with a heap of times where this has a clock.
+an action. sim/loop.py has the same two methods with a heap of times where this has a clock.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from headway.core.machine import Machine
 from headway.core.types import (
@@ -18,7 +18,6 @@ from headway.core.types import (
     Action,
     Arrived,
     Board,
-    Call,
     Cut,
     Delivering,
     Downgrade,
@@ -32,26 +31,30 @@ from headway.core.types import (
     Refuse,
     Replica,
     ReplicaSuspect,
+    Settled,
     Stage,
     Ticked,
 )
 from headway.engines.base import Answer, Engine
 from headway.engines.probe import Prober
-from headway.errors import EngineAnswered, EngineFailed, EngineLost, Refused
+from headway.errors import EngineAnswered, EngineFailed, EngineLost
+from headway.gateway.billing import Billing, make_receipt
 from headway.gateway.events import EventLog
 from headway.gateway.metrics import Metrics
 from headway.gateway.prompts import PromptFile
 from headway.gateway.relay import Relay
-from headway.gateway.till import Till
+from headway.gateway.trip import Trip
 from headway.ledger.books import Account
-from headway.wire import Client, Request, Served
+from headway.wire import Client, Grant, NoSeat, Outcome, Receipt, Request
 
 log = logging.getLogger("headway.gateway")
 
 TICK_S = 1.0
-# An engine learns that a call is over when it next looks at the connection: up to a step later. Its seat is given on
-# after this long; else a replica would for that moment carry one stream more than a floor allows.
+# An engine notices that a call is over when it next looks at the connection: up to a step later. The seat is given to
+# the next call after this long; otherwise the replica would briefly carry one stream more than a floor allows.
 LETTING_GO_S = 0.1
+# How long a receipt waits for core to tell the call's seat-time. In process the answer is there at once.
+SETTLE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +66,6 @@ class Timing:
     reader_stall_s: float = 30.0
 
 
-@dataclass(slots=True)
-class _Trip:
-    """What the gateway keeps for a call between events."""
-
-    call: Call
-    served: Served
-    arrived_at: float
-    seat: asyncio.Future[Engine]
-    seated_at: float | None = None
-    deadline: asyncio.TimerHandle | None = None
-    # A scope that has no time limit of its own: it is open while an engine has the call, and core's Cut ends it.
-    aboard: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
-    is_aboard: bool = False
-    is_preempted: bool = False
-    outcome: str = "left"
-    account: Account | None = None  # where there is a ledger
-
-    def cut(self) -> None:
-        if self.is_aboard:
-            self.aboard.reschedule(0)
-        else:  # it was given a seat in this very turn of the loop and has not set off
-            self.aboard = asyncio.timeout(0)
-
-
 class Gateway:
     def __init__(
         self,
@@ -94,7 +73,7 @@ class Gateway:
         fleet: list[tuple[Replica, Engine]],
         timing: Timing,
         record: EventLog | None = None,
-        till: Till | None = None,
+        billing: Billing | None = None,
         prompts: Mapping[str, PromptFile] | None = None,
     ) -> None:
         self.machine = machine
@@ -103,13 +82,14 @@ class Gateway:
         self._engines = {replica.name: engine for replica, engine in fleet}
         self._timing = timing
         self._record = record
-        self._till = till or Till()
+        self._billing = billing or Billing()
         self._prompts = dict(prompts or {})  # by model, where the owner keeps them
-        self.books = self._till.books
-        self.price_of = self._till.price
+        self.books = self._billing.books
+        self.price_of = self._billing.price
         self._clock = time.monotonic
-        self._trips: dict[str, _Trip] = {}
-        self._stopped = False
+        self._trips: dict[str, Trip] = {}
+        self._letting_go: dict[str, Left] = {}  # calls whose client left, until their engine has noticed
+        self._unsettled: dict[str, Account] = {}  # calls that ended before core told their seat-time
         self._probers = {
             replica.name: Prober(
                 replica,
@@ -126,34 +106,35 @@ class Gateway:
 
     # --- the path of a call ---
 
-    async def handle(self, request: Request, client: Client) -> None:
+    async def handle(self, request: Request, client: Client) -> Receipt:
         """Boarding gives the call a seat, an engine answers, the relay carries the answer to the client."""
-        trip = self._set_out(request, await self._till.open(request))  # ledger/books.py may refuse it
+        trip = self._set_out(request, await self._billing.open(request))  # ledger/books.py may refuse it
         self.tell(Arrived(request.call))
         try:
             while trip.outcome != "finished":
-                engine = await trip.seat  # core/boarding.py decides; raises Refused
-                request.meter.served = trip.served
-                self._till.boards(trip.account, request, engine.name)
+                engine = await trip.seat  # core/boarding.py decides; raises NoSeat
                 try:
-                    await self._carry(trip, request, engine, client)  # engines/http.py -> relay.py -> api/server.py
+                    await self._carry(trip, engine, client)  # engines/http.py -> relay.py -> api/server.py
                     trip.outcome = "finished"
                 except EngineFailed as failure:
-                    await self._report(trip, engine, client, failure)  # raises what no other engine can mend
+                    await self._report(trip, engine, client, failure)  # raises unless another engine may be tried
         finally:
-            if trip.outcome == "left" and request.streaming and request.meter.complete:
-                trip.outcome = "finished"  # many clients hang up at the last event, before the stream is closed
-            self._till.close(trip.account, request, trip.outcome, is_delivered=client.started)
-            self._leave(trip, request)
-            self._arrive(trip, request)
+            receipt = self._end(trip, client)
+        return receipt
 
-    async def _carry(self, trip: _Trip, request: Request, engine: Engine, client: Client) -> None:
+    async def _carry(self, trip: Trip, engine: Engine, client: Client) -> None:
+        self._board(trip)
         try:
             async with trip.aboard:
                 trip.is_aboard = True
-                answer = await engine.send(request.path, request.body, request.call.id)
+                answer = await engine.send(engine.prepare(trip.request))
                 try:
-                    await self._pass_on(trip, answer, request, engine, client)
+                    if answer.status != 200:
+                        raise EngineAnswered(answer.status, await answer.read())
+                    if trip.request.streaming:
+                        await self._stream(trip, answer, engine, client)
+                    else:
+                        await self._send_whole(trip, answer, engine, client)
                 finally:
                     answer.close()
         except TimeoutError:
@@ -161,50 +142,46 @@ class Gateway:
         finally:
             trip.is_aboard = False
 
-    async def _pass_on(self, trip: _Trip, answer: Answer, request: Request, engine: Engine, client: Client) -> None:
-        if answer.status != 200:
-            raise EngineAnswered(answer.status, await answer.read())
-        if not request.streaming:
-            whole = await self._read_whole(answer, request, engine)
-            self.tell(Delivering(request.call.id))
-            await self._till.write(trip.account, request)
-            await client.send_whole(b"application/json", whole, request.meter.served)
-            return
-        self.tell(Delivering(request.call.id))
-        await client.start_stream(answer.content_type, request.meter.served)
-        relay = Relay(
-            answer,
-            client,
-            request.meter,
-            engine.pulse,
-            self._clock,
-            self._timing.reader_stall_s,
-            keeps_end=trip.account is not None,
+    async def _stream(self, trip: Trip, answer: Answer, engine: Engine, client: Client) -> None:
+        self.tell(Delivering(trip.call.id))
+        await client.start_stream(answer.content_type, trip.grant)
+        stall_s = self._timing.reader_stall_s
+        trip.relay = Relay(
+            answer, client, trip.meter, engine.pulse, self._clock, stall_s, on_final=lambda: self._finish(trip)
         )
-        await relay.run()
-        if not request.meter.complete:
-            raise EngineLost("the engine ended its answer in the middle")
-        await self._till.write(trip.account, request)
-        if relay.end:
-            client.write(relay.end)
+        await trip.relay.run()
+        client.write(trip.meter.end(await self._settle(trip)))
         await client.end_stream()
 
-    async def _read_whole(self, answer: Answer, request: Request, engine: Engine) -> bytes:
-        if (meter := request.fold) is None:
-            return request.meter.read_whole(await answer.read())
+    async def _send_whole(self, trip: Trip, answer: Answer, engine: Engine, client: Client) -> None:
+        meter = trip.meter
+        if trip.request.collects:
 
-        def feed(data: bytes) -> None:
-            now = engine.pulse.at = self._clock()
-            meter.feed(data, now)
+            def feed(data: bytes) -> None:
+                now = engine.pulse.at = self._clock()
+                meter.feed(data, now)
 
-        meter.restart()
-        await answer.pipe(feed)
-        if not meter.complete:
+            await answer.pipe(feed)
+        else:
+            meter.read_whole(await answer.read(), engine.generation_s)
+        self.tell(Delivering(trip.call.id))
+        body = meter.end(await self._settle(trip))
+        await client.send_whole(b"application/json", body, trip.grant)
+
+    async def _settle(self, trip: Trip) -> Receipt:
+        """The answer has been read to its end: make the receipt. What it cost is on the disk when this returns."""
+        if not trip.meter.is_complete:
             raise EngineLost("the engine ended its answer in the middle")
-        return meter.folded()
+        self._finish(trip)
+        if not trip.settled.done():
+            await asyncio.wait([trip.settled], timeout=SETTLE_S)
+        receipt = self._receipt(trip, "finished", is_delivered=True)
+        await self._billing.write(trip.account, receipt)
+        trip.receipt = receipt
+        return receipt
 
-    async def _report(self, trip: _Trip, engine: Engine, client: Client, failure: EngineFailed) -> None:
-        """Tell core what an engine did; raises the failure where the call cannot be given to another."""
+    async def _report(self, trip: Trip, engine: Engine, client: Client, failure: EngineFailed) -> None:
+        """Tell core what an engine did; raises the failure if the call cannot be given to another."""
         if isinstance(failure, EngineAnswered) and failure.status != 503:
             trip.outcome = "error"
             raise failure
@@ -222,23 +199,9 @@ class Gateway:
         if client.started:
             trip.outcome = "failed"
             raise failure
-        self._want_seat(trip)
+        trip.seat = asyncio.get_running_loop().create_future()
+        trip.aboard = asyncio.timeout(None)
         self.tell(Failed(trip.call.id, stage))
-
-    def _leave(self, trip: _Trip, request: Request) -> None:
-        """The last word of every call. One that leaves in the middle keeps its seat until its engine has let go."""
-        if trip.outcome == "finished":
-            self.tell(Finished(trip.call.id, *request.meter.usage(), self._engine_speed_tps(request)))
-            return
-        left = Left(trip.call.id, *request.meter.usage())
-        if trip.outcome == "left" and trip.seated_at is not None and not self._stopped:
-            asyncio.get_running_loop().call_later(LETTING_GO_S, self._let_go, left)
-        else:
-            self.tell(left)
-
-    def _let_go(self, left: Left) -> None:
-        if not self._stopped:
-            self.tell(left)
 
     # --- core ---
 
@@ -253,31 +216,47 @@ class Gateway:
     def _do(self, action: Action, now: float) -> None:
         trip = self._trips.get(action.call_id)
         if trip is None:
+            if isinstance(action, Settled) and (account := self._unsettled.pop(action.call_id, None)) is not None:
+                account.add_seat_time(action.seat_us)
             return
         match action:
-            case Board(replica=name) if not trip.seat.done():
-                self._stop_deadline(trip)
-                trip.seated_at = now
-                trip.seat.set_result(self._engines[name])
-            case Refuse(reason=reason, retry_after_s=retry_after_s) if not trip.seat.done():
-                self._stop_deadline(trip)
+            case Board() if not trip.seat.done():
+                trip.stop_deadline()
+                trip.boarded_at = now
+                trip.grant = self._granted(trip, action)
+                trip.seat.set_result(self._engines[action.replica])
+            case Refuse(reason=reason, retry_after_s=retry_after_s, rate_limit=rate_limit) if not trip.seat.done():
+                trip.stop_deadline()
                 trip.outcome = "refused"
-                trip.seat.set_exception(Refused(reason, retry_after_s))
+                trip.seat.set_exception(NoSeat(reason, retry_after_s, rate_limit))
             case Hold(until=until):
-                self._stop_deadline(trip)
+                trip.stop_deadline()
                 self._tick_at(until, trip)
             case Downgrade(reason=reason):
-                price = trip.served.price and self._till.price(trip.call.model, "standard")
-                trip.served = replace(
-                    trip.served, tier="standard", reason=reason, floor_tps=0.0, allowance=None, price=price
-                )
+                trip.grant = replace(trip.grant, tier="standard", reason=reason)
             case Cut():
                 trip.cut()
             case Preempt():
                 trip.is_preempted = True
                 trip.cut()
+            case Settled(seat_us=seat_us) if not trip.settled.done():
+                trip.settled.set_result(seat_us)
 
-    def _tick_at(self, until: float, trip: _Trip) -> None:
+    def _granted(self, trip: Trip, board: Board) -> Grant:
+        """What core granted, with the price that the owner's configuration has for it."""
+        price = self._billing.price(trip.call.model, board.tier) if trip.account is not None else None
+        return Grant(
+            tier_asked=trip.call.tier,
+            tier=board.tier,
+            replica=board.replica,
+            reason=board.reason,
+            floor_tps=board.floor_tps,
+            price=price,
+            rate_limit=board.rate_limit,
+            rung=trip.request.rung,
+        )
+
+    def _tick_at(self, until: float, trip: Trip) -> None:
         def tick() -> None:
             if self._clock() < until:  # the event loop's timers may be a millisecond early
                 self._tick_at(until, trip)
@@ -288,58 +267,79 @@ class Gateway:
 
     # --- trips ---
 
-    def _set_out(self, request: Request, account: Account | None) -> _Trip:
-        call = request.call
-        now, boarding = self._clock(), self.machine.boarding[call.model]
-        floor_tps = boarding.policy.tiers[call.tier].floor_tps
-        served = Served(call.tier, call.tier, None, floor_tps, self.machine.allowance(call, now))
-        served.price = self._till.price(call.model, call.tier) if account is not None else None
-        served.rung = request.rung
-        served.seconds = lambda: self._clock() - now
-        served.seat_us = lambda: self.machine.seat_us(call.id, self._clock())
-        trip = _Trip(call, served, now, asyncio.get_running_loop().create_future(), account=account)
+    def _set_out(self, request: Request, account: Account | None) -> Trip:
+        call, loop = request.call, asyncio.get_running_loop()
+        grant = Grant(call.tier, call.tier, rung=request.rung)
+        seat, settled = loop.create_future(), loop.create_future()
+        trip = Trip(request, grant, request.form.meter(grant), self._clock(), seat, settled, account)
         self._trips[call.id] = trip
-        request.meter.served = served
         return trip
 
-    def _want_seat(self, trip: _Trip) -> None:
-        trip.seat = asyncio.get_running_loop().create_future()
-        trip.aboard = asyncio.timeout(None)
+    def _board(self, trip: Trip) -> None:
+        trip.boardings += 1
+        trip.meter = trip.request.form.meter(trip.grant)
+        self._billing.boards(trip.account, trip.grant, trip.meter if trip.request.streaming else None)
 
-    def _arrive(self, trip: _Trip, request: Request) -> None:
-        """The call is over, however it ended: count it."""
-        self._stop_deadline(trip)
+    def _finish(self, trip: Trip) -> None:
+        """Tell core, once, that the engine's answer has been read."""
+        if not trip.is_finished:
+            trip.is_finished = True
+            usage, speed_tps = trip.meter.usage(), trip.meter.speed_tps()
+            if trip.reader_was_slow or max(usage.outputs) < MIN_TOKENS_FOR_PROMISE:
+                speed_tps = None  # it says nothing about the engine
+            self.tell(Finished(trip.call.id, usage.prompt_tokens, usage.output_tokens, speed_tps))
+
+    def _receipt(self, trip: Trip, outcome: Outcome, *, is_delivered: bool) -> Receipt:
+        return make_receipt(
+            trip.grant,
+            outcome,
+            trip.meter,
+            is_delivered=is_delivered,
+            reader_was_slow=trip.reader_was_slow,
+            seat_us=trip.settled.result() if trip.settled.done() else None,
+            answer_s=self._clock() - trip.arrived_at,
+            boardings=trip.boardings,
+        )
+
+    def _end(self, trip: Trip, client: Client) -> Receipt:
+        """The call is over, however it ended: tell core, close its account, count it."""
+        outcome = trip.outcome
+        if outcome == "left" and trip.request.streaming and trip.meter.is_complete:
+            outcome = "finished"  # many clients hang up at the last event, before the stream is closed
+        if outcome == "finished":
+            self._finish(trip)
+        elif outcome != "refused":
+            self._leave(trip, outcome)
+        receipt = trip.receipt or self._receipt(trip, outcome, is_delivered=client.started)
+        self._billing.close(trip.account, receipt)
+        if receipt.seat_us is None and trip.account is not None:
+            self._unsettled[trip.call.id] = trip.account
+        trip.stop_deadline()
         del self._trips[trip.call.id]
-        model, tier, meter = trip.call.model, trip.served.tier, request.meter
-        self.metrics.calls.labels(model, tier, trip.outcome).inc()
-        if trip.seated_at is not None:
-            self.metrics.held.labels(model, tier).observe(trip.seated_at - trip.arrived_at)
-        prompt_tokens, output_tokens = meter.usage()
-        self.metrics.tokens.labels(model, tier, "prompt").inc(prompt_tokens)
-        self.metrics.tokens.labels(model, tier, "output").inc(output_tokens)
-        if trip.outcome == "finished" and trip.call.model in self._prompts:
-            self._prompts[trip.call.model].keep(request)
-        if meter.first_at is not None and meter.last_at is not None:
-            self.metrics.first_token.labels(model, tier).observe(meter.first_at - trip.arrived_at)
-        speed_tps = meter.speed_tps()
-        if output_tokens >= MIN_TOKENS_FOR_PROMISE and speed_tps is not None:
-            self.metrics.speed.labels(model, tier).observe(speed_tps)
-        kept = trip.served.kept(output_tokens, speed_tps)
-        if kept is not None and trip.outcome == "finished":
-            self.metrics.promises.labels(model, tier, "kept" if kept else "missed").inc()
+        self._record_end(trip, receipt)
+        return receipt
 
-    @staticmethod
-    def _engine_speed_tps(request: Request) -> float | None:
-        """The stream's speed where it says something of the engine."""
-        if request.meter.served.reader_was_slow or request.meter.usage()[1] < MIN_TOKENS_FOR_PROMISE:
-            return None
-        return request.meter.speed_tps()
+    def _leave(self, trip: Trip, outcome: Outcome) -> None:
+        """A call that leaves its engine in the middle keeps its seat until the engine has noticed."""
+        usage = trip.meter.usage()
+        left = Left(trip.call.id, usage.prompt_tokens, usage.output_tokens)
+        if outcome == "left" and trip.boarded_at is not None:
+            self._letting_go[trip.call.id] = left
+            asyncio.get_running_loop().call_later(LETTING_GO_S, self._let_go, trip.call.id)
+        else:
+            self.tell(left)
 
-    @staticmethod
-    def _stop_deadline(trip: _Trip) -> None:
-        if trip.deadline is not None:
-            trip.deadline.cancel()
-            trip.deadline = None
+    def _let_go(self, call_id: str) -> None:
+        if (left := self._letting_go.pop(call_id, None)) is not None:
+            self.tell(left)
+
+    def _record_end(self, trip: Trip, receipt: Receipt) -> None:
+        call, meter = trip.call, trip.meter
+        first_s = meter.first_at - trip.arrived_at if meter.first_at is not None else None
+        held_s = trip.boarded_at - trip.arrived_at if trip.boarded_at is not None else None
+        self.metrics.count(call.model, receipt, held_s=held_s, first_token_s=first_s)
+        if receipt.outcome == "finished" and call.model in self._prompts:
+            self._prompts[call.model].keep(trip.request)
 
     # --- life ---
 
@@ -363,7 +363,8 @@ class Gateway:
         self.tell(Draining())
 
     async def stop(self) -> None:
-        self._stopped = True
+        for call_id in list(self._letting_go):
+            self._let_go(call_id)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -48,7 +48,7 @@ def make_bill(entries: Iterable[Entry], by: tuple[str, ...], replica_hour: dict[
     rows: dict[tuple[str, ...], BillRow] = {}
     seat_us: dict[tuple[str, ...], dict[str, int]] = {}
     for entry in entries:
-        if entry.kind not in BILLED:
+        if entry.kind not in (*BILLED, "seated"):
             continue
         place = tuple(str(getattr(entry, field)) for field in by)
         row = rows.get(place)
@@ -61,12 +61,14 @@ def make_bill(entries: Iterable[Entry], by: tuple[str, ...], replica_hour: dict[
         if entry.kind == "refunded":
             row.refunded += entry.amount
             continue
+        row.seat_us += entry.seat_us
+        seat_us[place][entry.model] = seat_us[place].get(entry.model, 0) + entry.seat_us
+        if entry.kind == "seated":
+            continue
         row.calls += 1
         row.prompt_tokens += entry.prompt_tokens
         row.output_tokens += entry.output_tokens
         row.served += entry.amount
-        row.seat_us += entry.seat_us
-        seat_us[place][entry.model] = seat_us[place].get(entry.model, 0) + entry.seat_us
     for place, row in rows.items():
         known = all(model in replica_hour for model in seat_us[place])
         row.cost = sum(us * replica_hour[m] // HOUR_US for m, us in seat_us[place].items()) if known else None

@@ -25,7 +25,8 @@ from headway.ledger.entries import Entry, day_of, now_us
 from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, read_secret
 from headway.ledger.spool import Spool
 from headway.ledger.store import Lease, Store, StoreAway
-from headway.price import Bill, Price
+from headway.price import Price
+from headway.wire import Grant, Meter, Receipt, Usage
 
 log = logging.getLogger("headway.ledger")
 
@@ -37,8 +38,6 @@ RECONNECT_S = 1.0
 LAST_SHIPPING_S = 10.0
 LEASE_S = 5.0  # a call waits no longer for an answer about its budget
 RETRY_AFTER_S = 5
-
-Usage = Callable[[], tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +60,39 @@ class Account:
         self.reserved: Entry | None = None  # written when the call is first sent to an engine
         self.attempt = 0
         self.replica = ""
-        self.auto = ""
-        self.usage: Usage = lambda: (0, 0)
-        self.counted = (0, 0)  # as last seen in the spool
+        self.counted = Usage()  # as last noted in the spool
         self.is_over = False
+        self._meter: Meter | None = None
+        self._served: Entry | None = None
 
-    def boards(self, replica: str, tier: str, price: Price, usage: Usage, auto: str = "") -> None:
-        """It is sent to an engine, as this tier."""
+    def boards(self, grant: Grant, meter: Meter | None) -> None:
+        """It is sent to an engine."""
+        assert grant.price is not None
         self.attempt += 1
-        self.replica, self.usage, self.auto = replica, usage, auto
+        self.replica, self._meter = grant.replica, meter
         if self.reserved is None:
-            self.reserved = self._books.reserve(self, self._call, tier, price, self._worst, self._day)
+            self.reserved = self._books.reserve(self, self._call, grant, grant.price, self._worst, self._day)
 
-    def close(self, outcome: str, usage: tuple[int, int], due: Bill, seat_us: int, all_full: int = 0) -> None:
+    def usage(self) -> Usage:
+        """What was delivered until now."""
+        return self._meter.usage() if self._meter is not None else Usage()
+
+    def close(self, receipt: Receipt) -> None:
         """It is over: write what it cost."""
         assert not self.is_over
         self.is_over = True
         spent = 0
         if self.reserved is not None:
-            spent = due.amount - due.refund
-            closing = self.reserved.closing(
-                outcome, self.attempt, self.replica, usage, seat_us, due, now_us(), all_full
-            )
+            spent = receipt.paid_micro
+            closing = self.reserved.closing(receipt, now_us())
+            self._served = closing[0]
             self._books.close_call(closing)
         self._books.settle(self._tenant, self._day, self._worst, spent)
+
+    def add_seat_time(self, seat_us: int) -> None:
+        """The receipt had no seat-time: core has told it since."""
+        if self._served is not None and seat_us:
+            self._books.spool.add(self._served.followed_by("seated", seat_us=seat_us))
 
     async def durable(self) -> None:
         """Until what was written is on the disk. Raises Refused if it cannot be."""
@@ -173,7 +181,7 @@ class Books:
                 raise Refused("over_budget", _seconds_left_of_day())
         return Account(self, call, key, worst, day)
 
-    def reserve(self, account: Account, call: Call, tier: str, price: Price, worst: int, day: str) -> Entry:
+    def reserve(self, account: Account, call: Call, grant: Grant, price: Price, worst: int, day: str) -> Entry:
         entry = Entry(
             call_id=call.id,
             attempt=account.attempt,
@@ -185,12 +193,12 @@ class Books:
             model=call.model,
             replica=account.replica,
             tier_asked=call.tier,
-            tier=tier,
+            tier=grant.tier,
             input_price=price.input_micro,
             output_price=price.output_micro,
             multiple_milli=price.multiple_milli,
             amount=worst,
-            auto=account.auto,
+            auto=grant.rung.auto if grant.rung is not None else "",
         )
         self.spool.reserve(entry)
         self._accounts[call.id] = account
@@ -213,7 +221,8 @@ class Books:
                 usage = account.usage()
                 if usage != account.counted:
                     account.counted = usage
-                    rows.append((call_id, account.attempt, account.replica, *usage))
+                    tokens = (usage.prompt_tokens, usage.output_tokens)
+                    rows.append((call_id, account.attempt, account.replica, *tokens))
             if rows:
                 self.spool.seen(rows)
             self._budgets.give_back_idle()

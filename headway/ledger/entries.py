@@ -5,6 +5,7 @@ every balance is derived from entries.
     served     it is over; the amount is what its tokens cost at the tier served
     refunded   its promise was missed; the amount (negative) is what it cost beyond standard
     released   the reservation is lifted; the amount (negative) is what had been reserved
+    seated     seat-time that was not known yet when `served` was written; the amount is 0
 
 So the sum of reserved and released is what is held for calls under way, and the sum of served and refunded is what was
 billed. A call that was sent to an engine has exactly one `served`, whatever became of it.
@@ -23,8 +24,9 @@ import msgspec
 
 from headway.core.types import EXPRESS
 from headway.price import Bill, Price, bill
+from headway.wire import Receipt, Usage
 
-Kind = Literal["reserved", "served", "refunded", "released"]
+Kind = Literal["reserved", "served", "refunded", "released", "seated"]
 BILLED: tuple[Kind, ...] = ("served", "refunded")
 DAY_US = 86_400 * 1_000_000
 
@@ -53,6 +55,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # What the same would have cost, were the full model asked at once. Of a call that was escalated the student's
     # entry says what was thought then, the full model's adds what is missing: their sum is what counts.
     all_full: int = 0
+    cached_tokens: int | None = None  # of the prompt tokens; None in entries of versions that did not count them
 
     @property
     def id(self) -> str:
@@ -62,19 +65,34 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def price(self) -> Price:
         return Price(self.input_price, self.output_price, self.multiple_milli)
 
-    def closing(
-        self,
-        outcome: str,
-        attempt: int,
-        replica: str,
-        usage: tuple[int, int],
-        seat_us: int,
-        due: Bill,
-        at_us: int,
-        all_full: int = 0,
-    ) -> list[Entry]:
-        """What follows this reservation when its call is over."""
-        prompt_tokens, output_tokens = usage
+    def closing(self, receipt: Receipt, at_us: int) -> list[Entry]:
+        """What follows this reservation when its call is over, served as its last boarding granted."""
+        grant, usage = receipt.grant, receipt.usage
+        price = grant.price or self.price
+        served = msgspec.structs.replace(
+            self,
+            kind="served",
+            attempt=receipt.boardings,
+            replica=grant.replica,
+            tier=grant.tier,
+            input_price=price.input_micro,
+            output_price=price.output_micro,
+            multiple_milli=price.multiple_milli,
+            at_us=at_us,
+            amount=receipt.bill.amount,
+            outcome=receipt.outcome,
+            prompt_tokens=usage.prompt_tokens,
+            output_tokens=usage.output_tokens,
+            cached_tokens=usage.cached_tokens,
+            seat_us=receipt.seat_us or 0,
+            all_full=_all_full(receipt),
+        )
+        return self._closed_by(served, receipt.bill)
+
+    def lost(self, attempt: int, replica: str, usage: tuple[int, int], at_us: int) -> list[Entry]:
+        """The call's gateway died with it: it is billed for what is known to have been delivered, and as standard,
+        since nothing can be proved of its speed."""
+        due = bill(self.price, *usage, is_missed=self.tier in EXPRESS)
         served = msgspec.structs.replace(
             self,
             kind="served",
@@ -82,28 +100,44 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             replica=replica,
             at_us=at_us,
             amount=due.amount,
-            outcome=outcome,
-            prompt_tokens=prompt_tokens,
-            output_tokens=output_tokens,
-            seat_us=seat_us,
-            all_full=all_full,
+            outcome="gateway_lost",
+            prompt_tokens=usage[0],
+            output_tokens=usage[1],
         )
+        return self._closed_by(served, due)
+
+    def _closed_by(self, served: Entry, due: Bill) -> list[Entry]:
         entries = [served]
         if due.refund:
-            entries.append(_follows(served, "refunded", -due.refund))
-        entries.append(_follows(served, "released", -self.amount))
+            entries.append(served.followed_by("refunded", -due.refund))
+        entries.append(served.followed_by("released", -self.amount))
         return entries
 
-    def lost(self, attempt: int, replica: str, usage: tuple[int, int], at_us: int) -> list[Entry]:
-        """The call's gateway died with it: it is billed for what is known to have been delivered, and as standard,
-        since nothing can be proved of its speed."""
-        due = bill(self.price, *usage, is_missed=self.tier in EXPRESS)
-        return self.closing("gateway_lost", attempt, replica, usage, 0, due, at_us)
+    def followed_by(self, kind: Kind, amount: int = 0, seat_us: int = 0) -> Entry:
+        """Another entry of the same call; what `served` counts is not counted again."""
+        return msgspec.structs.replace(
+            self,
+            kind=kind,
+            amount=amount,
+            seat_us=seat_us,
+            prompt_tokens=0,
+            output_tokens=0,
+            cached_tokens=None,
+            all_full=0,
+        )
 
 
-def _follows(served: Entry, kind: Kind, amount: int) -> Entry:
-    nothing = {"prompt_tokens": 0, "output_tokens": 0, "seat_us": 0, "all_full": 0}
-    return msgspec.structs.replace(served, kind=kind, amount=amount, **nothing)
+def _all_full(receipt: Receipt) -> int:
+    """What the full model alone would have cost, as far as this rung can tell."""
+    rung = receipt.grant.rung
+    if rung is None or rung.full_price is None:
+        return 0
+    noted = _full_cost(rung.full_price, rung.student.usage) if rung.student is not None else 0
+    return _full_cost(rung.full_price, receipt.usage) - noted
+
+
+def _full_cost(price: Price, usage: Usage) -> int:
+    return price.amount(usage.prompt_tokens, usage.output_tokens)
 
 
 def now_us() -> int:

@@ -1,6 +1,7 @@
 """How the store's tables came to be: each step has a name, is done once, in this order, and is never edited afterwards.
 
-Plain SQL that both SQLite and PostgreSQL understand.
+Plain SQL that both SQLite and PostgreSQL understand. Tables only ever gain nullable columns: a gateway of the version
+before can then go on writing while the new one is rolled out.
 """
 
 from __future__ import annotations
@@ -36,4 +37,5 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         "ALTER TABLE entries ADD COLUMN auto TEXT NOT NULL DEFAULT ''",
         "ALTER TABLE entries ADD COLUMN all_full BIGINT NOT NULL DEFAULT 0",
     ),
+    "2026-11-16-cached-tokens": ("ALTER TABLE entries ADD COLUMN cached_tokens BIGINT",),
 }

@@ -99,12 +99,15 @@ class Spool:
 
     def reserve(self, entry: Entry) -> None:
         self.open[entry.call_id] = OpenCall(entry, entry.attempt, entry.replica)
-        self._write(b'["entry",' + _encode(entry) + b"]\n")
+        self.add(entry)
 
     def close_call(self, entries: list[Entry]) -> None:
         """The entries with which a call ends, in one write."""
         self.open.pop(entries[0].call_id, None)
         self._write(b"".join(b'["entry",' + _encode(entry) + b"]\n" for entry in entries))
+
+    def add(self, entry: Entry) -> None:
+        self._write(b'["entry",' + _encode(entry) + b"]\n")
 
     def seen(self, rows: list[Seen]) -> None:
         """How far calls under way have come."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -32,9 +33,12 @@ async def test_no_route_opens_without_a_key_however_it_is_spelled() -> None:
         from headway.config import Config
 
         config: Config = config_for([engine])
-        app = App(config, handle=here.gateway.handle, is_ready=lambda: True, metrics_page=lambda: b"")
-        guarded = [route for route in app.routes if route not in OPEN]
-        assert len(guarded) == 6
+        handle: Any = here.gateway.handle
+        app = App(config, handle=handle, handle_auto=handle, is_ready=lambda: True, metrics_page=lambda: b"")
+        guarded = [
+            (method, path.replace("{model}", MODEL)) for method, path in app.routes.names if (method, path) not in OPEN
+        ]
+        assert len(guarded) == 7
         for (method, path), spelling, host in product(guarded, PATHS, HOSTS):
             target = spelling.format(path).encode()
             for key in (b"", b"authorization: Bearer wrong\r\n"):

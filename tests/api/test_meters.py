@@ -10,10 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.api.anthropic import AnthropicMeter
-from headway.api.openai import OpenAIMeter
-from headway.errors import EngineLost
-from headway.wire import Meter, Served
+from headway.api.anthropic_meter import AnthropicMeter, MessagesForm
+from headway.api.openai_meter import OpenAIForm, OpenAIMeter
+from headway.api.proof import proof_of
+from headway.core.types import Tier
+from headway.errors import EngineLost, RefusalReason
+from headway.gateway.billing import make_receipt
+from headway.wire import Grant, Meter, Receipt, Usage
 
 ID = '"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m"'
 
@@ -63,6 +66,34 @@ MESSAGES = (
 )
 
 
+STANDARD = Grant("standard", "standard")
+
+
+def openai_meter(*, wants_usage: bool, wants_continuous_usage: bool = False, grant: Grant = STANDARD) -> OpenAIMeter:
+    return OpenAIForm(wants_usage, wants_continuous_usage).meter(grant)
+
+
+def anthropic_meter(grant: Grant = STANDARD) -> AnthropicMeter:
+    return MessagesForm().meter(grant)
+
+
+def granted(asked: Tier, served: Tier, reason: RefusalReason | None = None, floor_tps: float = 0.0) -> Grant:
+    return Grant(asked, served, "r0", reason, floor_tps)
+
+
+def receipt_of(meter: Meter, grant: Grant = STANDARD, seat_us: int | None = None) -> Receipt:
+    return make_receipt(
+        grant,
+        "finished",
+        meter,
+        is_delivered=True,
+        reader_was_slow=False,
+        seat_us=seat_us,
+        answer_s=2.0,
+        boardings=1,
+    )
+
+
 def pieces(text: str, cuts: list[int]) -> list[bytes]:
     data = text.encode()
     edges = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
@@ -73,8 +104,10 @@ def events(text: str) -> list[bytes]:
     return [event.encode() + b"\n\n" for event in text.split("\n\n")[:-1]]
 
 
-def through(meter: Meter, parts: list[bytes]) -> str:
-    return b"".join(meter.feed(part, float(n)) for n, part in enumerate(parts)).decode()
+def through(meter: Meter, parts: list[bytes], grant: Grant = STANDARD) -> str:
+    """All that the client gets: as it is fed, and at the end if there is one."""
+    passed = b"".join(meter.feed(part, float(n)) for n, part in enumerate(parts))
+    return (passed + (meter.end(receipt_of(meter, grant)) if meter.is_final else b"")).decode()
 
 
 def payloads(text: str) -> list[Any]:
@@ -95,14 +128,14 @@ def sans_proof(chunks: list[Any]) -> list[Any]:
 
 
 def test_usage_the_client_did_not_ask_for_is_taken_out() -> None:
-    meter = OpenAIMeter(wants_usage=False, wants_continuous_usage=False)
+    meter = openai_meter(wants_usage=False)
     assert sans_proof(payloads(through(meter, events(STREAM)))) == payloads(BARE)
-    assert meter.usage() == (7, 7)
-    assert meter.complete
+    assert meter.usage() == Usage(7, 0, (7,))
+    assert meter.is_complete
 
 
 def test_a_client_that_asked_for_usage_gets_it_once_at_the_end() -> None:
-    meter = OpenAIMeter(wants_usage=True, wants_continuous_usage=False)
+    meter = openai_meter(wants_usage=True)
     got = sans_proof(payloads(through(meter, events(STREAM))))
     assert [chunk["usage"] for chunk in got if isinstance(chunk, dict) and chunk.get("usage")] == [
         {"prompt_tokens": 7, "total_tokens": 14, "completion_tokens": 7}
@@ -110,116 +143,179 @@ def test_a_client_that_asked_for_usage_gets_it_once_at_the_end() -> None:
 
 
 def test_a_client_that_asked_for_all_gets_the_bytes_as_they_came() -> None:
-    meter = OpenAIMeter(wants_usage=True, wants_continuous_usage=True)
+    meter = openai_meter(wants_usage=True, wants_continuous_usage=True)
     assert sans_proof(payloads(through(meter, events(STREAM)))) == payloads(STREAM)
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=30), st.booleans())
 def test_cuts_of_the_network_change_nothing(cuts: list[int], wants_usage: bool) -> None:
-    whole = OpenAIMeter(wants_usage=wants_usage, wants_continuous_usage=False)
-    cut = OpenAIMeter(wants_usage=wants_usage, wants_continuous_usage=False)
+    whole = openai_meter(wants_usage=wants_usage)
+    cut = openai_meter(wants_usage=wants_usage)
     got, wanted = (payloads(through(m, parts)) for m, parts in ((cut, pieces(STREAM, cuts)), (whole, events(STREAM))))
     assert sans_proof(got) == sans_proof(wanted)
     assert cut.usage() == whole.usage()
-    assert cut.complete
+    assert cut.is_complete
 
 
 @given(st.lists(st.integers(0, 10_000), max_size=30))
 def test_the_anthropic_stream_passes_unchanged(cuts: list[int]) -> None:
-    meter = AnthropicMeter()
+    meter = anthropic_meter()
     assert sans_proof(payloads(through(meter, pieces(MESSAGES, cuts)))) == payloads(MESSAGES)
-    assert meter.usage() == (9, 4)
-    assert meter.complete
+    assert meter.usage() == Usage(9, 0, (4,))
+    assert meter.is_complete
 
 
 def test_a_stream_cut_in_the_middle_has_the_count_so_far() -> None:
-    openai = OpenAIMeter(wants_usage=False, wants_continuous_usage=False)
+    openai = openai_meter(wants_usage=False)
     through(openai, events(STREAM)[:4])
-    assert openai.usage() == (7, 3)
-    assert not openai.complete
-    anthropic = AnthropicMeter()
+    assert openai.usage() == Usage(7, 0, (3,))
+    assert not openai.is_complete
+    anthropic = anthropic_meter()
     through(anthropic, events(MESSAGES)[:4])
-    assert anthropic.usage() == (9, 2)
-    assert not anthropic.complete
+    assert anthropic.usage() == Usage(9, 0, (2,))
+    assert not anthropic.is_complete
 
 
 def test_the_stamps_are_of_the_first_and_the_last_token() -> None:
-    meter = OpenAIMeter(wants_usage=True, wants_continuous_usage=False)
+    meter = openai_meter(wants_usage=True)
     through(meter, events(STREAM))  # piece n is read at time n
     assert (meter.first_at, meter.last_at) == (0.0, float(len(WORDS)))
-    anthropic = AnthropicMeter()
+    anthropic = anthropic_meter()
     through(anthropic, events(MESSAGES))
     assert (anthropic.first_at, anthropic.last_at) == (2.0, 4.0)
 
 
 def test_an_error_inside_a_stream_is_a_lost_engine_and_no_success() -> None:
     broken = FIRST + 'data: {"error":{"message":"out of memory","type":"X","code":500}}\n\ndata: [DONE]\n\n'
-    meter = OpenAIMeter(wants_usage=False, wants_continuous_usage=False)
+    meter = openai_meter(wants_usage=False)
     with pytest.raises(EngineLost, match="out of memory"):
         through(meter, events(broken))
-    assert not meter.complete
+    assert not meter.is_complete
     with pytest.raises(EngineLost, match="no room"):
-        through(AnthropicMeter(), [b'event: error\ndata: {"type":"error","error":{"message":"no room"}}\n\n'])
+        through(anthropic_meter(), [b'event: error\ndata: {"type":"error","error":{"message":"no room"}}\n\n'])
 
 
 def test_an_event_without_an_end_is_not_kept_for_ever() -> None:
-    meter = AnthropicMeter()
+    meter = anthropic_meter()
     with pytest.raises(EngineLost, match="without an end"):
         for _ in range(10):
             meter.feed(b"x" * 2**20, 0.0)
 
 
 def test_comments_pass() -> None:
-    meter = OpenAIMeter(wants_usage=False, wants_continuous_usage=False)
+    meter = openai_meter(wants_usage=False)
     assert meter.feed(b": keep-alive\n\n", 0.0) == b": keep-alive\n\n"
     assert meter.first_at is None
 
 
 def test_usage_of_whole_answers() -> None:
-    meter = OpenAIMeter(wants_usage=False, wants_continuous_usage=False)
-    meter.read_whole(b'{"usage":{"prompt_tokens":3,"completion_tokens":5}}')
-    assert meter.usage() == (3, 5)
-    anthropic = AnthropicMeter()
-    anthropic.read_whole(b'{"usage":{"input_tokens":3,"output_tokens":5}}')
-    assert anthropic.usage() == (3, 5)
-    assert anthropic.read_whole(b'{"input_tokens":3}') == b'{"input_tokens":3}'  # count_tokens: nothing was generated
+    def unknown(_answer: object) -> None:
+        return None
+
+    meter = openai_meter(wants_usage=False)
+    cached = b'{"usage":{"prompt_tokens":3,"completion_tokens":5,"prompt_tokens_details":{"cached_tokens":2}}}'
+    meter.read_whole(cached, unknown)
+    assert meter.usage() == Usage(3, 2, (5,))
+    anthropic = anthropic_meter()
+    anthropic.read_whole(b'{"usage":{"input_tokens":3,"output_tokens":5}}', unknown)
+    assert anthropic.usage() == Usage(3, 0, (5,))
+    nothing = anthropic_meter()  # count_tokens: nothing was generated
+    nothing.read_whole(b'{"input_tokens": 3}', unknown)
+    assert nothing.end(receipt_of(nothing)) == b'{"input_tokens": 3}'
 
 
 def test_the_proof_says_what_was_asked_served_measured_and_kept() -> None:
-    meter = OpenAIMeter(wants_usage=True, wants_continuous_usage=False)
-    meter.served = Served("fast", "fast", None, 0.5, seat_us=lambda: 1_250_000)
+    grant = granted("fast", "fast", floor_tps=0.5)
+    meter = openai_meter(wants_usage=True, grant=grant)
     tokens = [token("x", n + 1).encode() for n in range(20)]
     last = LAST.replace('"completion_tokens":7', '"completion_tokens":20').encode()
-    got = payloads(through(meter, [FIRST.encode(), *tokens, last]))
+    parts = [FIRST.encode(), *tokens, last, b"data: [DONE]\n\n"]
+    passed = b"".join(meter.feed(part, float(n)) for n, part in enumerate(parts))
+    got = payloads((passed + meter.end(receipt_of(meter, grant, seat_us=1_250_000))).decode())[:-1]
     assert got[0]["service_tier"] == got[-1]["service_tier"] == "fast"
     proof: dict[str, Any] = {"tier_asked": "fast", "tier_served": "fast", "reason": None}
     proof |= {"tokens_per_second": 0.95, "floor_tokens_per_second": 0.5, "kept": True}  # 19 tokens in 20 s
-    proof["seat_seconds"] = 1.25
+    proof |= {"seat_seconds": 1.25, "answer_seconds": 2.0}
     assert got[-1]["usage"]["headway"] == proof
-    meter.served = Served("fast", "fast", None, 2.0)
-    assert meter.served.proof(0, 20, meter.speed_tps())["kept"] is False
+    assert receipt_of(meter, granted("fast", "fast", floor_tps=2.0)).kept is False
+
+
+class _Measured:
+    """A meter that has read what it is told to have read."""
+
+    def __init__(self, output_tokens: int, speed_tps: float) -> None:
+        self._usage, self._speed_tps = Usage(0, 0, (output_tokens,)), speed_tps
+
+    def usage(self) -> Usage:
+        return self._usage
+
+    def speed_tps(self) -> float:
+        return self._speed_tps
 
 
 def test_short_answers_carry_no_promise() -> None:
-    assert Served("fast", "fast", None, 10.0).proof(0, 15, 1.0)["kept"] is None
-    assert Served("standard", "standard").proof(0, 500, 1.0)["kept"] is None
+    short: Any = _Measured(15, 1.0)
+    assert proof_of(receipt_of(short, granted("fast", "fast", floor_tps=10.0)))["kept"] is None
+    long: Any = _Measured(500, 1.0)
+    assert proof_of(receipt_of(long))["kept"] is None
 
 
 def test_a_downgraded_answer_says_so_in_its_dialect() -> None:
-    openai = OpenAIMeter(wants_usage=True, wants_continuous_usage=False)
-    openai.served = Served("fast", "standard", "hold_timeout")
-    got = payloads(through(openai, events(STREAM)))
+    grant = granted("fast", "standard", "hold_timeout")
+    got = payloads(through(openai_meter(wants_usage=True, grant=grant), events(STREAM), grant))
     assert got[0]["service_tier"] == "default"
     assert got[-2]["usage"]["headway"]["reason"] == "hold_timeout"
-    anthropic = AnthropicMeter()
-    anthropic.served = Served("fast", "fast", None, 1.0)
-    got = payloads(through(anthropic, events(MESSAGES)))
+    grant = granted("fast", "fast", floor_tps=1.0)
+    got = payloads(through(anthropic_meter(grant), events(MESSAGES), grant))
     assert got[0]["message"]["usage"]["speed"] == "fast"
     assert got[-2]["usage"]["speed"] == "fast"
     assert got[-2]["usage"]["headway"]["tier_served"] == "fast"
 
 
 def test_a_client_that_said_priority_hears_the_word_again() -> None:
-    meter = OpenAIMeter(wants_usage=False, wants_continuous_usage=False, says_priority=True)
-    meter.served = Served("fast", "fast")
+    meter = OpenAIForm(says_priority=True).meter(granted("fast", "fast"))
     assert payloads(through(meter, events(STREAM)))[0]["service_tier"] == "priority"
+
+
+def test_the_closing_events_wait_for_the_receipt() -> None:
+    """The proof is in them, and it is made when the engine's last usage has been read."""
+    meter = openai_meter(wants_usage=True)
+    passed = [meter.feed(event, 0.0) for event in events(STREAM)]
+    assert meter.is_final
+    assert passed[-2:] == [b"", b""]
+    closing = payloads(meter.end(receipt_of(meter)).decode())
+    assert closing[0]["usage"]["headway"]["tier_served"] == "standard"
+    assert closing[1] == "[DONE]"
+
+
+def test_a_last_event_that_ends_with_its_usage_is_no_token() -> None:
+    last = b'data: {"id":"1","choices":[],"usage":{"prompt_tokens":7,"total_tokens":14,"completion_tokens":7}}\n\n'
+    meter = openai_meter(wants_usage=True)
+    got = payloads(through(meter, [*events(STREAM)[:-2], last, b"data: [DONE]\n\n"]))
+    assert got[-2]["usage"]["headway"]["kept"] is None
+    assert meter.last_at == float(len(WORDS))
+
+
+def choice_event(index: int, count: int) -> bytes:
+    usage = f'"usage":{{"prompt_tokens":7,"total_tokens":{7 + count},"completion_tokens":{count}}}'
+    return f'data: {{"choices":[{{"index":{index},"delta":{{"content":"x"}}}}],{usage}}}\n\n'.encode()
+
+
+def test_each_choice_is_counted_and_timed_by_itself() -> None:
+    meter = OpenAIForm(choices=2).meter(granted("fast", "fast", floor_tps=0.9))
+    now = 0.0
+    for count in range(1, 21):  # the first choice gives a token a second, the second one in two
+        meter.feed(choice_event(0, count), now)
+        if count % 2 == 0:
+            meter.feed(choice_event(1, count // 2), now)
+        now += 1.0
+    assert meter.usage() == Usage(7, 0, (20, 10))
+    meter.feed(b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":30}}\n\n', now)
+    assert meter.usage() == Usage(7, 0, (20, 10))
+    assert meter.speed_tps() == 1.0  # the second is too short for a promise
+    for count in range(11, 41):
+        meter.feed(choice_event(1, count), now)
+        now += 2.0
+    speed_tps = meter.speed_tps()
+    assert speed_tps is not None
+    assert speed_tps < 0.6

@@ -26,13 +26,14 @@ from headway.config import Config
 from headway.core.machine import Machine
 from headway.engines.scripted import Script, running
 from headway.errors import Refused
+from headway.gateway.billing import make_receipt
 from headway.gateway.metrics import Metrics
 from headway.ledger.bill import make_bill
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
 from headway.ledger.verify import verify
 from headway.price import Price
-from headway.wire import Client, Request, Served
+from headway.wire import Client, Grant, Receipt, Request
 from tests.running import running_gateway
 
 pytestmark = pytest.mark.anyio
@@ -56,11 +57,11 @@ class Screen:
         self.started = False
         self.seen = b""
 
-    async def send_whole(self, _content_type: bytes, body: bytes, served: Served) -> None:
-        self.started, self.seen, self.served = True, body, served
+    async def send_whole(self, _content_type: bytes, body: bytes, grant: Grant) -> None:
+        self.started, self.seen, self.grant = True, body, grant
 
-    async def start_stream(self, _content_type: bytes, served: Served) -> None:
-        self.started, self.served = True, served
+    async def start_stream(self, _content_type: bytes, grant: Grant) -> None:
+        self.started, self.grant = True, grant
 
     def write(self, data: bytes) -> None:
         self.seen += data
@@ -100,20 +101,33 @@ class Engines:
         }
         self.asked: list[Request] = []
 
-    async def handle(self, request: Request, client: Client) -> None:
+    async def handle(self, request: Request, client: Client) -> Receipt:
         self.asked.append(request)
         answer = self.answers[request.call.model]
         if isinstance(answer, Exception):
             raise answer
         tier = request.call.tier
-        served = Served(tier, tier, price=PRICES[request.call.model], rung=request.rung)
-        request.meter.served = served
+        grant = Grant(tier, tier, "r0", price=PRICES[request.call.model], rung=request.rung)
+        meter = request.form.meter(grant)
+        if not request.streaming:
+            meter.read_whole(answer, lambda _: None)
+        receipt = make_receipt(
+            grant,
+            "finished",
+            meter,
+            is_delivered=True,
+            reader_was_slow=False,
+            seat_us=0,
+            answer_s=0.0,
+            boardings=1,
+        )
         if request.streaming:
-            await client.start_stream(b"text/event-stream", served)
+            await client.start_stream(b"text/event-stream", grant)
             client.write(b"streamed by " + request.call.model.encode())
             await client.end_stream()
         else:
-            await client.send_whole(b"application/json", request.meter.read_whole(answer), served)
+            await client.send_whole(b"application/json", meter.end(receipt), grant)
+        return receipt
 
 
 def trust(tmp_path: Path, judged: list[Judged] | None = None, **more: Any) -> Trust:
@@ -137,18 +151,15 @@ def auto_of(engines: Engines, trusted: Trust, seed: int = 0) -> Auto:
     )
 
 
-def request_of(asked: dict[str, Any], dialect: Any = None, prepare: Any = None) -> Request:
+def rungs_of(asked: dict[str, Any], dialect: Any = None) -> CallRungs:
     read = dialect or openai.read_chat
     body = msgspec.json.encode(asked)
-    request: Request = read(body, "id1")
-    prepare = prepare or (lambda one: None)
-    request.rungs = CallRungs(body, request, read, prepare, ("m-spark", "m"), "flex", ["standard"])
-    return request
+    return CallRungs(body, read(body, "id1"), read, lambda one: one, ("m-spark", "m"), "flex", ["standard"])
 
 
 async def ask(engines: Engines, trusted: Trust, asked: dict[str, Any] | None = None, dialect: Any = None) -> Screen:
     screen = Screen()
-    await auto_of(engines, trusted).handle(request_of(asked or ASK, dialect), screen)
+    await auto_of(engines, trusted).handle(rungs_of(asked or ASK, dialect), screen)
     return screen
 
 
@@ -263,8 +274,8 @@ async def test_what_can_not_be_weighed_is_the_full_models(tmp_path: Path) -> Non
     asked = {"model": "m-auto", "max_tokens": 5, "messages": ASK["messages"], "tools": tools, "stream": True}
     screen = await ask(Engines(b""), trust(tmp_path), asked, anthropic.read_messages)
     assert screen.seen == b"streamed by m<end>"
-    assert screen.served.rung is not None
-    assert screen.served.rung.escalated == "not weighed"
+    assert screen.grant.rung is not None
+    assert screen.grant.rung.escalated == "not weighed"
     several = await ask(Engines(b""), trust(tmp_path), {**ASK, "n": 2, "stream": True})
     assert several.seen == b"streamed by m<end>"
     plain = {"model": "m-auto", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}], "stream": True}
@@ -284,7 +295,7 @@ async def test_differences_close_the_gate_also_after_a_restart(tmp_path: Path) -
     auto = auto_of(engines, trusted)
     asked = 0
     while not trusted.is_closed:
-        await auto.handle(request_of(ASK), Screen())
+        await auto.handle(rungs_of(ASK), Screen())
         asked += 1
         while auto._audits:
             await asyncio.sleep(0)
@@ -303,7 +314,7 @@ async def test_a_student_that_agrees_stays_trusted(tmp_path: Path) -> None:
     same = tool_answer('{"minutes": 5}', 9.0)
     auto = auto_of(Engines(same, same), trusted)
     for _ in range(200):
-        await auto.handle(request_of(ASK), Screen())
+        await auto.handle(rungs_of(ASK), Screen())
         while auto._audits:
             await asyncio.sleep(0)
     assert not trusted.is_closed

@@ -15,8 +15,11 @@ import msgspec
 import openai
 import pytest
 
+from headway.core.types import Action, Event, Settled
+from headway.engines.base import EngineRequest
 from headway.engines.scripted import Faults, Script, ScriptedEngine, running
 from headway.ledger import books as books_module
+from headway.ledger.bill import make_bill
 from headway.ledger.entries import Entry
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
@@ -145,6 +148,49 @@ async def test_a_stream_the_client_cut_is_billed_for_what_was_produced(tmp_path:
         assert served.outcome == "left"
         assert 8 <= served.output_tokens <= engine.steps.requests[served.call_id].tokens_sent < 500
         assert served.amount == served.prompt_tokens + 10 * served.output_tokens
+
+
+async def test_seat_time_that_is_told_late_is_booked_by_an_entry_of_its_own(tmp_path: Path) -> None:
+    """A client that leaves keeps its seat until the engine has noticed: core tells the seat-time after `served`."""
+    async with running(SLOW) as engine, desk(tmp_path, [engine]) as at:
+        stream = await at.here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=500, stream=True)
+        async for number, _ in _numbered(stream):
+            if number == 10:
+                break
+        await stream.close()
+        served = await at.one()
+        assert served.seat_us == 0
+        async with asyncio.timeout(10):
+            while not (late := [entry for entry in at.store.entries() if entry.kind == "seated"]):
+                await asyncio.sleep(0.05)
+        assert [(entry.call_id, entry.amount, entry.output_tokens) for entry in late] == [(served.call_id, 0, 0)]
+        [row] = make_bill(at.store.entries(), ("key",), {})
+        assert row.calls == 1
+        assert row.seat_us == late[0].seat_us > 100_000  # the tenth of a second that it kept its seat, and more
+        assert not at.here.gateway._unsettled
+
+
+async def test_an_answer_does_not_wait_for_a_core_that_is_late(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
+        gateway = at.here.gateway
+        late: list[Settled] = []
+
+        def step(event: Event, now: float, real: Any = gateway.machine.step) -> list[Action]:
+            actions: list[Action] = real(event, now)
+            late.extend(action for action in actions if isinstance(action, Settled))
+            return [action for action in actions if not isinstance(action, Settled)]
+
+        gateway.machine.step = step  # type: ignore[method-assign]
+        whole = await at.here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=20)
+        assert whole.usage.headway["seat_seconds"] is None  # type: ignore[union-attr]
+        await at.here.until_empty()
+        [settled] = late
+        gateway._do(settled, 0.0)
+        async with asyncio.timeout(10):
+            while not (booked := [entry for entry in at.store.entries() if entry.kind == "seated"]):
+                await asyncio.sleep(0.05)
+        assert [entry.seat_us for entry in booked] == [settled.seat_us]
+        assert (await at.one()).seat_us == 0
 
 
 async def test_an_engine_that_dies_in_the_middle_is_not_billed_beyond_what_was_delivered(tmp_path: Path) -> None:
@@ -342,9 +388,9 @@ async def test_tenants_do_not_share_an_engines_cache_and_no_secret_is_written_an
         pool = at.here.gateway._engines[engine.url]
         real_send = pool.send
 
-        async def send(path: str, body: bytes, request_id: str) -> Any:
-            bodies.append(body)
-            return await real_send(path, body, request_id)
+        async def send(request: EngineRequest) -> Any:
+            bodies.append(request.body)
+            return await real_send(request)
 
         pool.send = send  # type: ignore[method-assign]
         other = "hw-another-key"

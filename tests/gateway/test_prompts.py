@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from headway.api.openai_meter import OpenAIForm
 from headway.config import KeepPromptsTable
 from headway.core.types import Call
 from headway.distill.collect import Teacher, read_questions
@@ -26,7 +27,7 @@ TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 def request(body: dict[str, Any], path: str = "/v1/chat/completions", tenant: str = "") -> Request:
     call = Call("1", MODEL, "standard", tenant)
     laid_out = json.dumps(body, indent=2).replace("\n", "\r\n").encode()
-    return Request(call, path, laid_out, streaming=False, meter=None)  # type: ignore[arg-type]
+    return Request(call, path, laid_out, OpenAIForm(), streaming=False)
 
 
 def kept(path: Path) -> list[dict[str, Any]]:

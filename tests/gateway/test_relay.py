@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from headway.api.openai import OpenAIMeter
+from headway.api.openai_meter import OpenAIForm
+from headway.api.proof import proof_of
 from headway.engines.base import Pulse
+from headway.gateway.billing import make_receipt
 from headway.gateway.relay import Relay
-from headway.wire import Served
+from headway.wire import Grant
 
 pytestmark = pytest.mark.anyio
 TOKENS = 40
@@ -59,11 +61,25 @@ class Engine:
 async def relayed(paused_s: float) -> dict[str, Any]:
     reader = Reader()
     engine = Engine(reader, paused_s)
-    meter = OpenAIMeter(wants_usage=True, wants_continuous_usage=False)
-    meter.served = Served("fast", "fast", None, FLOOR_TPS)
-    await Relay(engine, reader, meter, Pulse(), lambda: engine.now, stall_s=30.0).run()  # type: ignore[arg-type]
-    assert meter.complete
-    return meter.served.proof(0, meter.usage()[1], meter.speed_tps())
+    grant = Grant("fast", "fast", "r0", None, FLOOR_TPS)
+    meter = OpenAIForm(wants_usage=True).meter(grant)
+    finals: list[int] = []
+    tell: Callable[[], None] = lambda: finals.append(meter.usage().output_tokens)  # noqa: E731
+    relay = Relay(engine, reader, meter, Pulse(), lambda: engine.now, 30.0, tell)  # type: ignore[arg-type]
+    await relay.run()
+    assert meter.is_complete
+    assert finals == [TOKENS]  # told once, with the engine's last count
+    receipt = make_receipt(
+        grant,
+        "finished",
+        meter,
+        is_delivered=True,
+        reader_was_slow=relay.reader_was_slow,
+        seat_us=None,
+        answer_s=1.0,
+        boardings=1,
+    )
+    return proof_of(receipt)
 
 
 async def test_a_stream_that_is_read_as_it_comes_has_the_engines_speed() -> None:

@@ -38,7 +38,7 @@ async def fill(here: Running, calls: int, tokens: int = 400) -> list[asyncio.Tas
         for _ in range(calls)
     ]
     async with asyncio.timeout(20):
-        while sum(t.served.tier == "standard" for t in here.gateway._trips.values()) < sum(not t.done() for t in tasks):
+        while sum(t.grant.tier == "standard" for t in here.gateway._trips.values()) < sum(not t.done() for t in tasks):
             await asyncio.sleep(0.002)
     return tasks
 
@@ -246,3 +246,11 @@ async def test_the_limit_of_fast_tokens_is_shown_and_kept() -> None:
         # Standard calls are not counted, and are not told of limits they do not have.
         standard = await here.anthropic.messages.with_raw_response.create(**{**ask, "speed": "standard"})
         assert not [name for name in standard.headers if name.startswith("anthropic-fast")]
+
+
+async def test_a_model_is_told_by_its_name() -> None:
+    async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
+        assert (await here.openai.models.retrieve(MODEL)).id == MODEL
+        assert (await here.anthropic.models.retrieve(MODEL)).id == MODEL
+        with pytest.raises(openai.NotFoundError, match="does not exist here"):
+            await here.openai.models.retrieve("other")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import threading
 
 import pytest
 
 from headway.ledger.entries import Entry
 from headway.ledger.keys import Key
+from headway.ledger.migrations import MIGRATIONS
 from headway.ledger.opening import open_store
 from headway.ledger.store import Lease, Store, StoreAway
 from headway.price import Bill
+from headway.wire import Grant, Receipt, Usage
 from runs.own_postgres import OwnPostgres
 
 
@@ -39,7 +42,15 @@ REFUNDED = Bill(900, 600)
 
 def whole_call(call_id: str = "c1", gateway: str = "gw/1", due: Bill = REFUNDED) -> list[Entry]:
     first = reserved(call_id, gateway)
-    return [first, *first.closing("finished", 2, "r1", (100, 100), 5_000, due, 2_000)]
+    grant = Grant("fast", "fast", "r1", None, 50.0, first.price)
+    usage = Usage(100, 10, (100,))
+    return [
+        first,
+        *first.closing(
+            Receipt(grant, "finished", usage, 60.0, kept=True, bill=due, seat_us=5_000, answer_s=1.0, boardings=2),
+            2_000,
+        ),
+    ]
 
 
 def ask(number: int, need: int, want: int = 0, gateway: str = "gw/1", period: str = "2026-11-15") -> Lease:
@@ -124,3 +135,13 @@ def test_a_lost_database_is_store_away(postgres: OwnPostgres) -> None:
     again = open_store(postgres.url)
     assert again.keys_since(0) is not None
     again.close()
+
+
+def test_tables_only_gain_nullable_columns() -> None:
+    """So that a gateway of the version before can go on writing while a new one is rolled out."""
+    first = ["2026-11-15-entries", "2026-11-15-keys", "2026-11-15-slices", "2026-11-15-auto"]
+    for name, steps in MIGRATIONS.items():
+        if name not in first:
+            for step in steps:
+                added = re.fullmatch(r"ALTER TABLE \w+ ADD COLUMN \w+ (TEXT|INTEGER|BIGINT)", step)
+                assert added, f"{name}: {step!r} is not a new nullable column"

@@ -1,7 +1,7 @@
-"""A streamed message put together again into the whole it tells of.
+"""Collects the events of a streamed message into the whole message.
 
-For calls with a floor that want their answer in one piece: the engine says nothing of its timing in this dialect, so it
-is asked to stream, and its speed is measured as that of any stream. Knows the events of the Messages dialect.
+For calls with a floor whose client wants the answer in one piece: engines report no timing in this dialect, so the
+engine is asked to stream and its speed is measured like that of any stream. Knows the events of the Messages dialect.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import msgspec
 GROWS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 
 
-class Fold:
+class MessageCollector:
     def __init__(self) -> None:
         self.message: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}

@@ -1,0 +1,53 @@
+"""What the gateway keeps for a call from its arrival to its receipt."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from headway.core.types import Call
+from headway.engines.base import Engine
+from headway.gateway.relay import Relay
+from headway.ledger.books import Account
+from headway.wire import Grant, Meter, Outcome, Receipt, Request
+
+
+@dataclass(slots=True)
+class Trip:
+    request: Request
+    grant: Grant  # of the last boarding; before the first, what is known so far
+    meter: Meter  # of the last boarding
+    arrived_at: float
+    seat: asyncio.Future[Engine]
+    settled: asyncio.Future[int]  # the call's seat-time in microseconds
+    account: Account | None  # None if nothing is billed
+    boardings: int = 0
+    boarded_at: float | None = None
+    deadline: asyncio.TimerHandle | None = None
+    # A scope that has no time limit of its own: it is open while an engine has the call, and core's Cut ends it.
+    aboard: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    is_aboard: bool = False
+    is_preempted: bool = False
+    is_finished: bool = False  # core knows that the answer has been read
+    relay: Relay | None = None
+    outcome: Outcome = "left"
+    receipt: Receipt | None = None
+
+    @property
+    def call(self) -> Call:
+        return self.request.call
+
+    @property
+    def reader_was_slow(self) -> bool:
+        return self.relay is not None and self.relay.reader_was_slow
+
+    def cut(self) -> None:
+        if self.is_aboard:
+            self.aboard.reschedule(0)
+        else:  # it was given a seat in this very turn of the loop and has not set off
+            self.aboard = asyncio.timeout(0)
+
+    def stop_deadline(self) -> None:
+        if self.deadline is not None:
+            self.deadline.cancel()
+            self.deadline = None

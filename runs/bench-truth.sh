@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
 # The load generator beside what is programmed into a scripted engine, from 1 to 256 streams (about two minutes).
 source "$(dirname "$0")/prepare.bash"
-exec "$PY" runs/bench_truth.py "$@"
+exec "$PY" -m runs.bench.truth "$@"

@@ -1,5 +1,5 @@
-# Sourced after prepare.bash: has the policy and the simulator compiled from this checkout, outside of it and once for each
-# state of the source, and lets Python load that.
+# Sourced after prepare.bash: compiles the policy and the simulator of this checkout, outside of it and once for each state
+# of the source, and makes Python load the compiled modules.
 compiled_headway() {
     local cache=${HEADWAY_CACHE:-$HOME/.cache/headway} state built work
     state=$(find setup.py pyproject.toml headway -name '*.py' -o -name '*.toml' | LC_ALL=C sort | xargs cat | sha256sum | cut -c1-16)
@@ -15,5 +15,7 @@ compiled_headway() {
     fi
     echo "$built"
 }
-PYTHONPATH=$(compiled_headway)
-export PYTHONPATH
+# `python -m` would put the checkout, with its headway as source, before PYTHONPATH: PYTHONSAFEPATH prevents that.
+PYTHONPATH=$(compiled_headway):$PWD
+PYTHONSAFEPATH=1
+export PYTHONPATH PYTHONSAFEPATH

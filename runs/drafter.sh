@@ -3,4 +3,4 @@
 # n-gram at 1 to 8 streams, what is chosen by batch, and whether answers stay the same (about 60 minutes after
 # runs/distill.sh, whose student it takes or makes; resumable). An argument sets the number of rounds.
 source "$(dirname "$0")/prepare.bash"
-exec "$PY" runs/drafter.py "$@"
+exec "$PY" -m runs.students.drafter "$@"

@@ -3,4 +3,4 @@
 # stall, refuse, slow down and drop streams; the replicas' own records are the witness. An argument sets the seconds
 # (default 300).
 source "$(dirname "$0")/prepare.bash"
-exec "$PY" runs/express_live.py "$@"
+exec "$PY" -m runs.express.live "$@"

@@ -3,4 +3,4 @@
 # hundred gateways, simulated with the compiled policy (about 20 minutes on two cores). `small` plays a tenth of the whole.
 source "$(dirname "$0")/prepare.bash"
 source runs/compiled.bash
-exec "$PY" runs/internet_scale.py "$@"
+exec "$PY" -m runs.simulation.internet_scale "$@"

@@ -3,4 +3,4 @@
 # on one core loaded in turns (about 13 minutes, 14 GB; makes the engine's environment if it is missing). An argument sets
 # the number of rounds.
 source "$(dirname "$0")/prepare.bash"
-exec "$PY" runs/long_prompts.py "$@"
+exec "$PY" -m runs.engine.long_prompts "$@"

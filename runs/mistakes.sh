@@ -5,4 +5,4 @@
 # a mistake, and its cost; the page that says when to use which; what auto adds to the first token of free text. About 40
 # minutes. Measure alone: both cores are used.
 source "$(dirname "$0")/prepare.bash"
-exec "$PY" runs/mistakes.py "$@"
+exec "$PY" -m runs.mistakes.by_speed "$@"

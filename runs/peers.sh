@@ -3,4 +3,4 @@
 # environment of its own outside the checkout, made if it is missing). Exits 0 only if both bars hold. An argument sets
 # the number of rounds.
 source "$(dirname "$0")/prepare.bash"
-exec "$PY" runs/peers.py "$@"
+exec "$PY" -m runs.peers.compare "$@"

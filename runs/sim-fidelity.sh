@@ -3,4 +3,4 @@
 # that is measured before, between and after (about 17 minutes). Exits 0 only if throughput, end-to-end times and floors kept
 # agree within the bars. Arguments: seconds on scripted replicas, segments on vLLM (0: none).
 source "$(dirname "$0")/prepare.bash"
-exec "$PY" runs/sim_fidelity.py "$@"
+exec "$PY" -m runs.simulation.fidelity "$@"

@@ -2,4 +2,4 @@
 # A live run with tiers, limits and faults on scripted replicas, recorded, and replayed through core (about a minute). Exits 0
 # only if every action is the same. An argument sets the seconds.
 source "$(dirname "$0")/prepare.bash"
-exec "$PY" runs/sim_parity.py "$@"
+exec "$PY" -m runs.simulation.parity "$@"

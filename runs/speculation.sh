@@ -3,4 +3,4 @@
 # core each, loaded in turns (about 16 minutes; makes the engine's environment if it is missing). An argument sets the
 # number of rounds.
 source "$(dirname "$0")/prepare.bash"
-exec "$PY" runs/speculation.py "$@"
+exec "$PY" -m runs.engine.speculation "$@"

@@ -10,7 +10,7 @@ from headway.config import load
 from headway.core.curve import Curve
 from headway.errors import SetupError
 
-# 120 tok/s alone, 37 among 64, as in runs/express_rule.py.
+# 120 tok/s alone, 37 among 64, as in runs/express/rule.py.
 CURVE = Curve(a=0.008, c=0.0003, d=0.0)
 STREAMS = (1, 2, 4, 8, 16, 32, 64)
 POINTS = [FrontierPoint(b, CURVE.speed_tps(b), [0.98 * CURVE.speed_tps(b), CURVE.speed_tps(b)]) for b in STREAMS]

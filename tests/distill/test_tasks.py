@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import jinja2
-import pytest
 
 from headway.distill.template import hermes_template
 from headway.evals.tool_calls import Expected, Task, ToolCall, hermes, judge_text, right_answer
-
-RUNS = str(Path(__file__).parent.parent.parent / "runs")
-
-
-@pytest.fixture(scope="module")
-def routine() -> Any:
-    sys.path.insert(0, RUNS)
-    yield importlib.import_module("distill_routine")
-    sys.path.remove(RUNS)
+from runs.students import routine
+from runs.students import tasks as hard
 
 
-@pytest.fixture(scope="module")
-def hard(routine: Any) -> Any:
-    return importlib.import_module("distill_tasks")
-
-
-def test_routine_requests_are_repeatable_different_and_answerable(routine: Any) -> None:
+def test_routine_requests_are_repeatable_different_and_answerable() -> None:
     tasks = routine.routine_tasks("train", 600, 1)
     assert tasks == routine.routine_tasks("train", 600, 1)
     assert tasks != routine.routine_tasks("train", 600, 2)
@@ -39,7 +23,7 @@ def test_routine_requests_are_repeatable_different_and_answerable(routine: Any) 
     assert {called.count(name) for name in routine.NAMES_OF_TOOLS} == {50}
 
 
-def test_the_test_set_has_words_and_values_of_its_own(routine: Any) -> None:
+def test_the_test_set_has_words_and_values_of_its_own() -> None:
     for tool in routine.APPLICATION:
         train, test = ({way for ways in routine.WAYS[tool.name, part] for way, _ in ways} for part in ("train", "test"))
         assert train, tool.name
@@ -67,14 +51,14 @@ def test_the_test_set_has_words_and_values_of_its_own(routine: Any) -> None:
     assert not asked[0] & asked[1]
 
 
-def test_values_are_made_of_a_vocabulary_but_for_the_words_that_are_tested(routine: Any) -> None:
+def test_values_are_made_of_a_vocabulary_but_for_the_words_that_are_tested() -> None:
     tasks = routine.routine_tasks("train", 600, 0, ["Tokyo", "ordinary"])
     texts = " ".join(task.messages[0]["content"] for task in tasks)
     assert "ordinary" in texts
     assert "Tokyo" not in texts
 
 
-def test_values_stand_in_the_request_as_they_are_expected(routine: Any) -> None:
+def test_values_stand_in_the_request_as_they_are_expected() -> None:
     """Nothing has to be guessed: what is not implied by the phrasing is said."""
     for task in routine.routine_tasks("test", 240, 0):
         text = task.messages[0]["content"].lower()
@@ -82,7 +66,7 @@ def test_values_stand_in_the_request_as_they_are_expected(routine: Any) -> None:
             assert name == "state" or str(value).lower() in text, (text, name, value)
 
 
-def test_hard_tasks_are_split_by_tool(hard: Any) -> None:
+def test_hard_tasks_are_split_by_tool() -> None:
     def task(number: int, called: str, *others: str) -> Task:
         tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in (called, *others)]
         return Task(f"t{number}", [], tools, [Expected(called, {})])
@@ -107,7 +91,7 @@ def render(by_heart: list[str], **given: Any) -> str:
     return environment.from_string(hermes_template(by_heart, default_system="Be kind.")).render(**given)
 
 
-def test_the_template_shows_tools_compactly_and_hides_what_is_known_by_heart(routine: Any) -> None:
+def test_the_template_shows_tools_compactly_and_hides_what_is_known_by_heart() -> None:
     asked = [{"role": "user", "content": "Hi"}]
     shown = render([], messages=asked, tools=routine.TOOLS, add_generation_prompt=True)
     assert "\nset_timer: Start a countdown.\n minutes: integer\n label?: string\n" in shown

@@ -9,7 +9,7 @@ import pytest
 
 from headway.ledger.opening import open_store
 from headway.ledger.store import Store
-from runs.own_postgres import OwnPostgres
+from runs.ledger.own_postgres import OwnPostgres
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from headway.ledger.opening import open_store
 from headway.ledger.store import Lease, Store, StoreAway
 from headway.price import Bill
 from headway.wire import Grant, Receipt, Usage
-from runs.own_postgres import OwnPostgres
+from runs.ledger.own_postgres import OwnPostgres
 
 
 def reserved(call_id: str = "c1", gateway: str = "gw/1", amount: int = 900, key: str = "k") -> Entry:

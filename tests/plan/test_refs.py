@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from headway.plan.step import seconds_per_token
-from runs.plan_rows import REFS, SAMPLE, read_rows
+from runs.planning.rows import REFS, SAMPLE, read_rows
 
 MOST_MEDIAN, MOST_MAPE = 0.12, 0.15
 

@@ -1,0 +1,209 @@
+"""Headway's load generator beside GuideLLM: the same scripted engine, the same load, in turns. See runs/referee.sh.
+
+Times per token are GuideLLM's `inter_token_latency_ms`, (last - first) / (tokens - 1) of each call, which is what
+Headway measures where a piece is one token, as here; its `time_per_output_token_ms` counts the first token too. Both
+take the median over the calls and spread the slots over a generation's time. Headway leaves out the first call of each
+slot; GuideLLM is told to, and how many calls it counts is printed, because at 32 streams it counts more than that.
+The engine is a third witness: its record says how long it took from first to last token, and how many streams it had.
+
+The engine's steps take as long for 4 streams as for 8, and for 16 as for 32: how many are at their prompts at a time,
+which depends on how the slots happen to lie, must not look like a difference between two clocks.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from headway.bench.client import Client
+from headway.bench.load import closed_loop
+from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2, run_command
+from headway.local.engine_process import cache_dir, free_port
+from runs.gateway.tax import spread
+from runs.measure.streams import scripted
+
+console = Console(width=120)
+VERSION = "0.8.1"
+# Any torch will do; this one has a build without CUDA where PyTorch's index for the CPU is configured.
+PACKAGES = [f"guidellm=={VERSION}", "torch==2.13.0"]
+BAR = 0.03
+FIRST_TOKEN_MS, STEP_MS = 200, "1:10,4:15,8:15,16:25,32:25"
+PROMPT_TOKENS, OUTPUT_TOKENS = 128, 128
+GENERATIONS = {1: 4, 8: 2, 32: 1}  # streams: calls of each slot that count
+GENERATION_S = {1: 1.5, 8: 2.1, 32: 3.4}  # what a call takes, to spread GuideLLM's slots over
+GUIDELLM_TIMEOUT_S = 120
+# Its default is up to ten worker processes, which on two cores would compete with each other and with the engine.
+GUIDELLM_SETTINGS = {"GUIDELLM__MAX_WORKER_PROCESSES": "2", "HF_HUB_OFFLINE": "1"}
+
+
+@dataclass
+class Turn:
+    """What one tool says of one number of streams, and what the engine says of the same time. Medians, in ms."""
+
+    ttft_ms: float
+    tpot_ms: float
+    calls: int  # that count
+    engine_tpot_ms: float = 0.0
+    problems: tuple[str, ...] = ()
+
+
+def ensure_guidellm(progress: Callable[[str], None]) -> Path:
+    """The `guidellm` command of a finished environment; made on first use (1.7 GB, about 2 minutes)."""
+    directory = cache_dir() / f"peers-guidellm-{VERSION}"
+    stamp, command = directory / "finished", directory / "bin" / "guidellm"
+    recipe = " ".join(PACKAGES)
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_name(f"{directory.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if stamp.exists() and stamp.read_text() == recipe:
+            return command
+        shutil.rmtree(directory, ignore_errors=True)
+        progress("Creating an environment for GuideLLM")
+        run_command([sys.executable, "-m", "venv", str(directory)], progress, lock_fd=lock.fileno())
+        install = [str(directory / "bin" / "python"), "-m", "pip", "install", "--progress-bar", "off", *PACKAGES]
+        run_command(install, progress, lock_fd=lock.fileno())
+        stamp.write_text(recipe)  # last: a half-made environment has none
+    return command
+
+
+def ours(url: str, streams: int) -> Turn:
+    client = Client(url, "m")
+    try:
+        load = uvloop.run(closed_loop(client, streams, PROMPT_TOKENS, OUTPUT_TOKENS, GENERATIONS[streams]))
+    finally:
+        client.close()
+    good = load.complete
+    ttft_s, tpot_s = (statistics.median(values) for values in zip(*((c.ttft_s, c.tpot_s) for c in good), strict=True))
+    return Turn(1e3 * ttft_s, 1e3 * tpot_s, len(good), problems=tuple(load.problems()))
+
+
+def guidellm(command: Path, tokenizer: Path, url: str, streams: int) -> Turn:
+    calls = streams * (1 + GENERATIONS[streams])
+    profile = {
+        "kind": "concurrent",
+        "streams": streams,
+        "rampup_duration": GENERATION_S[streams] * (streams - 1) / streams,
+        "warmup": {"mode": "requests", "value": streams},
+    }
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "GUIDELLM_"))}
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.json"
+        arguments = {
+            "--backend": {"kind": "openai_http", "target": url, "model": "m"},
+            "--tokenizer": {"kind": "huggingface_auto", "model": str(tokenizer)},
+            "--data": {"kind": "synthetic_text", "prompt_tokens": PROMPT_TOKENS, "output_tokens": OUTPUT_TOKENS},
+            "--profile": profile,
+            "--constraint": {"kind": "max_requests", "count": calls},
+            "--output": {"kind": "json", "path": str(report)},
+        }
+        line = [str(command), "run", "--disable-console"]
+        for name, value in arguments.items():
+            line += [name, json.dumps(value)]
+        done = subprocess.run(
+            line, env={**env, **GUIDELLM_SETTINGS}, capture_output=True, text=True, timeout=GUIDELLM_TIMEOUT_S
+        )
+        if done.returncode != 0 or not report.exists():
+            raise SystemExit(f"GuideLLM failed:\n{(done.stdout + done.stderr)[-3000:]}")
+        return read_report(json.loads(report.read_text()))
+
+
+def read_report(report: dict[str, Any]) -> Turn:
+    """GuideLLM's own medians, over the calls it counts."""
+    metrics = report["benchmarks"][0]["metrics"]
+    first, between = metrics["time_to_first_token_ms"]["successful"], metrics["inter_token_latency_ms"]["successful"]
+    totals = metrics["request_totals"]
+    failed = totals["errored"] + totals["incomplete"]
+    problems = (f"{failed} calls failed",) if failed else ()
+    return Turn(first["median"], between["median"], totals["successful"], problems=problems)
+
+
+def in_the_engines_words(record: dict[str, Any], turn: Turn, streams: int) -> Turn:
+    whole = [r for r in record["requests"].values() if r["state"] == "finished" and r["tokens_sent"] == OUTPUT_TOKENS]
+    seconds = [(r["ended_s"] - r["first_token_s"]) / (OUTPUT_TOKENS - 1) for r in whole]
+    turn.engine_tpot_ms = 1e3 * statistics.median(seconds)
+    expected = streams * GENERATIONS[streams]
+    if record["highest_running"] != streams:
+        turn.problems += (f"the engine had {record['highest_running']} streams at most, not {streams}",)
+    if len(whole) < expected:
+        turn.problems += (f"the engine finished {len(whole)} whole answers, at least {expected} were to be made",)
+    return turn
+
+
+def measure(tool: Callable[[str, int], Turn], streams: int) -> Turn:
+    """One turn of one tool, on an engine of its own, so that the engine's record is of this turn only."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with scripted(port, model="m", first_token_ms=FIRST_TOKEN_MS, step_ms=STEP_MS, seats=2 * max(GENERATIONS)):
+        turn = tool(url, streams)
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"{url}/scripted/record", timeout=10) as answer:
+            return in_the_engines_words(json.load(answer), turn, streams)
+
+
+def compare(streams: int, own: list[Turn], theirs: list[Turn], table: Table) -> list[float]:
+    """Adds the rows of one number of streams; returns the median ratios, GuideLLM's figure ÷ ours."""
+    worst = []
+    for name, what in (("ttft_ms", "first token"), ("tpot_ms", "per token")):
+        a, b = [getattr(turn, name) for turn in own], [getattr(turn, name) for turn in theirs]
+        ratios = [y / x for x, y in zip(a, b, strict=True)]
+        worst.append(statistics.median(ratios))
+        engine = [f"programmed {FIRST_TOKEN_MS}"] * 2
+        if name == "tpot_ms":
+            engine = [f"{statistics.median(t.engine_tpot_ms for t in turns):.2f}" for turns in (own, theirs)]
+        row = [f"{statistics.median(a):.2f}", engine[0], f"{statistics.median(b):.2f}", engine[1]]
+        verdict = "holds" if abs(worst[-1] - 1) <= BAR else "MISSED"
+        table.add_row(f"{streams}", what, *row, f"{worst[-1]:.4f}", spread(ratios, 4), verdict)
+    return worst
+
+
+def main(turns: int) -> int:
+    with console.status("environments") as status:
+        command = ensure_guidellm(status.update)
+        tokenizer = ensure_smollm2(ensure_cpu_engine(status.update), status.update)
+    tools: dict[str, Callable[[str, int], Turn]] = {
+        "Headway": ours,
+        "GuideLLM": lambda url, streams: guidellm(command, tokenizer, url, streams),
+    }
+    found: dict[tuple[str, int], list[Turn]] = {(name, streams): [] for name in tools for streams in GENERATIONS}
+    for number in track(range(turns), "turns", console=console, transient=True):
+        for streams in GENERATIONS:
+            for name in list(tools)[:: -1 if number % 2 else 1]:
+                turn = measure(tools[name], streams)
+                found[name, streams].append(turn)
+                said = (
+                    f"{turn.ttft_ms:.2f}, {turn.tpot_ms:.3f} ms, engine {turn.engine_tpot_ms:.3f}, {turn.calls} calls"
+                )
+                said = "; ".join([f"turn {number + 1}, {name}, {streams} streams: {said}", *turn.problems])
+                console.print(said, highlight=False)
+    table = Table("streams", "median ms", "Headway", "engine then", "GuideLLM", "engine then", "ratio", "turns", "")
+    ratios = [
+        ratio
+        for streams in GENERATIONS
+        for ratio in compare(streams, found["Headway", streams], found["GuideLLM", streams], table)
+    ]
+    console.print(f"{OUTPUT_TOKENS} tokens out, {turns} turns, ratio = GuideLLM {VERSION} ÷ Headway", table, sep="\n")
+    invalid = sum(bool(turn.problems) for several in found.values() for turn in several)
+    worst = max(abs(ratio - 1) for ratio in ratios)
+    console.print(f"turns with problems: {invalid} of {sum(map(len, found.values()))}", highlight=False)
+    console.print(f"the two differ by {worst:.1%} at most (bar {BAR:.0%})", highlight=False)
+    return 0 if worst <= BAR and not invalid else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 3))

@@ -1,0 +1,1 @@
+"""Real vLLM engines: long prompts and speculation."""

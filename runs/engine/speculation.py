@@ -1,0 +1,101 @@
+"""Whether n-gram speculation pays, by batch and by text. See runs/speculation.sh."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import sys
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+from rich.progress import Progress
+
+from headway.errors import SetupError
+from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
+from runs.engine.pairs import Pairs, Text, compare, table_of, two_engines
+from runs.measure.token_times import chat
+
+console = Console(width=170)
+TOKENS = 64
+BATCHES = (1, 2, 8, 16)
+SCHEDULED_BATCHES = (2, 4, 5, 8)  # both sides of where the schedule below ends speculation
+NGRAM: dict[str, object] = {
+    "method": "ngram",
+    "num_speculative_tokens": 4,
+    "prompt_lookup_max": 4,
+    "prompt_lookup_min": 2,
+}
+# First batch, last batch, tokens to draft.
+SCHEDULED = {**NGRAM, "num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 64, 0]]}
+COLOURS = ("red", "green", "blue", "white", "black", "brown", "grey", "pink", "orange", "violet")
+THINGS = (
+    *("lamp", "chair", "kettle", "bus", "clock", "piano", "ladder", "basket"),
+    *("mirror", "bottle", "hammer", "candle", "violin", "pillow", "wagon", "anchor"),
+)
+
+
+def repetitive(number: int) -> dict[str, object]:
+    """A list to say again, each its own; so small a model copies it badly, but then repeats itself."""
+    dice = random.Random(number)
+    lines = [
+        f"{at}. {dice.choice(COLOURS)} {dice.choice(THINGS)}, {dice.randint(10, 99)} pieces" for at in range(1, 16)
+    ]
+    listed = "\n".join(lines)
+    return {"prompt": f"The list:\n{listed}\n\nA copy of the list:\n1."}
+
+
+def story(number: int) -> dict[str, object]:
+    return chat(f"Tell me a long story about a {THINGS[number]}.")
+
+
+TEXTS = {name: Text(asked, len(THINGS), TOKENS) for name, asked in (("repetitive", repetitive), ("story", story))}
+
+
+def figure(pairs: Pairs) -> str:
+    parts = []
+    for text in TEXTS:
+        ratios = {
+            batch: statistics.median(one.ratio for one in found) for (t, batch), found in pairs.items() if t == text
+        }
+        parts.append(f"{text}: " + ", ".join(f"{ratio:.2f} at {batch}" for batch, ratio in ratios.items()))
+    return "speculative ÷ plain, tok/s of a stream: " + "; ".join(parts)
+
+
+def measure_schedule(python: Path, model: str, rounds: int, progress: Progress) -> tuple[Pairs, str]:
+    """Whether vLLM takes a schedule by batch, and follows it; (what was measured, what to say)."""
+    texts = {"repetitive": TEXTS["repetitive"]}
+    bar = progress.add_task("speculation by batch", total=rounds * len(SCHEDULED_BATCHES))
+    pairs: Pairs = {}
+    try:
+        with two_engines(python, model, MODEL_NAME, SCHEDULED, 0) as (plain, scheduled):
+            uvloop.run(compare(plain.url, scheduled.url, texts, SCHEDULED_BATCHES, rounds, pairs, progress, bar))
+    except (SetupError, RuntimeError, OSError) as error:  # that it does not start or does not last is a result too
+        return pairs, f"an engine with num_speculative_tokens_per_batch_size failed: {error}"
+    drafted = {batch: sum(one.counted["draft_tokens"] for one in found) for (_, batch), found in pairs.items()}
+    says = ", ".join(f"{count} at {batch}" for batch, count in drafted.items())
+    return pairs, f"with {json.dumps(SCHEDULED['num_speculative_tokens_per_batch_size'])} tokens drafted: {says}"
+
+
+def main(rounds: int) -> int:
+    python = ensure_cpu_engine(console.print)
+    model = str(ensure_smollm2(python, console.print))
+    pairs: Pairs = {}
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task("plain and speculative in turns", total=2 * rounds * len(TEXTS) * len(BATCHES))
+        for plain_core in (0, 1):  # each has each core for half of the pairs: the cores are not alike
+            with two_engines(python, model, MODEL_NAME, NGRAM, plain_core) as (plain, speculative):
+                uvloop.run(compare(plain.url, speculative.url, TEXTS, BATCHES, rounds, pairs, progress, bar))
+        console.print(table_of("n-gram speculation, 4 tokens", pairs))
+        scheduled, says = measure_schedule(python, model, rounds, progress)
+    console.print(table_of("n-gram speculation up to 4 streams, by num_speculative_tokens_per_batch_size", scheduled))
+    sample = next(iter(pairs.values()))[0].speculative[0].text
+    console.print(f"a repetitive stream begins: {sample[:100]!r}")
+    console.print(says, soft_wrap=True)
+    console.print(figure(pairs), soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 3))

@@ -1,0 +1,1 @@
+"""The express rule: in virtual time, on a live gateway, and on real vLLM."""

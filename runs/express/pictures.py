@@ -1,0 +1,166 @@
+"""The pictures of docs/explanation/fast-mode.md, drawn from what runs/express-rule.sh simulated.
+
+Knows how things are drawn, and nothing of how they came about. Colours are those of Okabe and Ito, which colour-blind
+readers tell apart; lines differ in their dashes too. Words stand where there was room for them: after a change of the
+run, look at the picture.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from headway.charts import BLUE, INK, ORANGE
+from headway.core.curve import DEFAULT_MARGIN, Curve
+
+FOLDER = Path(__file__).parents[2] / "docs" / "explanation"
+GREY, PALE = "#BDBDBD", "#F2F2F2"
+WIDTH, LEFT = 800, 56  # pixels of a strip, and of the numbers left of it
+Rows = list[dict[str, Any]]
+
+
+@dataclass
+class Words:
+    x: float
+    y: float
+    text: str
+    colour: str = INK
+    align: str = "left"
+
+
+@dataclass
+class Strip:
+    """Rows of at_s, who (a key of MARKS) and value, with what is written around them."""
+
+    title: str
+    subtitle: str
+    unit: str
+    height: int
+    rows: Rows
+    words: list[Words]
+    numbers: str = ",d"
+
+
+MARKS = {
+    "demand": alt.MarkDef("area", color=GREY, interpolate="step-after"),
+    "split": alt.MarkDef("line", color=ORANGE, strokeDash=[7, 4], strokeWidth=2, interpolate="step-after"),
+    "rule": alt.MarkDef("line", color=BLUE, strokeWidth=2, interpolate="step-after"),
+}
+
+
+def save(chart: alt.TopLevelMixin, name: str) -> None:
+    """As SVG for the page, and as PNG for where an SVG cannot be shown."""
+    axis = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
+    whole = (
+        chart.configure(background="white", padding=12, font="Helvetica, Arial, sans-serif")
+        .configure_axis(**axis, gridColor="#E6E6E6", domainColor="#BBBBBB", tickColor="#BBBBBB")
+        .configure_view(stroke=None)
+        .configure_title(
+            anchor="start", frame="group", color="black", fontSize=14, subtitleColor=INK, subtitleFontSize=12, offset=8
+        )
+    )
+    whole.save(FOLDER / f"{name}.svg")
+    whole.save(FOLDER / f"{name}.png")
+
+
+def write(words: list[Words]) -> list[alt.Chart]:
+    return [
+        alt.Chart(alt.InlineData(values=[{"x": one.x, "y": one.y, "text": one.text}]))
+        .mark_text(color=one.colour, align=one.align, fontSize=13, fontWeight=500)  # type: ignore[arg-type]
+        .encode(x="x:Q", y="y:Q", text="text:N")
+        for one in words
+    ]
+
+
+def over_time(strips: list[Strip], until_s: float, warm_up_s: float) -> alt.TopLevelMixin:
+    """Strips one below the other over the same seconds; the warm-up is shaded."""
+    drawn = []
+    for strip in strips:
+        last = strip is strips[-1]
+        time = alt.X(
+            "at_s:Q",
+            title="seconds of virtual time (shaded: warm-up, not counted)" if last else None,
+            axis=alt.Axis(grid=False, values=list(range(0, int(until_s) + 1, 60)), labels=last, titlePadding=8),
+            scale=alt.Scale(domain=[0, until_s], nice=False),
+        )
+        axis = alt.Axis(format=strip.numbers, tickCount=4, domain=False, ticks=False, minExtent=LEFT)
+        value = alt.Y("value:Q", title=strip.unit, axis=axis)
+        warm_up = alt.Chart(alt.InlineData(values=[{"from": 0, "to": warm_up_s}]))
+        layers = [warm_up.mark_rect(color=PALE).encode(x="from:Q", x2="to:Q")]
+        for who, mark in MARKS.items():
+            mine = [row for row in strip.rows if row["who"] == who]
+            layers.append(alt.Chart(alt.InlineData(values=mine), mark=mark).encode(time, value))
+        title = alt.TitleParams(strip.title, subtitle=strip.subtitle)
+        drawn.append(alt.layer(*layers, *write(strip.words)).properties(title=title, width=WIDTH, height=strip.height))
+    return alt.vconcat(*drawn, spacing=18)
+
+
+def light_and_heavy(curve: Curve, floor_tps: float, seats: int) -> alt.TopLevelMixin:
+    """The curve with the floor and the largest batch that keeps it; beside it what the whole replica gives."""
+    light = curve.largest_batch(floor_tps, seats)
+    needed_tps, light_tps, heavy_tps = floor_tps * (1 + DEFAULT_MARGIN), curve.speed_tps(light), curve.speed_tps(seats)
+    lines = alt.Chart(alt.InlineData(values=[{"floor": floor_tps, "needed": needed_tps}]))
+    one_stream = [
+        lines.mark_rect(color=ORANGE, opacity=0.18).encode(y="floor:Q", y2="needed:Q"),
+        lines.mark_rule(color=ORANGE, strokeWidth=2).encode(y="floor:Q"),
+        *_by_batch({batch: curve.speed_tps(batch) for batch in range(1, seats + 1)}, light, "tok/s of one stream"),
+        *write(
+            [
+                Words(seats, floor_tps - 5, f"floor, {floor_tps:g} tok/s", ORANGE, "right"),
+                Words(seats, needed_tps + 5, f"with the margin, {needed_tps:.1f}", ORANGE, "right"),
+                Words(light + 1.5, light_tps + 14, f"{light} streams: {light_tps:.0f} tok/s each", BLUE),
+                Words(seats, heavy_tps - 9, f"{seats} streams: {heavy_tps:.0f} each", INK, "right"),
+                Words(light / 2, 6, "light", BLUE, "center"),
+                Words((light + seats) / 2, 6, "heavy", INK, "center"),
+            ]
+        ),
+    ]
+    whole = {batch: batch * curve.speed_tps(batch) for batch in range(1, seats + 1)}
+    replica = [
+        *_by_batch(whole, light, "tok/s of the replica"),
+        *write(
+            [
+                Words(light + 2, whole[light] - 70, f"light, {light} streams: {whole[light]:,.0f} tok/s", BLUE),
+                Words(seats, whole[seats] * 1.06, f"heavy, {seats} streams: {whole[seats]:,.0f} tok/s", INK, "right"),
+            ]
+        ),
+    ]
+    titles = (
+        (
+            f"The floor decides the batch: at most {light} streams",
+            f"Speed of each stream, a replica of {seats} seats",
+        ),
+        ("What it costs: a light replica gives fewer tokens", "Output of all streams of that replica together"),
+    )
+    drawn = [
+        alt.layer(*layers, title=alt.TitleParams(title, subtitle=subtitle), width=WIDTH // 2 - 45, height=260)
+        for layers, (title, subtitle) in zip((one_stream, replica), titles, strict=True)
+    ]
+    return alt.hconcat(*drawn, spacing=24)
+
+
+def _by_batch(values: dict[int, float], light: int, unit: str) -> list[alt.Chart]:
+    """A line over the batch, the light seats tinted, and a dot at the last of them."""
+    seats = max(values)
+    batch = alt.X(
+        "batch:Q",
+        title="streams aboard (batch)",
+        axis=alt.Axis(grid=False, values=[1, light, *range(32, seats + 1, 16)], titlePadding=8),
+        scale=alt.Scale(domain=[0, seats], nice=False),
+    )
+    axis = alt.Axis(format=",d", tickCount=5, domain=False, ticks=False, minExtent=44)
+    value = alt.Y(
+        "value:Q", title=unit, axis=axis, scale=alt.Scale(domain=[0, 1.12 * max(values.values())], nice=False)
+    )
+    line = alt.Chart(alt.InlineData(values=[{"batch": b, "value": round(v, 2)} for b, v in values.items()]))
+    dots = alt.Chart(alt.InlineData(values=[{"batch": light, "value": values[light]}]))
+    tint = alt.Chart(alt.InlineData(values=[{"from": 0, "to": light}]))
+    return [
+        tint.mark_rect(color=BLUE, opacity=0.10).encode(x="from:Q", x2="to:Q"),
+        line.mark_line(color=INK, strokeWidth=2).encode(batch, value),
+        dots.mark_rule(color=BLUE, strokeDash=[3, 3]).encode(batch),
+        dots.mark_point(color=BLUE, size=80, filled=True, opacity=1).encode(batch, value),
+    ]

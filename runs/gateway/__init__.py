@@ -1,0 +1,1 @@
+"""The gateway: what it costs, and what it leaves behind."""

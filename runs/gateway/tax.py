@@ -1,0 +1,172 @@
+"""What the gateway costs, beside the bare engine in one run. See runs/tax.sh."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
+from runs.measure.streams import Stream, at_once, chat_request, cpu_seconds, gateway, on_schedule, scripted
+
+console = Console(width=110)
+MIN_RATIO = 0.97
+TOKENS_ON_VLLM = 32
+MAX_ADDED_P50_MS, MAX_ADDED_P99_MS = 1.0, 5.0
+MIN_TOKENS_PER_CPU_S, GOAL_TOKENS_PER_CPU_S = 30_000, 60_000
+
+
+@dataclass
+class Verdict:
+    what: str
+    measured: str
+    bar: str
+    holds: bool
+
+
+def percentile(values: list[float], share: float) -> float:
+    return statistics.quantiles(values, n=1000, method="inclusive")[round(share * 1000) - 1]
+
+
+def spread(values: list[float], digits: int = 3) -> str:
+    return f"{min(values):,.{digits}f} .. {max(values):,.{digits}f}"
+
+
+def all_complete(streams: list[Stream]) -> None:
+    lost = [s for s in streams if not s.complete]
+    if lost:
+        raise SystemExit(f"{len(lost)} of {len(streams)} calls did not complete (first status {lost[0].status!r})")
+
+
+def relay_cpu(folder: Path, rounds: int) -> Verdict:
+    """(c) tokens relayed per CPU-second of the gateway: 64 streams at 100 tokens/s each, one token per event."""
+    engine_port, port = free_port(), free_port()
+    url = f"http://127.0.0.1:{port}"
+    request = chat_request("m", 500)
+    per_cpu_s = []
+    with (
+        scripted(engine_port, model="m", first_token_ms=20, step_ms="1:10", seats=64),
+        gateway(port, folder, model="m", engine_urls=[f"http://127.0.0.1:{engine_port}"], seats=64) as pid,
+    ):
+        uvloop.run(at_once(url, request, 64))  # warm
+        for _ in track(range(rounds), "(c) relay", console=console, transient=True):
+            before = cpu_seconds(pid)
+            streams, _ = uvloop.run(at_once(url, request, 64))
+            used = cpu_seconds(pid) - before
+            all_complete(streams)
+            per_cpu_s.append(sum(s.tokens for s in streams) / used)
+    table = Table("streams", "tokens/s each", "tokens per CPU-second, median", "lowest .. highest", "µs per token")
+    middle = statistics.median(per_cpu_s)
+    table.add_row("64", "100", f"{middle:,.0f}", spread(per_cpu_s, 0), f"{1e6 / middle:.1f}")
+    console.print(f"(c) the gateway's CPU, scripted engine, {rounds} rounds of 5 s", table, sep="\n")
+    bar = f">= {MIN_TOKENS_PER_CPU_S:,} (goal {GOAL_TOKENS_PER_CPU_S:,})"
+    return Verdict("tokens per CPU-second", f"{middle:,.0f}", bar, middle >= MIN_TOKENS_PER_CPU_S)
+
+
+def added_first_token(folder: Path, rounds: int) -> Verdict:
+    """(b) added time to first token at half load: Poisson arrivals that keep 32 of 64 seats busy on average.
+
+    Bare and through the gateway take turns on the same arrivals. The added percentiles are taken inside each round and
+    the median over the rounds counts, so that a disturbance of the box in one round does not decide.
+    """
+    engine_port, port = free_port(), free_port()
+    bare, ours = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{port}"
+    request = chat_request("m", 50)
+    seconds_per_call = 0.02 + 49 * 0.01
+    chance = random.Random(1)
+    times: dict[str, list[list[float]]] = {bare: [], ours: []}
+    with (
+        scripted(engine_port, model="m", first_token_ms=20, step_ms="1:10", seats=64),
+        gateway(port, folder, model="m", engine_urls=[bare], seats=64),
+    ):
+        for url in (bare, ours):
+            all_complete(uvloop.run(at_once(url, request, 32))[0])  # warm
+        for number in track(range(2 * rounds), "(b) first token", console=console, transient=True):
+            schedule = [0.0]
+            while schedule[-1] < 5.0:
+                schedule.append(schedule[-1] + chance.expovariate(32 / seconds_per_call))
+            for url in (bare, ours) if number % 2 else (ours, bare):
+                streams = uvloop.run(on_schedule(url, request, schedule))
+                all_complete(streams)
+                times[url].append([1000 * (s.first_at - s.sent_at) for s in streams])
+    table = Table("time to first token, ms", "calls", "p50", "p90", "p99")
+    for name, url in (("bare engine", bare), ("through Headway", ours)):
+        pooled = [one for calls in times[url] for one in calls]
+        table.add_row(name, f"{len(pooled):,}", *[f"{percentile(pooled, share):.2f}" for share in (0.5, 0.9, 0.99)])
+    added = {
+        share: [percentile(b, share) - percentile(a, share) for a, b in zip(times[bare], times[ours], strict=True)]
+        for share in (0.5, 0.9, 0.99)
+    }
+    medians = {share: statistics.median(values) for share, values in added.items()}
+    table.add_row("added, median of rounds", "", *[f"{value:.2f}" for value in medians.values()])
+    table.add_row("added, lowest .. highest", "", *[spread(values, 2) for values in added.values()])
+    console.print(f"(b) added time to first token, scripted engine at half load, {2 * rounds} rounds", table, sep="\n")
+    holds = medians[0.5] <= MAX_ADDED_P50_MS and medians[0.99] <= MAX_ADDED_P99_MS
+    bar = f"<= {MAX_ADDED_P50_MS} and <= {MAX_ADDED_P99_MS} ms"
+    return Verdict("added first token p50, p99", f"{medians[0.5]:.2f} and {medians[0.99]:.2f} ms", bar, holds)
+
+
+def throughput_on_vllm(folder: Path, rounds: int) -> Verdict:
+    """(a) tokens per second through the gateway ÷ bare, on real vLLM.
+
+    The speed of this engine on a shared box drifts by a tenth and more within minutes. So the two take turns
+    in short pairs, a few seconds apart, and the median over many pairs counts, with a bootstrap interval.
+    """
+    python = ensure_cpu_engine(console.print)
+    model = str(ensure_smollm2(python, console.print))
+    port, pairs = free_port(), 4 * rounds
+    engine = LocalEngine(cpu_vllm(python), model, MODEL_NAME, free_port(), 32, on_cpu=True, core=0)
+    table = Table("streams", "bare tok/s", "Headway tok/s", "ratio", "95 % interval", "pairs, lowest .. highest")
+    medians = []
+    with EngineProcess(engine) as process:
+        with console.status("starting vLLM (about 40 s)"):
+            process.wait_ready(300)
+        bare, ours = process.url, f"http://127.0.0.1:{port}"
+        with gateway(port, folder, model=MODEL_NAME, engine_urls=[bare], seats=32):
+            for streams in (1, 8, 32):
+                request = chat_request(MODEL_NAME, TOKENS_ON_VLLM)
+                speeds: dict[str, list[float]] = {bare: [], ours: []}
+                for url in (bare, ours):
+                    uvloop.run(at_once(url, request, streams))  # warm
+                for number in track(range(pairs), f"(a) {streams} streams", console=console, transient=True):
+                    for url in (bare, ours) if number % 2 else (ours, bare):
+                        done, seconds = uvloop.run(at_once(url, request, streams))
+                        all_complete(done)
+                        speeds[url].append(sum(s.tokens for s in done) / seconds)
+                ratios = [b / a for a, b in zip(speeds[bare], speeds[ours], strict=True)]
+                medians.append(statistics.median(ratios))
+                tps = [f"{statistics.median(speeds[url]):.1f}" for url in (bare, ours)]
+                table.add_row(str(streams), *tps, f"{medians[-1]:.3f}", interval_of_median(ratios), spread(ratios))
+    console.print(f"(a) real vLLM, SmolLM2-135M, {TOKENS_ON_VLLM} tokens out, {pairs} pairs each", table, sep="\n")
+    worst = min(medians)
+    return Verdict("throughput ÷ bare, the worst of three", f"{worst:.3f}", f">= {MIN_RATIO}", worst >= MIN_RATIO)
+
+
+def interval_of_median(values: list[float]) -> str:
+    chance = random.Random(2)
+    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
+    return f"{medians[50]:.3f} .. {medians[1949]:.3f}"
+
+
+def main(rounds: int) -> int:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        verdicts = [relay_cpu(folder, rounds), added_first_token(folder, rounds), throughput_on_vllm(folder, rounds)]
+    table = Table("what", "measured", "bar", "")
+    for verdict in reversed(verdicts):
+        table.add_row(verdict.what, verdict.measured, verdict.bar, "holds" if verdict.holds else "MISSED")
+    console.print("the tax", table, sep="\n")
+    return 0 if all(verdict.holds for verdict in verdicts) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 7))

@@ -1,0 +1,1 @@
+"""The ledger: under faults, outages and races, and what it costs."""

@@ -1,0 +1,100 @@
+"""Were the books right? The replicas' own records against the store, for runs/ledger/torture.py.
+
+A replica notes for every request how many tokens of it were written to its connection. A gateway writes a reservation
+before it sends a call to a replica, so whatever a replica has seen must be in the books, once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+
+from headway.ledger.books import CHECKPOINT_S
+from headway.ledger.entries import Entry
+from headway.ledger.store import Store
+from headway.ledger.verify import verify
+from runs.measure.witness import PROBE_ID_LENGTH, fetch
+
+
+class Sent(msgspec.Struct):
+    """One request as a replica recorded it."""
+
+    prompt_tokens: int
+    tokens_sent: int
+    state: str
+
+
+class Page(msgspec.Struct):
+    running: int
+    requests: dict[str, Sent]
+
+
+class Witness:
+    """Keeps what a replica has recorded, which forgets the oldest of ten thousand."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.requests: dict[str, Sent] = {}
+        self.running = 0
+
+    def read(self) -> None:
+        page = msgspec.json.decode(fetch(self.url + "/scripted/record"), type=Page)
+        self.running = page.running
+        self.requests |= {name: sent for name, sent in page.requests.items() if len(name) != PROBE_ID_LENGTH}
+
+
+@dataclass
+class Seen:
+    """One call as its client saw it."""
+
+    call_id: str
+    is_complete: bool
+
+
+@dataclass
+class Judgement:
+    calls: int = 0
+    entries: int = 0
+    lost: list[str] = field(default_factory=list)
+    over_billed: list[str] = field(default_factory=list)
+    wrong_when_complete: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    killed_low: list[int] = field(default_factory=list)  # tokens sent and not billed, of streams whose gateway died
+
+
+def judge(store: Store, witnesses: list[Witness], seen: list[Seen]) -> Judgement:
+    verdict = verify(store.entries())
+    judgement = Judgement(verdict.calls, verdict.entries, problems=verdict.problems)
+    if verdict.open_calls:
+        judgement.problems.append(f"{verdict.open_calls} calls were never closed")
+    served = {entry.call_id: entry for entry in store.entries() if entry.kind == "served"}
+    records = {witness.url: witness.requests for witness in witnesses}
+    known = {name for witness in witnesses for name in witness.requests} | {call.call_id for call in seen}
+    judgement.lost = sorted(known - served.keys())
+    for entry in served.values():
+        judgement.outcomes[entry.outcome] += 1
+        sent = records[entry.replica].get(entry.call_id, Sent(0, 0, "never seen"))
+        if entry.output_tokens > sent.tokens_sent or entry.prompt_tokens > sent.prompt_tokens:
+            judgement.over_billed.append(_words(entry, sent))
+        if entry.outcome == "gateway_lost" and sent.state != "never seen":
+            judgement.killed_low.append(sent.tokens_sent - entry.output_tokens)
+    for call in seen:
+        found = served.get(call.call_id)
+        if call.is_complete and found is not None:
+            sent = records[found.replica][call.call_id]
+            if (found.output_tokens, found.prompt_tokens) != (sent.tokens_sent, sent.prompt_tokens):
+                judgement.wrong_when_complete.append(_words(found, sent))
+    return judgement
+
+
+def checkpoint_tokens(step_s: float) -> int:
+    """The most a killed stream may be low: what is made between two checkpoints, the second of which is up to as late
+    again as they are apart, and what its replica had written when it noticed."""
+    return int(2 * CHECKPOINT_S / step_s) + 2
+
+
+def _words(entry: Entry, sent: Sent) -> str:
+    return f"{entry.id} {entry.outcome}: {entry.prompt_tokens} + {entry.output_tokens} billed, {sent}"

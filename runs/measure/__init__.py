@@ -1,0 +1,1 @@
+"""What the runs measure with: clients that time tokens, processes to start, and what replicas record."""

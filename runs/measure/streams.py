@@ -1,0 +1,191 @@
+"""A thin load client for the runs: raw asyncio protocols, so that the client is not what is measured.
+
+Every call is stamped when it is sent, at its first token and at its last; tokens are counted by the server's own usage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+from urllib.parse import urlsplit
+
+import msgspec
+
+CALL_TIMEOUT_S = 120.0
+
+
+@dataclass
+class Stream:
+    """One streamed call and its times, in seconds on this process' clock."""
+
+    sent_at: float = 0.0
+    first_at: float = 0.0
+    last_at: float = 0.0
+    ended_at: float = 0.0  # its terminator
+    tokens: int = 0
+    complete: bool = False
+    status: bytes = b""
+    proof: dict[str, object] = field(default_factory=dict)  # what the gateway says of it
+
+    @property
+    def speed_tps(self) -> float:
+        return (self.tokens - 1) / max(1e-9, self.last_at - self.first_at)
+
+
+class _Caller(asyncio.Protocol):
+    def __init__(self, request: bytes) -> None:
+        self.stream = Stream()
+        self.done: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._tail = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+        self.stream.sent_at = time.perf_counter()
+        self._transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        now = time.perf_counter()
+        if not self.stream.status:
+            self.stream.status = data[9:12]
+        if b'"delta":{"content"' in data or b'"role":"assistant"' in data:
+            if not self.stream.first_at:
+                self.stream.first_at = now
+            self.stream.last_at = now
+        self._tail = (self._tail + data)[-1200:]
+        if b"[DONE]" in self._tail:
+            self.stream.complete = True
+            self.stream.ended_at = now
+            usage = self._tail.rfind(b'"completion_tokens":')
+            self.stream.tokens = int(self._tail[usage + 20 :].split(b",")[0].split(b"}")[0])
+            proof = self._tail.rfind(b'"headway":{')
+            if proof > 0:
+                self.stream.proof = msgspec.json.decode(self._tail[proof + 10 : self._tail.index(b"}", proof) + 1])
+            self._finish()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self.done.done():
+            self.done.set_result(self.stream)
+        self._transport.close()
+
+
+STORY = "Tell me a long story about a bus."
+
+
+def chat_request(model: str, max_tokens: int, key: str = "none", prompt: str = STORY, **more: object) -> bytes:
+    body = msgspec.json.encode(
+        {
+            **more,
+            "model": model,
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    head += f"x-api-key: {key}\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+async def call(url: str, request: bytes) -> Stream:
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or 80
+    loop = asyncio.get_running_loop()
+    async with asyncio.timeout(CALL_TIMEOUT_S):
+        _, caller = await loop.create_connection(lambda: _Caller(request), host, port)
+        return await caller.done
+
+
+async def at_once(url: str, request: bytes, streams: int) -> tuple[list[Stream], float]:
+    """That many calls at the same moment; returns them and the time from the first sent to the last token."""
+    done = await asyncio.gather(*[call(url, request) for _ in range(streams)])
+    return done, max(s.last_at for s in done) - min(s.sent_at for s in done)
+
+
+async def on_schedule(url: str, request: bytes, times_s: list[float]) -> list[Stream]:
+    """Calls at given times from now, whether or not earlier ones have ended."""
+    loop = asyncio.get_running_loop()
+    start = loop.time()
+
+    async def one(at_s: float) -> Stream:
+        await asyncio.sleep(start + at_s - loop.time())
+        return await call(url, request)
+
+    return await asyncio.gather(*[one(at_s) for at_s in times_s])
+
+
+def cpu_seconds(pid: int) -> float:
+    """Time the process has been on a CPU, in user and kernel mode, to the nanosecond, all threads."""
+    tasks = Path(f"/proc/{pid}/task")
+    return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks.iterdir()) / 1e9
+
+
+@contextmanager
+def scripted(port: int, *, model: str, first_token_ms: float, step_ms: str, seats: int) -> Iterator[int]:
+    command = [sys.executable, "-m", "headway", "mock-engine", "--port", str(port), "--model", model]
+    command += ["--first-token-ms", str(first_token_ms), "--step-ms", step_ms, "--max-num-seqs", str(seats)]
+    with process(command, f"http://127.0.0.1:{port}/health") as pid:
+        yield pid
+
+
+@contextmanager
+def gateway(
+    port: int,
+    folder: Path,
+    *,
+    model: str,
+    engine_urls: list[str],
+    seats: int,
+    tiers: str = "",
+    curve: str = "",
+    timing: str = "",
+    ledger: str = "",
+    record: Path | None = None,
+) -> Iterator[int]:
+    """`tiers` is TOML for the model's tiers, `curve` the line for each replica, `timing` lines for the gateway,
+    `ledger` lines for its books."""
+    replicas = "".join(f'[[models.replicas]]\nurl = "{url}"\nseats = {seats}\n{curve}\n' for url in engine_urls)
+    config = folder / f"gateway-{port}.toml"
+    books = f"[ledger]\n{ledger}\n" if ledger else ""
+    config.write_text(f'[gateway]\nport = {port}\n{timing}\n{books}[[models]]\nname = "{model}"\n{tiers}\n{replicas}')
+    command = [sys.executable, "-m", "headway", "serve", "--config", str(config)]
+    command += ["--record", str(record)] if record is not None else []
+    with process(command, f"http://127.0.0.1:{port}/ready") as pid:
+        yield pid
+
+
+@contextmanager
+def process(command: list[str], ready_url: str, env: Mapping[str, str] = os.environ) -> Iterator[int]:
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=env) as started:
+        try:
+            _wait_for(ready_url, started)
+            yield started.pid
+        finally:
+            started.terminate()
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            opener.open(url, timeout=2).close()
+            return
+        except OSError:
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{' '.join(process.args)} is not ready") from None  # type: ignore[arg-type]
+            time.sleep(0.05)

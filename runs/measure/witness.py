@@ -1,0 +1,126 @@
+"""What the replicas themselves wrote down, for runs/express/live.py: who ran beside whom, and how fast.
+
+A scripted engine numbers its steps, notes how many requests had a seat when each began (only where that changes), and
+keeps every request's first and last step. From that follows, for any request, the largest company of its steps; and
+for a step with too many, who they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import urllib.request
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+PROBE_ID_LENGTH = 16  # the engine names what comes without an id itself; the gateway's own ids are twice as long
+
+
+class Seen(msgspec.Struct):
+    """One request as the engine recorded it."""
+
+    tokens_sent: int
+    state: str
+    first_step: int | None
+    last_step: int | None
+    first_token_s: float | None
+    ended_s: float | None
+
+    def speed_tps(self) -> float | None:
+        if self.tokens_sent < 2 or self.first_token_s is None or self.ended_s is None:
+            return None
+        return (self.tokens_sent - 1) / (self.ended_s - self.first_token_s)
+
+
+class Record(msgspec.Struct):
+    """One life of a replica: from the start of its process to when it was last read."""
+
+    running: int
+    waiting: int
+    steps_begun: int
+    running_changes: list[tuple[int, int]]
+    requests: dict[str, Seen]
+
+    def spells(self, request: Seen) -> Iterator[tuple[int, int, int]]:
+        """(first step, last step, company) over the request's life, one for each stretch of equal company."""
+        last = self.steps_begun if request.last_step is None else request.last_step
+        if request.first_step is None or request.first_step > last:
+            return
+        at = bisect_right(self.running_changes, (request.first_step, 1 << 30)) - 1
+        if at < 0:
+            raise SystemExit("a replica's record is shorter than its requests: raise KEPT_CHANGES")
+        while at < len(self.running_changes) and self.running_changes[at][0] <= last:
+            start, company = self.running_changes[at]
+            after = self.running_changes[at + 1][0] if at + 1 < len(self.running_changes) else last + 1
+            yield max(start, request.first_step), min(after - 1, last), company
+            at += 1
+
+    def why_above(self, first: int, last: int) -> str:
+        """Who was one too many in these steps, as far as the record tells."""
+        aboard = [
+            (name, one)
+            for name, one in self.requests.items()
+            if one.first_step is not None
+            and one.first_step <= last
+            and (one.last_step is None or one.last_step >= first)
+        ]
+        if any(len(name) == PROBE_ID_LENGTH for name, _ in aboard):
+            return "a probe of the gateway"
+        if any(one.state == "aborted" and one.last_step is not None and one.last_step <= last + 1 for _, one in aboard):
+            return "a seat given on before the engine noticed that its client was gone"
+        return "none of these"
+
+
+@dataclass
+class Company:
+    """What the records say of the requests that were served as fast."""
+
+    found: int = 0
+    missing: int = 0  # ids that no record has
+    highest: int = 0
+    steps: int = 0
+    requests_above: int = 0
+    steps_above: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)  # steps above the limit, by who was one too many
+
+
+def company_of(records: list[Record], ids: set[str], limit: int) -> Company:
+    company = Company(missing=len(ids.difference(*[record.requests for record in records])))
+    for record in records:
+        for name in ids & record.requests.keys():
+            company.found += 1
+            above = 0
+            for first, last, running in record.spells(record.requests[name]):
+                company.steps += last - first + 1
+                company.highest = max(company.highest, running)
+                if running > limit:
+                    above += last - first + 1
+                    company.reasons[record.why_above(first, last)] += last - first + 1
+            company.steps_above += above
+            company.requests_above += above > 0
+    return company
+
+
+def highest_running(records: list[Record]) -> int:
+    return max((running for record in records for _, running in record.running_changes), default=0)
+
+
+_read_record = msgspec.json.Decoder(Record).decode
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def fetch(url: str, body: bytes | None = None) -> bytes:
+    with _opener.open(url, data=body, timeout=10) as answer:
+        content: bytes = answer.read()
+        return content
+
+
+async def read_record(url: str) -> Record:
+    return _read_record(await asyncio.to_thread(fetch, url + "/scripted/record"))
+
+
+async def set_faults(url: str, **faults: object) -> None:
+    await asyncio.to_thread(fetch, url + "/scripted/faults", msgspec.json.encode(faults))

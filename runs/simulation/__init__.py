@@ -1,0 +1,1 @@
+"""The simulator: beside the live gateway, its speed, and a fleet of ten thousand replicas."""

@@ -1,0 +1,316 @@
+"""The same arrivals through the live gateway and through the simulator. See runs/sim-fidelity.sh."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
+from pathlib import Path
+
+import uvloop
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from headway.api.prompt import BYTES_PER_TOKEN
+from headway.bench.client import Prompts
+from headway.config import load
+from headway.core.curve import fit
+from headway.core.types import Tier
+from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.run import policy_of, replica_of
+from headway.sim.cell import Cell
+from headway.sim.loop import Job, SimTrip, Simulation
+from headway.sim.workload import Lengths, Recipe, synthesize
+from runs.measure.streams import Stream, call, chat_request, gateway, scripted
+
+console = Console(width=120)
+SEATS, SEED = 16, 3
+TIERS = """\
+[[models.tiers]]
+name = "standard"
+max_hold_s = 30.0
+[[models.tiers]]
+name = "fast"
+floor_tps = {floor_tps}
+max_hold_s = 3.0
+"""
+SHARES: dict[Tier, float] = {"standard": 0.75, "fast": 0.25}
+
+# Scripted engines: 10 ms a step and 1.5 more for each stream.
+REPLICAS, FIRST_TOKEN_S, STEP_MS, FLOOR_TPS = 4, 0.020, "1:11.5,16:34", 45.0
+CURVE = f"curve = [[1, {1 / 0.0115:.4f}], [8, {1 / 0.022:.4f}], [16, {1 / 0.034:.4f}]]"
+RECIPE = Recipe(9.0, clients=20, burst_spread=0.5, answers=Lengths(100, 0.7, 400, least=20), tiers=SHARES)
+
+# Real vLLM: the engine is measured before, between and after the segments, because the machine changes its speed.
+SEGMENTS, SEGMENT_S, BEFORE = 5, 75.0, 3
+BATCHES, ROUNDS, TOKENS = (1, 4, 16), (4, 2, 1), 48
+SHORT, ABOARD = 24, 4  # tokens of the prompts that tell what reading one takes from so many streams
+FLOOR_BATCH, FLOOR_SHARE = 6, 0.45  # the floor is this part of the speed at that batch
+# With a floor aboard, newcomers' prompts may take a twentieth of the time. Answers are long enough for that to keep few
+# waiting: else the times hang on one hundredth of a second more or less that a prompt takes.
+BUSY = 0.3  # of what a full engine gives
+VLLM_SHARES: dict[Tier, float] = {"standard": 0.88, "fast": 0.12}
+PROMPTS, ANSWERS, MEAN_ANSWER = Lengths(24, 0.4, 160, least=16), Lengths(100, 0.5, 240, least=30), 110.0
+
+
+@dataclass(frozen=True)
+class Bars:
+    throughput: float
+    p50: float
+    p99: float
+    points: float  # between the shares of floors kept
+
+
+ON_SCRIPTED, ON_VLLM = Bars(0.02, 0.03, 0.06, 1.0), Bars(0.05, 0.08, 0.15, 1.0)
+
+
+@dataclass
+class Seen:
+    """A call as its client saw it."""
+
+    job: Job
+    stream: Stream
+    e2e_s: float  # from when it was due to its last token
+
+
+@dataclass
+class Side:
+    """Both sides of one comparison, segment by segment."""
+
+    live: list[list[Seen]] = field(default_factory=list)
+    simulated: list[list[SimTrip]] = field(default_factory=list)
+
+
+@dataclass
+class Planned:
+    job: Job
+    request: bytes
+
+
+def planned(jobs: Iterator[Job], model: str, seconds: float) -> list[Planned]:
+    """The calls as they will be sent, of one tenant, since the live gateway of this run has no keys; the prompt counts
+    for as much as the gateway takes it for."""
+    prompts, made = Prompts(SEED), []
+    for job in takewhile(lambda job: job.at < seconds, jobs):
+        tier = "fast" if job.call.tier == "fast" else "default"
+        prompt, session = prompts.text(job.call.prompt_tokens), job.call.affinity
+        request = chat_request(model, job.tokens, prompt=prompt, service_tier=tier, prompt_cache_key=session)
+        as_seen = replace(job.call, model=model, tenant="", prompt_tokens=taken_for(request))
+        made.append(Planned(Job(job.at, as_seen, job.tokens), request))
+    return made
+
+
+def taken_for(request: bytes) -> int:
+    """The tokens that the gateway takes the prompt for."""
+    return len(request.partition(b"\r\n\r\n")[2]) // BYTES_PER_TOKEN
+
+
+async def live(url: str, plan: list[Planned]) -> list[Seen]:
+    loop = asyncio.get_running_loop()
+    start = loop.time() + 0.5
+
+    async def one(each: Planned) -> Seen:
+        at = each.job.at
+        await asyncio.sleep(start + at - loop.time())
+        due = loop.time()
+        stream = await call(url, each.request)
+        return Seen(each.job, stream, stream.last_at - stream.sent_at + max(0.0, due - start - at))
+
+    return await asyncio.gather(*[one(each) for each in plan])
+
+
+def simulated(config: Path, plan: list[Planned], first_token_s: float) -> list[SimTrip]:
+    table = load(config).models[0]
+    fleet = [replica_of(table, replica, name=replica.url) for replica in table.replicas]
+    simulation = Simulation(Cell({table.name: policy_of(table)}), fleet, first_token_s)
+    return list(simulation.run((each.job for each in plan), 1e9))
+
+
+# --- scripted engines ---
+
+
+def on_scripted(seconds: float, folder: Path) -> Side:
+    ports, port = [free_port() for _ in range(REPLICAS)], free_port()
+    plan = planned(synthesize(RECIPE, SEED), "m", seconds)
+    tiers = TIERS.format(floor_tps=FLOOR_TPS)
+    with ExitStack() as stack:
+        for one in ports:
+            engine = scripted(one, model="m", first_token_ms=FIRST_TOKEN_S * 1e3, step_ms=STEP_MS, seats=SEATS)
+            stack.enter_context(engine)
+        urls = [f"http://127.0.0.1:{one}" for one in ports]
+        stack.enter_context(gateway(port, folder, model="m", engine_urls=urls, seats=SEATS, tiers=tiers, curve=CURVE))
+        seen = uvloop.run(live(f"http://127.0.0.1:{port}", plan))
+    return Side([seen], [simulated(folder / f"gateway-{port}.toml", plan, FIRST_TOKEN_S)])
+
+
+# --- real vLLM ---
+
+
+@dataclass
+class Measured:
+    """Of one engine, each figure once for every time it was looked at."""
+
+    speeds: dict[int, list[float]] = field(default_factory=lambda: {batch: [] for batch in BATCHES})
+    stall_s: list[float] = field(default_factory=list)  # what a newcomer's prompt takes from those aboard
+    first_token_s: list[float] = field(default_factory=list)  # of a newcomer with nobody aboard
+    prompt_tokens: list[int] = field(default_factory=list)  # what the gateway takes such a prompt for
+
+    @property
+    def prompt_tps(self) -> float:
+        return statistics.mean(self.prompt_tokens) / max(1e-3, statistics.mean(self.stall_s))
+
+    @property
+    def more_s(self) -> float:
+        """Until a first token, beside the prompt's reading."""
+        return max(0.0, statistics.mean(self.first_token_s) - statistics.mean(self.stall_s))
+
+    def lines(self) -> str:
+        """For the configuration. Means, not what nine in ten got: a simulation is about all streams."""
+        curve = [[batch, round(statistics.mean(speeds), 3)] for batch, speeds in self.speeds.items()]
+        return f"curve = {curve}\nprompt_tps = {self.prompt_tps:.1f}\n"
+
+    def speed_tps(self, batch: int) -> float:
+        points = [(b, 1 / statistics.mean(speeds)) for b, speeds in self.speeds.items()]
+        return fit(points).speed_tps(batch)
+
+
+async def measure(url: str, prompts: Prompts, into: Measured) -> None:
+    """What each stream gets at some batches, and what a prompt takes: from those aboard, and from its own caller."""
+
+    def request(tokens: int) -> bytes:
+        return chat_request(MODEL_NAME, tokens, prompt=prompts.text(SHORT))
+
+    async def decode(streams: int, tokens: int) -> list[Stream]:
+        return await asyncio.gather(*[call(url, request(tokens)) for _ in range(streams)])
+
+    for batch, rounds in zip(BATCHES, ROUNDS, strict=True):
+        for _ in range(rounds):
+            into.speeds[batch] += [stream.speed_tps for stream in await decode(batch, TOKENS)]
+    alone = [await call(url, request(1)) for _ in range(4)]
+    undisturbed = await decode(ABOARD, TOKENS)
+    aboard = asyncio.create_task(decode(ABOARD, TOKENS))
+    newcomers = 0
+    while not aboard.done():
+        await call(url, request(1))
+        newcomers += 1
+    lost_s = statistics.mean(map(decoding_s, aboard.result())) - statistics.mean(map(decoding_s, undisturbed))
+    into.stall_s.append(lost_s / newcomers)
+    into.first_token_s.append(statistics.median(stream.first_at - stream.sent_at for stream in alone))
+    into.prompt_tokens.append(taken_for(request(1)))
+
+
+def decoding_s(stream: Stream) -> float:
+    return stream.last_at - stream.first_at
+
+
+@contextmanager
+def engine() -> Iterator[str]:
+    python = ensure_cpu_engine(console.print)
+    model = str(ensure_smollm2(python, console.print))
+    local = LocalEngine(cpu_vllm(python), model, MODEL_NAME, free_port(), SEATS, on_cpu=True, core=0)
+    with EngineProcess(local) as started:
+        with console.status("starting the engine (about a minute)"):
+            started.wait_ready(300)
+        yield started.url
+
+
+def on_vllm(segments: int, folder: Path) -> tuple[Side, Measured, float]:
+    measured, prompts, side, port = Measured(), Prompts(SEED + 1), Side(), free_port()
+    with engine() as url:
+        uvloop.run(measure(url, prompts, Measured()))  # the first time warms it up
+        for _ in range(BEFORE):
+            uvloop.run(measure(url, prompts, measured))
+        known = measured.lines()
+        floor_tps = round(FLOOR_SHARE * measured.speed_tps(FLOOR_BATCH), 2)
+        calls_per_s = BUSY * SEATS * measured.speed_tps(SEATS) / MEAN_ANSWER
+        recipe = Recipe(calls_per_s, clients=20, burst_spread=0.5, prompts=PROMPTS, answers=ANSWERS, tiers=VLLM_SHARES)
+        plans = [planned(synthesize(recipe, seed), MODEL_NAME, SEGMENT_S) for seed in range(segments)]
+        tiers = TIERS.format(floor_tps=floor_tps)
+        for plan in track(plans, "segments", console=console, transient=True):
+            with gateway(port, folder, model=MODEL_NAME, engine_urls=[url], seats=SEATS, tiers=tiers, curve=known):
+                side.live.append(uvloop.run(live(f"http://127.0.0.1:{port}", plan)))
+            uvloop.run(measure(url, prompts, measured))
+    config = folder / "simulated.toml"
+    config.write_text(
+        f'[[models]]\nname = "{MODEL_NAME}"\n{tiers}\n[[models.replicas]]\nurl = "{url}"\nseats = {SEATS}\n'
+        + measured.lines()
+    )
+    side.simulated = [simulated(config, plan, measured.more_s) for plan in plans]
+    return side, measured, floor_tps
+
+
+# --- the comparison ---
+
+
+def quantile(values: list[float], share: float) -> float:
+    return statistics.quantiles(values, n=100, method="inclusive")[round(share * 100) - 1]
+
+
+def report(title: str, side: Side, floor_tps: float, bars: Bars) -> bool:
+    table = Table("what", "live", "simulated", "off by", "bar", title=title, title_justify="left")
+    holds: list[bool] = []
+
+    def compare(what: str, ours: float, theirs: float, bar: float | None, form: str = ".3f") -> None:
+        off = theirs / ours - 1 if ours else 0.0
+        holds.append(bar is None or abs(off) <= bar)
+        shown = f"{bar:.0%}{'' if holds[-1] else ' MISSED'}" if bar is not None else ""
+        table.add_row(what, f"{ours:{form}}", f"{theirs:{form}}", f"{off:+.1%}", shown)
+
+    complete = [[one for one in seen if one.stream.complete] for seen in side.live]
+    finished = [[trip for trip in trips if trip.how == "finished"] for trips in side.simulated]
+    lasts = (
+        sum(max(one.job.at + one.e2e_s for one in seen) for seen in complete),
+        sum(max(trip.ended_at or 0.0 for trip in trips) for trips in finished),
+    )
+    all_live, all_trips = [one for seen in complete for one in seen], [trip for trips in finished for trip in trips]
+    tokens = sum(one.job.tokens for one in all_live), sum(trip.job.tokens for trip in all_trips)
+    compare("throughput, tok/s", tokens[0] / lasts[0], tokens[1] / lasts[1], bars.throughput, ",.1f")
+    compare("calls served", float(len(all_live)), float(len(all_trips)), None, ",.0f")
+    tiers: tuple[Tier | None, ...] = (None, "standard", "fast")
+    for tier in tiers:
+        ours = [one.e2e_s for one in all_live if tier in (None, one.job.call.tier)]
+        theirs = [(trip.ended_at or 0.0) - trip.job.at for trip in all_trips if tier in (None, trip.job.call.tier)]
+        for share, bar in ((0.5, bars.p50), (0.99, bars.p99)):
+            name = f"end to end p{share * 100:.0f}, {tier or 'all'}, s"
+            compare(name, quantile(ours, share), quantile(theirs, share), None if tier else bar)
+    kept = [one.stream.proof.get("kept") for one in all_live if one.stream.proof.get("tier_served") == "fast"]
+    promised = [trip.speed_tps >= floor_tps for trip in all_trips if trip.tier == "fast"]
+    shares = sum(one is True for one in kept) / max(1, len(kept)), sum(promised) / max(1, len(promised))
+    points = 100 * abs(shares[0] - shares[1])
+    holds.append(points <= bars.points)
+    missed = "" if holds[-1] else " MISSED"
+    kept_live, kept_simulated = [f"{share:.2%}" for share in shares]
+    table.add_row("floors kept", kept_live, kept_simulated, f"{points:.1f} points", f"{bars.points:g} points{missed}")
+    console.print(table)
+    return all(holds)
+
+
+def main() -> int:
+    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 180.0
+    segments = int(sys.argv[2]) if len(sys.argv) > 2 else SEGMENTS
+    folder = Path(tempfile.mkdtemp(prefix="headway-fidelity-"))
+    side = on_scripted(seconds, folder)
+    holds = [report(f"{REPLICAS} scripted engines, {seconds:g} s", side, FLOOR_TPS, ON_SCRIPTED)]
+    if segments:
+        side, measured, floor_tps = on_vllm(segments, folder)
+        for batch, speeds in measured.speeds.items():
+            ends = f"{min(speeds):.1f} .. {max(speeds):.1f}"
+            console.print(f"vLLM with {batch} streams: {statistics.mean(speeds):.1f} tok/s each ({ends})")
+        console.print(
+            f"a prompt takes {statistics.mean(measured.stall_s) * 1e3:.0f} ms from those aboard, its first token comes "
+            f"{measured.more_s * 1e3:.0f} ms later; floor {floor_tps} tok/s"
+        )
+        title = f"vLLM, one engine on one of two cores, {segments} times {SEGMENT_S:g} s"
+        holds.append(report(title, side, floor_tps, ON_VLLM))
+    return 0 if all(holds) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,187 @@
+"""Distillation from nothing to a published student, with its mistakes and speeds. See runs/distill.sh."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any
+
+from rich.table import Table
+
+from headway.distill.card import card_page, ratio_interval
+from headway.distill.fit import fits, places, weigh
+from headway.evals.shares import Share
+from headway.evals.tool_calls import MISTAKES
+from headway.local.engine_process import cache_dir
+from runs.students.stages import (
+    SPEED_STREAMS,
+    TINY,
+    Sizes,
+    Work,
+    collect_answers,
+    console,
+    count_all_mistakes,
+    cut_student,
+    keep_right,
+    make_tasks,
+    measure_speeds,
+    quantise,
+    spark_beside_standard,
+    train_students,
+    tune_teacher,
+)
+
+MIN_TEACHER, MIN_OF_TEACHER, MIN_TIMES, GOAL_TIMES, MAX_MINUTES = 0.95, 0.90, 5.0, 15.0, 150.0
+Verdicts = dict[str, dict[str, int]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Make a student and count its mistakes.")
+    parser.add_argument("--tiny", action="store_true", help="try every stage with next to no data")
+    parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0)), help="to compute on")
+    parser.add_argument("--until", default="", help="stop after this stage")
+    given = parser.parse_args()
+    work = open_work(given.cores, tiny=given.tiny)
+    results = run_stages(work, given.until)
+    return 0 if given.until else report(work, results)
+
+
+def open_work(cores: list[int], *, tiny: bool = False) -> Work:
+    return Work(cache_dir() / ("distill-tiny" if tiny else "distill"), TINY if tiny else Sizes(), cores)
+
+
+def models_of(work: Work) -> list[str]:
+    trained = [f"{kind}-{seed}" for seed in range(work.sizes.seeds) for kind in ("sft", "student")]
+    return ["teacher", "cut", *trained, "student-int8"]
+
+
+def run_stages(work: Work, until: str = "") -> dict[str, Any]:
+    stages: list[tuple[str, Any, float]] = [
+        ("tasks", lambda: make_tasks(work), 0.2),
+        ("teacher", lambda: tune_teacher(work), 42),
+        ("answers", lambda: collect_answers(work), 10),
+        ("kept", lambda: keep_right(work), 0.1),
+        ("cut", lambda: cut_student(work), 4),
+        ("training", lambda: train_students(work), 42),
+        ("int8", lambda: quantise(work, "student-0", "student-int8"), 0.3),
+        ("mistakes", lambda: count_all_mistakes(work, models_of(work)), 12),
+        ("speeds", lambda: measure_speeds(work), 6),
+        ("beside", lambda: spark_beside_standard(work, best(work)), 5),
+    ]
+    console.print(f"{len(stages)} stages in {work.folder}, about {sum(one[2] for one in stages):.0f} min in all")
+    results: dict[str, Any] = {}
+    for name, stage, minutes in stages:
+        results[name] = work.once(name, stage, minutes)
+        if name == until:
+            break
+    return results
+
+
+def best(work: Work) -> str:
+    """What is published: the int8 student if it is hardly more often wrong than the one it was made from."""
+    right = {}
+    for name in ("student-0", "student-int8"):
+        counts = json.loads((work.folder / f"mistakes-{name}.json").read_text())["result"]["routine"]
+        right[name] = counts.get("right", 0) / max(1, sum(counts.values()))
+    return "student-int8" if right["student-int8"] >= right["student-0"] - 0.01 else "student-0"
+
+
+def report(work: Work, results: dict[str, Any]) -> int:
+    models = models_of(work)
+    mistakes: dict[str, Verdicts] = {
+        task_set: {name: results["mistakes"][name][task_set] for name in models} for task_set in ("routine", "hard")
+    }
+    for task_set, verdicts in mistakes.items():
+        kinds = [kind for kind in MISTAKES if any(counts.get(kind) for counts in verdicts.values())]
+        table = Table("model", "tasks", "right (95 % interval)", *kinds, title=f"{task_set}, held out")
+        for name, counts in verdicts.items():
+            of = sum(counts.values())
+            share = str(Share(counts.get("right", 0), of))
+            table.add_row(name, str(of), share, *[str(counts.get(kind, 0)) for kind in kinds])
+        console.print(table)
+    console.print(speed_table(work, results["speeds"]))
+    write_card(work, results, mistakes)
+    return verdict(work, results, mistakes)
+
+
+def speed_table(work: Work, rows: list[dict[str, Any]]) -> Table:
+    """Beside the bytes that a step reads, and the memory of this machine that holds them."""
+    table = Table("model", "streams", "tok/s each, median", "slowest .. fastest", "MB a step", "held by", "GB/s")
+    table.title = "speed, alone on one core"
+    for row in rows:
+        weights = weigh(work.model(row["model"]))
+        spread = f"{min(row['all']):.1f} .. {max(row['all']):.1f}"
+        held = next((one.place.name for one in fits(weights, places()) if one.holds), "nothing here")
+        rate = weights.step_bytes * row["stream_tps"] / 1e9
+        cells = (f"{row['stream_tps']:.1f}", spread, f"{weights.step_bytes / 1e6:.0f}", held, f"{rate:.1f}")
+        table.add_row(row["model"], str(row["streams"]), *cells)
+    return table
+
+
+def write_card(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts]) -> None:
+    student, teacher = weigh(work.model("student-0")), weigh(work.model("teacher"))
+    named = {"teacher": "teacher", "student": "student-0", "untrained cut": "cut", "SFT only": "sft-0"}
+    named |= {"student, seed 1": "student-1", "SFT only, seed 1": "sft-1", "student, int8": "student-int8"}
+    shown = {
+        task_set: {label: verdicts[name] for label, name in named.items() if name in verdicts}
+        for task_set, verdicts in mistakes.items()
+    }
+    asked, kept, beside = results["tasks"], results["kept"], results["beside"]
+    full = f"while {beside['standard_streams']} standard streams fill the teacher's engine"
+    under_load = [
+        {"model": beside["model"], "streams": beside["spark_streams"], "stream_tps": beside["spark_tps"], "note": full},
+        {
+            "model": "teacher",
+            "streams": beside["standard_streams"],
+            "stream_tps": beside["standard_tps"],
+            "note": "those",
+        },
+    ]
+    card = {
+        "name": "assistant-spark",
+        "teacher": "SmolLM2-135M-Instruct, tuned on both task sets",
+        "params": student.params, "teacher_params": teacher.params,
+        "bytes": student.file_bytes, "teacher_bytes": teacher.file_bytes,
+        "layers": ", ".join(map(str, results["cut"]["layers"])),
+        "precision": "bf16; the int8 form stands beside it",
+        "mistakes": shown,
+        "speeds": [*({**row, "note": "alone"} for row in results["speeds"]), *under_load],
+        "trained_on": {
+            "answers of the teacher": f"{kept['kept']} that were right, of {kept['of']}",
+            "routine requests asked": work.sizes.student_routine,
+            "hard (BFCL) items asked": asked["asked"] - work.sizes.student_routine,
+        },
+    }  # fmt: skip
+    (work.folder / "card.json").write_text(json.dumps(card))
+    (work.folder / "CARD.md").write_text(card_page(card), encoding="utf-8")
+    console.print(f"card: {work.folder / 'CARD.md'}", highlight=False)
+
+
+def verdict(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts]) -> int:
+    shares = {name: Share(counts.get("right", 0), sum(counts.values())) for name, counts in mistakes["routine"].items()}
+    ratios = []
+    for seed in range(work.sizes.seeds):
+        ratio, low, high = ratio_interval(shares[f"student-{seed}"], shares["teacher"])
+        ratios.append(ratio)
+        console.print(f"student ÷ teacher on routine, seed {seed}: {ratio:.3f} ({low:.3f} .. {high:.3f})")
+    params = results["cut"]["params"] / results["cut"]["teacher_params"]
+    beside, minutes = results["beside"], work.minutes(results)
+    times = beside["spark_tps"] / beside["standard_tps"]
+    tps = {(row["model"], row["streams"]): row["stream_tps"] for row in results["speeds"]}
+    for name in ("student-0", "student-int8"):
+        alone, many = (tps[name, streams] / tps["teacher", streams] for streams in (1, SPEED_STREAMS))
+        console.print(f"{name} ÷ teacher, tok/s: {alone:.1f} at 1 stream, {many:.1f} at {SPEED_STREAMS}")
+    console.print(f"parameters {params:.0%} of the teacher's (at most 50 %); {minutes:.0f} min (bar {MAX_MINUTES:.0f})")
+    console.print(
+        f"teacher right on routine {shares['teacher'].value:.1%} (bar {MIN_TEACHER:.0%}); student ÷ teacher "
+        f"{min(ratios):.3f} (bar {MIN_OF_TEACHER}); spark {beside['spark_tps']:.1f} beside standard "
+        f"{beside['standard_tps']:.1f} tok/s: {times:.1f} times (bar {MIN_TIMES:g}, goal {GOAL_TIMES:g})"
+    )
+    holds = shares["teacher"].value >= MIN_TEACHER and min(ratios) >= MIN_OF_TEACHER and times >= MIN_TIMES
+    return 0 if holds and params <= 0.5 and minutes <= MAX_MINUTES else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

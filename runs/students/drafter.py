@@ -1,0 +1,261 @@
+"""Whether the student pays as drafter, and what is chosen for the fast tier's engine. See runs/drafter.sh."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import statistics
+import sys
+from functools import partial
+from typing import Any
+
+import uvloop
+from rich.progress import Progress
+
+from headway.config import load
+from headway.distill.card import card_page
+from headway.distill.publish import Guessing, publish
+from headway.distill.speculation import Choice, Tried, choose
+from headway.distill.template import hermes_template
+from headway.evals.task_files import read_tasks
+from headway.evals.tool_calls import Task, judge_text
+from headway.evals.two_samples import divergence, same_distribution
+from headway.run import vllm_speculation
+from runs.engine.pairs import COUNTERS, SEATS, Pairs, Text, compare, table_of, two_engines
+from runs.measure.token_times import timed_call
+from runs.students.distill import open_work, run_stages
+from runs.students.drafter_plan import CHIP, PAYS, planned_table
+from runs.students.stages import TEACHER, Work, console, quantise
+
+BATCHES = (1, 2, 4, 8)
+MIN_GAIN, NOISE, MIN_P = 1.3, 0.95, 0.01
+TRAINING_MINUTES = 8.0
+DRAFTER = "drafter-int8"
+COMPARED, SAMPLED_PROMPTS, SAMPLES, SAMPLED_TOKENS = 200, 18, 64, 6
+CONTROL_TEMPERATURE = 1.25  # the test must tell this from 1, or its silence would say nothing
+CANDIDATES: dict[str, tuple[str | None, int]] = {
+    "ngram-4": (None, 4),
+    "drafter-2": (DRAFTER, 2),
+    "drafter-4": (DRAFTER, 4),
+}
+# The tuned model's own answers hardly vary, and would show little.
+BEGINNINGS = (
+    "My favourite colour is", "She was born in the month of", "For breakfast he had", "The animal at the door was a",
+    "In winter the weather is", "The train left on", "They travelled to the capital of", "He plays the",
+    "It takes about two", "The first planet is", "I feel very", "The doctor said",
+)  # fmt: skip
+
+
+def asked(task: Task) -> dict[str, object]:
+    """As text: the engine's parser would take the calls apart, and texts are to be compared."""
+    own = {"model": TEACHER, "messages": task.messages, "ignore_eos": False}
+    return {**own, "tools": task.tools, "tool_choice": "none"} if task.tools else own
+
+
+def texts_of(work: Work) -> dict[str, Text]:
+    texts = {}
+    for name in ("routine", "hard"):
+        tasks = read_tasks(work.folder / f"{name}-test.jsonl")
+        texts[name] = Text(lambda number, tasks=tasks: asked(tasks[number]), len(tasks), 128)  # type: ignore[misc]
+    return texts
+
+
+def train_drafter(work: Work) -> dict[str, Any]:
+    """The student knows the tools by heart and has hardly seen them; as drafter it is shown the teacher's prompts."""
+    return work.train(
+        work.model("student-0"), ["rows.jsonl"], "drafter", template=hermes_template(words_again=True),
+        teacher_share=0.8, batch=2, learning_rate=3e-4, minutes=TRAINING_MINUTES, max_tokens=1024,
+    )  # fmt: skip
+
+
+def settings(work: Work, weights: str | None, by_streams: list[tuple[int, int, int]]) -> dict[str, object]:
+    """As headway.toml has it when it is published, and vLLM is told."""
+    path = work.folder / "drafting.toml"
+    path.write_text(
+        f'[[models]]\nname = "{TEACHER}"\n[[models.replicas]]\nurl = "http://127.0.0.1:8001"\n'
+        f'[models.engine]\nweights = "{work.model("teacher")}"\n'
+    )
+    own = str(work.model(weights)) if weights else None
+    publish(path, TEACHER, None, Guessing(own, by_streams), load)
+    engine = load(path).models[0].engine
+    said = vllm_speculation(engine.speculation) if engine is not None else None
+    if said is None:
+        raise RuntimeError("nothing was chosen that could be run")
+    return said
+
+
+def measure(work: Work, what: str, config: dict[str, object], rounds: int) -> dict[str, Any]:
+    """The plain engine and this one in turns; each has each core for half of the pairs."""
+    texts, pairs = texts_of(work), Pairs()
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task(what, total=2 * rounds * len(texts) * len(BATCHES))
+        for plain_core in (0, 1):
+            with two_engines(work.engine, str(work.model("teacher")), TEACHER, config, plain_core) as (plain, other):
+                uvloop.run(compare(plain.url, other.url, texts, BATCHES, rounds, pairs, progress, bar))
+    console.print(table_of(what, pairs))
+    counted = {
+        name: {
+            counter: sum(one.counted[counter] for (text, _), found in pairs.items() if text == name for one in found)
+            for counter in COUNTERS
+        }
+        for name in texts
+    }
+    gains = [[text, batch, [one.ratio for one in found]] for (text, batch), found in pairs.items()]
+    return {"gains": gains, "counted": counted}
+
+
+def gains_of(measured: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
+    return {(text, batch): ratios for text, batch, ratios in measured["gains"]}
+
+
+def taken(counted: dict[str, int]) -> float:
+    """The share of the guesses that were right."""
+    return counted["accepted_tokens"] / max(1, counted["draft_tokens"])
+
+
+def decide(measured: dict[str, Any]) -> Choice:
+    tried = [
+        Tried("draft_model" if weights else "ngram", tokens, gains_of(measured[name]))
+        for name, (weights, tokens) in CANDIDATES.items()
+    ]
+    return choose(tried)
+
+
+async def _in_batches(url: str, requests: list[dict[str, object]], tokens: int, at_once: int = 8) -> list[str]:
+    texts = []
+    for first in range(0, len(requests), at_once):
+        some = requests[first : first + at_once]
+        texts += [stream.text for stream in await asyncio.gather(*[timed_call(url, tokens, one) for one in some])]
+    return texts
+
+
+async def _of_both(
+    urls: list[str], requests: list[list[dict[str, object]]], tokens: int, at_once: int = 8
+) -> list[list[str]]:
+    """No times are taken here, so both engines may work at once, each on its core."""
+    return list(
+        await asyncio.gather(*[_in_batches(url, own, tokens, at_once) for url, own in zip(urls, requests, strict=True)])
+    )
+
+
+def _sampled(prompts: list[dict[str, object]], temperature: float, first_seed: int) -> list[dict[str, object]]:
+    seeds = range(first_seed, first_seed + SAMPLES)
+    return [{**prompt, "temperature": temperature, "seed": seed} for prompt in prompts for seed in seeds]
+
+
+def look_for_differences(work: Work, config: dict[str, object]) -> dict[str, Any]:
+    """Greedy answers side by side, and samples at temperature 1."""
+    routine, hard = (read_tasks(work.folder / f"{name}-test.jsonl") for name in ("routine", "hard"))
+    tasks = [*routine[: COMPARED // 2], *hard[: COMPARED // 2]]
+    prompts: list[dict[str, object]] = [{"model": TEACHER, "prompt": beginning} for beginning in BEGINNINGS]
+    prompts += [asked(task) for task in hard[-(SAMPLED_PROMPTS - len(prompts)) :]]
+    # Seeds that differ: the first token is never guessed, and would be the same on both sides.
+    plain, other = _sampled(prompts, 1.0, 0), _sampled(prompts, 1.0, SAMPLES)
+    control = _sampled(prompts, CONTROL_TEMPERATURE, 2 * SAMPLES)
+    with two_engines(work.engine, str(work.model("teacher")), TEACHER, config, 0) as engines:
+        urls = [one.url for one in engines]
+        greedy = uvloop.run(_of_both(urls, [[asked(task) for task in tasks]] * 2, 128))
+        # Drafts are made only where the schedule has them: one stream at a time would take too long, two do.
+        drawn = uvloop.run(_of_both(urls, [plain, other], SAMPLED_TOKENS, at_once=2))
+        drawn += uvloop.run(_of_both(urls[:1], [control], SAMPLED_TOKENS, at_once=2))
+    of_plain, of_other, of_control = (
+        [texts[at : at + SAMPLES] for at in range(0, len(texts), SAMPLES)] for texts in drawn
+    )
+    (work.folder / "drawn.json").write_text(json.dumps([of_plain, of_other, of_control]))  # to look at
+    parted = divergence(*greedy)
+    right = [
+        sum(judge_text(task, text) == "right" for task, text in zip(tasks, texts, strict=True)) for texts in greedy
+    ]
+    return {
+        "compared": parted.of, "same": parted.same, "parted_after": parted.parted_after,
+        "right_plain": right[0], "right_speculative": right[1],
+        "different_answers": statistics.mean(len(set(one)) for one in of_plain),
+        "p_value": same_distribution(of_plain, of_other),
+        "control_p_value": same_distribution(of_plain, of_control),
+    }  # fmt: skip
+
+
+def main(rounds: int) -> int:
+    work = open_work(sorted(os.sched_getaffinity(0)))
+    run_stages(work, until="training")
+    work.once("drafter-training", lambda: train_drafter(work), TRAINING_MINUTES)
+    work.once(DRAFTER, lambda: quantise(work, "drafter", DRAFTER), 0.1)
+    measured: dict[str, Any] = {}
+    for name, (weights, tokens) in CANDIDATES.items():
+        config = settings(work, weights, [(1, SEATS, tokens)])
+        measured[name] = work.once(f"drafter-{name}", partial(measure, work, name, config, rounds), 10)
+    choice = decide(measured)
+    console.print(f"chosen: {choice.method or 'none'}, tokens by streams {choice.by_streams}")
+    if choice.method is None:
+        return report(work, measured, choice, None, None)
+    weights = DRAFTER if choice.method == "draft_model" else None
+    config = settings(work, weights, choice.schedule(SEATS))
+    chosen = work.once("drafter-chosen", lambda: measure(work, "as chosen", config, rounds), 10)
+    differences = work.once("drafter-differences", lambda: look_for_differences(work, config), 12)
+    return report(work, measured, choice, chosen, differences)
+
+
+def report(
+    work: Work,
+    measured: dict[str, Any],
+    choice: Choice,
+    chosen: dict[str, Any] | None,
+    differences: dict[str, Any] | None,
+) -> int:
+    for name, one in measured.items():
+        for text, counted in one["counted"].items():
+            gains = {batch: statistics.median(r) for (t, batch), r in gains_of(one).items() if t == text}
+            said = ", ".join(f"{gain:.2f} at {batch}" for batch, gain in gains.items())
+            console.print(f"{name}, {text}: {taken(counted):.0%} of the guesses taken; times the plain speed: {said}")
+    add_to_card(work, measured)
+    show_plan(measured)
+    if chosen is None or differences is None:
+        console.print("none is chosen: nothing is faster than no speculation here, which is what is run")
+        return 1
+    found = differences
+    console.print(
+        f"greedy, {found['compared']} answers: {found['same']} the same, right {found['right_plain']} without and "
+        f"{found['right_speculative']} with; at temperature 1, {found['different_answers']:.1f} different answers of "
+        f"{SAMPLES} to a prompt: same distribution with p = {found['p_value']:.3f} (bar {MIN_P}; temperature "
+        f"{CONTROL_TEMPERATURE} against 1: p = {found['control_p_value']:.3f}, which must be below)"
+    )
+    by_cell = {cell: statistics.median(ratios) for cell, ratios in gains_of(chosen).items()}
+    least, at_one = min(by_cell.values()), by_cell["routine", 1]
+    console.print(
+        f"{choice.method} as chosen: {at_one:.2f} times the plain speed on tool calls at 1 stream (bar {MIN_GAIN}), "
+        f"{least:.2f} at the least over texts and batches (bar {NOISE})"
+    )
+    is_the_same = found["p_value"] >= MIN_P > found["control_p_value"]
+    return 0 if at_one >= MIN_GAIN and least >= NOISE and is_the_same else 1
+
+
+def show_plan(measured: dict[str, Any]) -> None:
+    """On two cores a step of the drafter is nearly as dear as one of the full model: where it is not."""
+    name, tokens = max((name, tokens) for name, (weights, tokens) in CANDIDATES.items() if weights)
+    table, words = planned_table(taken(measured[name]["counted"]["routine"]), tokens)
+    console.print(table)
+    console.print(f"the planner says a drafter that guesses as well gains {PAYS} times on {CHIP}: {'; '.join(words)}")
+
+
+def add_to_card(work: Work, measured: dict[str, Any]) -> None:
+    path = work.folder / "card.json"
+    if not path.exists():
+        return
+    card = json.loads(path.read_text())
+    card["acceptance"] = {
+        f"{text}, {tokens} ahead": {
+            "tokens": tokens,
+            "acceptance": taken(counted),
+            "speedup": statistics.median(gains_of(measured[name])[text, 1]),
+        }
+        for name, (weights, tokens) in CANDIDATES.items()
+        if weights
+        for text, counted in measured[name]["counted"].items()
+    }
+    path.write_text(json.dumps(card))
+    (work.folder / "CARD.md").write_text(card_page(card), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 3))

@@ -3,10 +3,9 @@
     A replica that carries a stream with a promised floor takes no more streams than that floor allows;
     a stream with a floor boards only a replica that is, and stays, light enough.
 
-A replica is *light* while its doors are closed to streams beyond its light seats (the batch at which its curve keeps
-the floor), and *heavy* otherwise. An express call makes the replica it boards light; the last one to leave lets it be
-heavy again. Light seats are kept ready ahead of demand (reserve.py) by closing the doors of the emptiest heavy replica;
-what is ready beyond the reserve, standard calls may ride on. The standard share bounds how many replicas may be light.
+An express call makes the replica it boards light (doors.py); the last one to leave lets it be heavy again. Light seats
+are kept ready ahead of demand (reserve.py) by closing the doors of the emptiest heavy replica; what is ready beyond the
+reserve, standard calls may ride on.
 
 Invariants (tests/core/test_walk.py):
 - nobody boards a replica beyond its limit: its seats, or what the strictest floor aboard allows;
@@ -24,9 +23,11 @@ from collections import OrderedDict
 from collections.abc import Iterator, Set
 from itertools import islice
 
+from headway.core.doors import Doors
 from headway.core.fare import SeatTime
+from headway.core.feedback import Feedback
 from headway.core.prefix_affinity import PrefixAffinity
-from headway.core.replicas import BucketQueue, ReplicaState, Stream
+from headway.core.replicas import ReplicaState, Stream
 from headway.core.reserve import Reserve
 from headway.core.types import EXPRESS, Call, ModelPolicy, Replica, Tier
 from headway.core.waiting import WaitingRoom
@@ -41,47 +42,52 @@ class Boarding:
 
     def __init__(self, policy: ModelPolicy) -> None:
         self.policy = policy
-        self.open_replicas = 0
-        self.light_replicas = 0
+        self._doors = Doors(policy.standard_share)
         self.waiting = WaitingRoom(policy)
         self.seat_us: dict[Tier, int] = dict.fromkeys(policy.tiers, 0)  # paid by the calls of each tier that have left
         self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that are gone
-        self._replicas: dict[str, ReplicaState] = {}
-        self._never_light: set[str] = set()  # those that cannot keep any floor: no curve, or too slow
         self._shut_out: OrderedDict[str, ReplicaState] = OrderedDict()  # were suddenly slow; the first due first
-        self._heavy = BucketQueue()  # heavy, open and with a free seat, by load
-        self._full: OrderedDict[str, ReplicaState] = OrderedDict()  # heavy, open and full
-        self._light = BucketQueue()  # light, open and with a free light seat, by how many
-        self._idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and no express stream aboard
-        self._light_with_flex: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and somebody to preempt
         self._leaving = 0  # flex calls that are being preempted
         self._affinity = PrefixAffinity()
-        self._light_capacity = 0
-        self._ready = 0
-        self._free_heavy = 0  # free seats of open heavy replicas
         self._reserve = Reserve(policy.reserve_window_s, policy.reserve_headroom)
 
     # --- replicas ---
 
     def replica_up(self, replica: Replica, now: float) -> None:
-        state = self._replicas.get(replica.name)
+        state = self._doors.replicas.get(replica.name)
         if state is None:
-            state = self._replicas[replica.name] = ReplicaState(replica, SeatTime(replica.seats, now))
+            state = self._doors.replicas[replica.name] = ReplicaState(replica, SeatTime(replica.seats, now))
             self._set_caps(state)
-        self._set_open(state, now, value=True)
+        else:
+            self.replica_changed(replica, now)
+        self._doors.open(state, now)
+
+    def replica_changed(self, replica: Replica, now: float) -> None:
+        """Streams aboard stay, also beyond a new limit. Another curve starts without what was learnt of the old one."""
+        state = self._doors.replicas.get(replica.name)
+        if state is None or state.replica == replica:
+            return
+        if state.replica.curve != replica.curve:
+            state.feedback = Feedback()
+            self._shut_out.pop(replica.name, None)
+        state.change(replica, now)
+        self._set_caps(state)
+        self._doors.place(state, now)
 
     def replica_suspect(self, name: str, now: float) -> None:
-        if state := self._replicas.get(name):
-            self._set_open(state, now, value=False)
+        if state := self._doors.replicas.get(name):
+            self._doors.close(state, now)
 
-    def replica_down(self, name: str, now: float) -> list[tuple[str, int]]:
+    def replica_draining(self, name: str, now: float) -> None:
+        if state := self._doors.replicas.get(name):
+            self._doors.drain(state, now)
+
+    def replica_gone(self, name: str, now: float) -> list[tuple[str, int]]:
         """Forget the replica; returns the calls that were aboard, each with its seat-time in microseconds."""
-        state = self._replicas.pop(name, None)
+        state = self._doors.replicas.get(name)
         if state is None:
             return []
-        self._set_open(state, now, value=False)
-        self._set_light(state, now, value=False)  # whatever it still carries: it counts no more
-        self._never_light.discard(name)
+        self._doors.remove(state, now)
         self._shut_out.pop(name, None)
         self._leaving -= len(state.leaving)
         aboard = [(call_id, self._leave(state, call_id, now)[1]) for call_id in list(state.aboard)]
@@ -89,23 +95,36 @@ class Boarding:
         self._gone_reserve_us += state.time.reserve_us
         return aboard
 
+    def replica_state(self, replica: str) -> ReplicaState | None:
+        return self._doors.replicas.get(replica)
+
     @property
     def known_replicas(self) -> int:
-        return len(self._replicas)
+        """Those that a call can wait for: all but the draining ones."""
+        return self._doors.known_replicas
 
-    def replica_state(self, replica: str) -> ReplicaState | None:
-        return self._replicas.get(replica)
+    @property
+    def open_replicas(self) -> int:
+        return self._doors.open_replicas
+
+    @property
+    def light_replicas(self) -> int:
+        return self._doors.light_replicas
 
     @property
     def streams(self) -> int:
         """Aboard all replicas."""
-        return sum(len(state.aboard) for state in self._replicas.values())
+        return sum(len(state.aboard) for state in self._doors.replicas.values())
 
     def aboard(self, replica: str) -> int:
         return len(state.aboard) if (state := self.replica_state(replica)) else 0
 
     def is_open(self, replica: str) -> bool:
         return state.open if (state := self.replica_state(replica)) else False
+
+    def is_any_open(self, avoid: Set[str]) -> bool:
+        """Is any replica open but these?"""
+        return self._doors.open_replicas > sum(self.is_open(name) for name in avoid)
 
     def _set_caps(self, state: ReplicaState) -> None:
         """What each floor allows here, by the curve as measured and by what streams have really got since. A replica
@@ -119,14 +138,7 @@ class Boarding:
             for tier, policy in self.policy.tiers.items()
             if tier in EXPRESS
         }
-        light_seats = max(state.caps.values(), default=0)
-        if state.light:
-            self._light_capacity += light_seats - state.light_seats
-        state.light_seats = light_seats
-        if light_seats:
-            self._never_light.discard(replica.name)
-        else:
-            self._never_light.add(replica.name)
+        self._doors.caps_changed(state)
 
     def _learn(self, state: ReplicaState, slowness: float, now: float) -> None:
         """An express stream that left was so much slower than the curve had foreseen."""
@@ -146,7 +158,7 @@ class Boarding:
                 return
             del self._shut_out[state.replica.name]
             self._set_caps(state)
-            self._place(state, now)
+            self._doors.place(state, now)
 
     # --- seats ---
 
@@ -157,10 +169,10 @@ class Boarding:
             return 0
         if tier not in EXPRESS:
             reserve = self._reserve.wanted_seats(now) - self._reserve.present
-            return self._free_heavy + max(0, self._ready - max(0, reserve))
-        room = self._ready
-        if self.light_replicas < self.max_light_replicas and (lightest := self._lightest_heavy()) is not None:
-            room += max(0, lightest.caps[tier] - len(lightest.aboard))
+            return self._doors.free_heavy + max(0, self._doors.ready - max(0, reserve))
+        room = self._doors.ready
+        if self._doors.may_another_be_light and (emptiest := self._doors.emptiest_heavy()) is not None:
+            room += max(0, emptiest.caps[tier] - len(emptiest.aboard))
         return room
 
     def seat(self, call: Call, avoid: Set[str], now: float) -> str | None:
@@ -173,8 +185,8 @@ class Boarding:
             return None
         state.board(call, now)
         if call.tier in EXPRESS:
-            self._set_light(state, now, value=True)
-        self._place(state, now)
+            self._doors.set_light(state, now, value=True)
+        self._doors.place(state, now)
         self._affinity.note(call.affinity, state.replica.name)
         return state.replica.name
 
@@ -184,52 +196,46 @@ class Boarding:
         known = self._known(call, avoid)
         if known is not None and known.express and known.has_room_for(call, now):
             return known
-        fits = self._light.lowest(avoid)
+        fits = self._doors.light.lowest(avoid)
         if fits is not None and fits.has_room_for(call, now):
             return fits
         # A stricter tier than the light seats are made for needs an emptier one, and so may a long prompt.
-        for state in self._light.from_highest(avoid):
+        for state in self._doors.light.from_highest(avoid):
             if state.has_room_for(call, now):
                 return state
-        if self.light_replicas < self.max_light_replicas:
-            lightest = self._lightest_heavy(avoid)
-            if lightest is not None and len(lightest.aboard) < lightest.caps[call.tier]:
-                return lightest
+        if self._doors.may_another_be_light:
+            emptiest = self._doors.emptiest_heavy(avoid)
+            if emptiest is not None and len(emptiest.aboard) < emptiest.caps[call.tier]:
+                return emptiest
         return None
 
     def _heavy_seat(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
-        emptiest = self._heavy.lowest(avoid)
+        emptiest = self._doors.heavy.lowest(avoid)
         known = self._known(call, avoid)
-        if emptiest is None or known is None or known.queue is not self._heavy:
+        if emptiest is None or known is None or known.queue is not self._doors.heavy:
             return emptiest
         return known if len(known.aboard) <= len(emptiest.aboard) + AFFINITY_SLACK else emptiest
 
     def _known(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
         """The open replica where such a call went last."""
         name = self._affinity.last(call.affinity) if call.affinity else None
-        state = self._replicas.get(name) if name is not None and name not in avoid else None
+        state = self._doors.replicas.get(name) if name is not None and name not in avoid else None
         return state if state is not None and state.open else None
-
-    def _lightest_heavy(self, avoid: Set[str] = frozenset()) -> ReplicaState | None:
-        """The emptiest heavy replica that could be light."""
-        if len(self._never_light) == len(self._replicas):
-            return None
-        return self._heavy.lowest(self._never_light | avoid if avoid else self._never_light)
 
     def _ride(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
         """A light seat for a call without a floor, if more are ready than the reserve."""
         reserve = self._reserve.wanted_seats(now) - self._reserve.present
-        if self._ready <= max(0, reserve):
+        if self._doors.ready <= max(0, reserve):
             return None
-        fits = self._light.lowest(avoid)
+        fits = self._doors.light.lowest(avoid)
         if fits is None or fits.has_time_for(call, now):
             return fits
-        return next((state for state in self._light.from_highest(avoid) if state.has_time_for(call, now)), None)
+        return next((state for state in self._doors.light.from_highest(avoid) if state.has_time_for(call, now)), None)
 
     def free(self, call_id: str, replica: str, now: float, speed_tps: float | None = None) -> int:
         """The call's stream is over; `speed_tps` is what it got, where that is known. Returns its seat-time in
         microseconds."""
-        state = self._replicas.get(replica)
+        state = self._doors.replicas.get(replica)
         if state is None or call_id not in state.aboard:
             return 0  # the replica went down in between, and its seats with it
         self._leaving -= call_id in state.leaving
@@ -237,7 +243,7 @@ class Boarding:
         foreseen_s = state.foreseen_s(stream, now)
         if stream.tier in EXPRESS and speed_tps and foreseen_s:
             self._learn(state, 1.0 / (speed_tps * foreseen_s), now)
-        self._place(state, now)
+        self._doors.place(state, now)
         self.waiting.seat_freed(now)
         return seat_us
 
@@ -249,26 +255,26 @@ class Boarding:
     @property
     def busy_us(self) -> int:
         """Time that replicas spent on calls or kept ready for them: what calls paid, will pay, and the reserve."""
-        return self._gone_busy_us + sum(state.time.busy_us for state in self._replicas.values())
+        return self._gone_busy_us + sum(state.time.busy_us for state in self._doors.replicas.values())
 
     @property
     def reserve_us(self) -> int:
-        return self._gone_reserve_us + sum(state.time.reserve_us for state in self._replicas.values())
+        return self._gone_reserve_us + sum(state.time.reserve_us for state in self._doors.replicas.values())
 
     # --- flex calls make way ---
 
     def stays(self, call_id: str, replica: str, now: float) -> None:
         """The call's answer is being delivered: it can no longer be preempted."""
-        if (state := self._replicas.get(replica)) and call_id in state.flex:
+        if (state := self._doors.replicas.get(replica)) and call_id in state.flex:
             del state.flex[call_id]
-            self._place(state, now)
+            self._doors.place(state, now)
 
     def preempt(self, now: float) -> Iterator[str]:
         """Flex calls that must make way: a seat for each express call that is held, where preempting makes one."""
         wanted = self.waiting.held_express - self._leaving
-        if wanted <= 0 or not self._light_with_flex:
+        if wanted <= 0 or not self._doors.light_with_flex:
             return
-        for state in list(islice(self._light_with_flex.values(), FLEX_LOOKED_AT)):
+        for state in list(islice(self._doors.light_with_flex.values(), FLEX_LOOKED_AT)):
             staying = len(state.aboard) - len(state.leaving)
             seats = min(wanted, state.limit - staying + len(state.flex))
             if seats <= 0:
@@ -279,86 +285,18 @@ class Boarding:
                 state.leaving.add(call_id)
                 self._leaving += 1
                 yield call_id
-            self._place(state, now)
+            self._doors.place(state, now)
 
     # --- doors ---
-
-    @property
-    def max_light_replicas(self) -> int:
-        """What the standard share leaves. A single replica is light or heavy as calls come: it cannot be shared."""
-        if self.open_replicas == 1:
-            return 1
-        return int(self.open_replicas * (1.0 - self.policy.standard_share) + 1e-9)
 
     def express_present(self, by: int, now: float) -> None:
         """An express call has come (+1) or gone (-1), aboard or held."""
         self._reserve.change(by, now)
 
     def set_doors(self, now: float) -> None:
-        """Close and open doors so that there are as many light seats, taken and ready, as the reserve wants."""
+        """Have as many light seats, taken and ready, as the reserve wants."""
         self._let_back_in(now)
-        wanted = self._reserve.wanted_seats(now)
-        while self._light_capacity < wanted and self.light_replicas < self.max_light_replicas:
-            full = (state for name, state in self._full.items() if name not in self._never_light)
-            state = self._lightest_heavy() or next(full, None)
-            if state is None:
-                break
-            self._set_light(state, now, value=True)
-            self._place(state, now)
-        while self._idle_light:
-            state = next(iter(self._idle_light.values()))
-            spare = self._light_capacity - state.light_seats >= wanted
-            if not spare and self.light_replicas <= self.max_light_replicas:
-                break
-            self._set_light(state, now, value=False)
-            self._place(state, now)
-
-    def _set_light(self, state: ReplicaState, now: float, *, value: bool) -> None:
-        if state.light != value:
-            state.advance(now)
-            state.light = value
-            change = 1 if value else -1
-            self.light_replicas += change
-            self._light_capacity += change * state.light_seats
-
-    def _set_open(self, state: ReplicaState, now: float, *, value: bool) -> None:
-        if state.open != value:
-            state.open = value
-            self.open_replicas += 1 if value else -1
-            if not value and not state.express:
-                self._set_light(state, now, value=False)
-        self._place(state, now)
-
-    def _place(self, state: ReplicaState, now: float) -> None:
-        """Put the replica where it belongs after any change, and count what it has ready."""
-        name, load = state.replica.name, len(state.aboard)
-        if state.queue is not None:
-            if state.queue is self._heavy:
-                self._free_heavy -= state.replica.seats - state.bucket
-            state.queue.take(state)
-        self._full.pop(name, None)
-        self._idle_light.pop(name, None)
-        self._light_with_flex.pop(name, None)
-        self._ready -= state.ready
-        state.ready = 0
-        if state.light and not state.light_seats and not state.express:
-            self._set_light(state, now, value=False)
-        if not state.open:
-            return
-        if state.light:
-            state.ready = max(0, state.limit - load)
-            self._ready += state.ready
-            if state.ready:
-                self._light.put(state, state.ready)
-            if state.flex:
-                self._light_with_flex[name] = state
-            if not state.express:
-                self._idle_light[name] = state
-        elif load < state.replica.seats:
-            self._heavy.put(state, load)
-            self._free_heavy += state.replica.seats - load
-        else:
-            self._full[name] = state
+        self._doors.provide(self._reserve.wanted_seats(now), now)
 
     # --- held calls ---
 

@@ -18,12 +18,13 @@ FINE = 1 << 40  # parts of a microsecond
 
 
 class SeatTime:
-    """The clock of one replica. `advance` comes before every change of who is aboard or whether it is light."""
+    """The clock of one replica. `advance` comes before every change of who is aboard, of its seats, and of whether
+    it is light."""
 
     def __init__(self, seats: int, now: float) -> None:
         self.busy_us = 0
         self.charged_us = 0
-        self._seats = seats
+        self.seats = seats
         self._at_us = _microseconds(now)
         self._express_took = 0  # by each express stream since the start, in fine parts
         self._other_took = 0
@@ -47,7 +48,7 @@ class SeatTime:
             self._express_took += each
             self._other_took += each
             return
-        each = passed * FINE // self._seats
+        each = passed * FINE // max(self.seats, aboard)  # more may be aboard when it was given fewer seats
         self._other_took += each
         rest = passed * FINE - others * each
         if express:

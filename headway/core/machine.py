@@ -35,7 +35,10 @@ from headway.core.types import (
     ModelPolicy,
     Preempt,
     Refuse,
+    ReplicaChanged,
     ReplicaDown,
+    ReplicaDraining,
+    ReplicaRemoved,
     ReplicaSuspect,
     ReplicaUp,
     Settled,
@@ -76,8 +79,11 @@ class Machine:
             Failed: self._failed,
             Left: self._left,
             ReplicaUp: self._replica_up,
+            ReplicaChanged: self._replica_changed,
             ReplicaSuspect: self._replica_suspect,
-            ReplicaDown: self._replica_down,
+            ReplicaDraining: self._replica_draining,
+            ReplicaDown: self._replica_gone,
+            ReplicaRemoved: self._replica_gone,
             Ticked: self._ticked,
             Draining: self._drain,
         }
@@ -160,7 +166,7 @@ class Machine:
         journey.engines_reached += event.stage == "waiting"
         if journey.engines_reached >= MAX_ENGINES_REACHED:
             self._refuse(journey, "engine_failed", now, actions)
-        elif event.stage == "full" and boarding.open_replicas <= len(journey.avoid):
+        elif event.stage == "full" and not boarding.is_any_open(journey.avoid):
             self._refuse(journey, "full", now, actions)
         else:
             self._board_or_hold(journey, now, actions, returned=True)
@@ -170,6 +176,8 @@ class Machine:
 
     def _replica_up(self, event: ReplicaUp, now: float, actions: list[Action]) -> None:
         name, model = event.replica.name, event.replica.model
+        if self._model_of.get(name, model) != model:  # the engine was started anew with other weights
+            self._replica_gone(ReplicaRemoved(name), now, actions)
         self._model_of[name] = model
         boarding = self.boarding[model]
         boarding.replica_up(event.replica, now)
@@ -177,13 +185,23 @@ class Machine:
             self._journeys[call_id].avoid.discard(name)
         self._settle(boarding, now, actions)
 
+    def _replica_changed(self, event: ReplicaChanged, now: float, actions: list[Action]) -> None:
+        if (model := self._model_of.get(event.replica.name)) == event.replica.model:
+            self.boarding[model].replica_changed(event.replica, now)
+            self._settle(self.boarding[model], now, actions)
+
     def _replica_suspect(self, event: ReplicaSuspect, now: float, _actions: list[Action]) -> None:
         if model := self._model_of.get(event.name):
             self.boarding[model].replica_suspect(event.name, now)
 
-    def _replica_down(self, event: ReplicaDown, now: float, actions: list[Action]) -> None:
+    def _replica_draining(self, event: ReplicaDraining, now: float, actions: list[Action]) -> None:
+        if model := self._model_of.get(event.name):
+            self.boarding[model].replica_draining(event.name, now)
+            self._settle(self.boarding[model], now, actions)  # light seats that are lost there are kept ready elsewhere
+
+    def _replica_gone(self, event: ReplicaDown | ReplicaRemoved, now: float, actions: list[Action]) -> None:
         if model := self._model_of.pop(event.name, None):
-            for call_id, seat_us in self.boarding[model].replica_down(event.name, now):
+            for call_id, seat_us in self.boarding[model].replica_gone(event.name, now):
                 self._journeys[call_id].seat_us += seat_us
                 actions.append(Cut(call_id))
 

@@ -58,6 +58,7 @@ class ReplicaState:
     caps: dict[Tier, int] = field(default_factory=dict)  # the largest batch that keeps each express tier's floor here
     light_seats: int = 0  # the largest of them: what the replica offers while it is light
     open: bool = False
+    draining: bool = False
     light: bool = False
     aboard: dict[str, Stream] = field(default_factory=dict)
     express: dict[Tier, int] = field(default_factory=dict)  # streams with a floor aboard, by tier; no zeros
@@ -70,7 +71,10 @@ class ReplicaState:
     prompts: PromptTime = field(default_factory=PromptTime)
     queue: BucketQueue | None = None
     bucket: int = 0
-    ready: int = 0  # free light seats, as counted in the total
+    # What doors.py has counted of it: free seats, and among the light ones.
+    free: int = 0
+    counted_replicas: int = 0
+    counted_seats: int = 0
 
     @property
     def limit(self) -> int:
@@ -119,8 +123,15 @@ class ReplicaState:
         given = self.given - stream.boarded_given
         return (now - stream.boarded_at) / given if given > 0 else 0.0
 
+    def change(self, replica: Replica, now: float) -> None:
+        """It has other seats, another curve or another speed of reading prompts from now on."""
+        self.advance(now)
+        self.replica = replica
+        self.time.seats = replica.seats
+
     def advance(self, now: float) -> None:
-        """Count the time until now as it was. Comes before every change of who is aboard, or of light and heavy."""
+        """Count the time until now as it was. Comes before every change of who is aboard, of light and
+        heavy, and of the replica."""
         express = sum(self.express.values())
         self.time.advance(now, express=express, others=len(self.aboard) - express, light=self.light)
         if self.aboard and self.replica.curve is not None:

@@ -126,7 +126,16 @@ class Left:
 
 @dataclass(slots=True)
 class ReplicaUp:
-    """The replica has shown that it produces tokens. Its seats are open."""
+    """The replica has shown that it produces tokens. Its seats are open, also if it was draining. If it is known with
+    other seats or another curve, the new ones take effect."""
+
+    replica: Replica
+
+
+@dataclass(slots=True)
+class ReplicaChanged:
+    """A known replica has other seats, another curve or another `prompt_tps`. Whether it is open does not change.
+    Streams aboard beyond a lower limit stay to their end, and nobody boards meanwhile."""
 
     replica: Replica
 
@@ -139,8 +148,23 @@ class ReplicaSuspect:
 
 
 @dataclass(slots=True)
+class ReplicaDraining:
+    """It takes no new calls and will not come back: held calls do not wait for it. Streams aboard go on. A later
+    ReplicaUp opens it again."""
+
+    name: str
+
+
+@dataclass(slots=True)
 class ReplicaDown:
     """It is dead or stands still. Streams aboard are cut."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class ReplicaRemoved:
+    """It is no longer part of the fleet. What is still aboard is cut."""
 
     name: str
 
@@ -155,7 +179,21 @@ class Draining:
     """This gateway takes no new calls; those aboard and held are served."""
 
 
-Event = Arrived | Delivering | Finished | Failed | Left | ReplicaUp | ReplicaSuspect | ReplicaDown | Ticked | Draining
+Event = (
+    Arrived
+    | Delivering
+    | Finished
+    | Failed
+    | Left
+    | ReplicaUp
+    | ReplicaChanged
+    | ReplicaSuspect
+    | ReplicaDraining
+    | ReplicaDown
+    | ReplicaRemoved
+    | Ticked
+    | Draining
+)
 
 # --- actions ---------------------------------------------------------------------------------------------------------
 

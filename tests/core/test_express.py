@@ -34,9 +34,15 @@ TIERS: dict[Tier, TierPolicy] = {
 }
 
 
-def machine(replicas: int = 2, seats: int = 10, share: float = 0.5, headroom: float = 0.0) -> Machine:
+def machine(
+    replicas: int = 2,
+    seats: int = 10,
+    share: float = 0.5,
+    headroom: float = 0.0,
+    models: tuple[str, ...] = ("m",),
+) -> Machine:
     policy = ModelPolicy(TIERS, standard_share=share, margin=0.0, reserve_window_s=5.0, reserve_headroom=headroom)
-    made = Machine({"m": policy})
+    made = Machine(dict.fromkeys(models, policy))
     for number in range(replicas):
         made.step(ReplicaUp(Replica(f"r{number}", "m", seats, CURVE)), 0.0)
     return made

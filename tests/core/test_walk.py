@@ -29,7 +29,10 @@ from headway.core.types import (
     Preempt,
     Refuse,
     Replica,
+    ReplicaChanged,
     ReplicaDown,
+    ReplicaDraining,
+    ReplicaRemoved,
     ReplicaSuspect,
     ReplicaUp,
     Settled,
@@ -41,6 +44,7 @@ from headway.core.types import (
 
 NAMES = ["r0", "r1", "r2", "r3"]
 CURVE = Curve(a=0.005, c=0.005, d=0.0)
+CURVES = [CURVE, CURVE, CURVE.slower(2.0), None]
 HOLD_S: dict[Tier, float] = {"ultrafast": 2.0, "fast": 4.0, "standard": 8.0, "flex": 16.0}
 FLOORS: dict[Tier, float] = {"ultrafast": 60.0, "fast": 30.0}
 # CI walks about 50,000 steps; `make nightly` sets this to walk a million.
@@ -56,8 +60,9 @@ class Walk(RuleBasedStateMachine):
         policy = ModelPolicy(tiers, share, margin=0.0, reserve_window_s=6.0, reserve_headroom=headroom)
         self.machine = Machine({"m": policy})
         self.now = 0.0
-        self.seats: dict[str, int] = {}
+        self.replicas: dict[str, Replica] = {}
         self.open: set[str] = set()
+        self.draining: set[str] = set()
         self.where: dict[str, str | None] = {}  # call -> replica, or None while held
         self.tier: dict[str, Tier] = {}  # as served
         self.deadline: dict[str, float] = {}
@@ -71,7 +76,7 @@ class Walk(RuleBasedStateMachine):
 
     def tell(self, event: Event) -> None:
         light_before = self.machine.boarding["m"].light_replicas
-        load_before = {name: self.machine.boarding["m"].aboard(name) for name in self.seats}
+        load_before = {name: self.machine.boarding["m"].aboard(name) for name in self.replicas}
         for action in self.machine.step(event, self.now):
             call_id = action.call_id
             if isinstance(action, Settled):
@@ -99,7 +104,8 @@ class Walk(RuleBasedStateMachine):
                     assert retry_after_s >= 1
                     self.end(call_id, "refused")
                 case Cut():
-                    assert self.where[call_id] is not None
+                    assert isinstance(event, ReplicaDown | ReplicaRemoved)
+                    assert self.where[call_id] == event.name
                 case Preempt():
                     assert self.tier[call_id] == "flex"
                     assert self.where[call_id] is not None
@@ -109,7 +115,11 @@ class Walk(RuleBasedStateMachine):
                     self.being_preempted.add(call_id)
         boarding = self.machine.boarding["m"]
         self.check_the_express_rule(load_before)
-        assert boarding.light_replicas <= max(light_before, boarding.max_light_replicas), "the standard share was taken"
+        if isinstance(event, ReplicaUp):  # what was draining counts again with what it carries
+            light_before += 1
+        assert boarding.light_replicas <= max(light_before, boarding._doors.max_light_replicas), (
+            "the standard share was taken"
+        )
 
     def settle(self, settled: Settled) -> None:
         assert self.ended.get(settled.call_id) in ("left", "finished"), f"{settled} for a call that had not ended"
@@ -121,20 +131,20 @@ class Walk(RuleBasedStateMachine):
     def check_the_express_rule(self, load_before: dict[str, int]) -> None:
         """With a floor aboard nobody boards beyond what it allows. A limit that falls takes nobody off the replica."""
         boarding = self.machine.boarding["m"]
-        for name, seats in self.seats.items():
-            aboard = [self.tier[call_id] for call_id, replica in self.where.items() if replica == name]
+        for name, replica in self.replicas.items():
+            aboard = [self.tier[call_id] for call_id, where in self.where.items() if where == name]
             state = boarding.replica_state(name)
             if state is None:
                 continue
-            curve = CURVE.slower(state.caps_slowness)
             allowed = [
-                0 if name in boarding._shut_out else curve.largest_batch(FLOORS[tier], seats, 0.0)
+                replica.curve.slower(state.caps_slowness).largest_batch(FLOORS[tier], replica.seats, 0.0)
+                if replica.curve is not None and name not in boarding._shut_out
+                else 0
                 for tier in aboard
                 if tier in FLOORS
             ]
-            most = max(min([seats, *allowed]), load_before.get(name, 0))
+            most = max(min([replica.seats, *allowed]), load_before.get(name, 0))
             assert len(aboard) <= most, f"{name} carries {aboard}"
-            assert len(aboard) <= seats
             assert abs(state.feedback.slowness / state.caps_slowness - 1.0) <= 0.01
 
     def end(self, call_id: str, how: str) -> None:
@@ -189,22 +199,41 @@ class Walk(RuleBasedStateMachine):
         self.lose(call_id, stage)
         return call_id if call_id not in self.ended else multiple()
 
-    @rule(name=st.sampled_from(NAMES), seats=st.integers(1, 9))
-    def replica_up(self, name: str, seats: int) -> None:
+    @rule(name=st.sampled_from(NAMES), seats=st.integers(1, 9), curve=st.sampled_from(CURVES), same=st.booleans())
+    def replica_up(self, name: str, seats: int, curve: Curve | None, same: bool) -> None:
+        """As it was, or with other seats and another curve."""
+        if not same or name not in self.replicas:
+            self.replicas[name] = Replica(name, "m", seats, curve)
         self.open.add(name)
-        self.tell(ReplicaUp(Replica(name, "m", self.seats.setdefault(name, seats), CURVE)))
+        self.draining.discard(name)
+        self.tell(ReplicaUp(self.replicas[name]))
+
+    @rule(name=st.sampled_from(NAMES), seats=st.integers(1, 9), curve=st.sampled_from(CURVES))
+    def replica_changed(self, name: str, seats: int, curve: Curve | None) -> None:
+        replica = Replica(name, "m", seats, curve)
+        if name in self.replicas:
+            self.replicas[name] = replica
+        self.tell(ReplicaChanged(replica))
+
+    @rule(name=st.sampled_from(NAMES))
+    def replica_draining(self, name: str) -> None:
+        self.open.discard(name)
+        if name in self.replicas:
+            self.draining.add(name)
+        self.tell(ReplicaDraining(name))
 
     @rule(name=st.sampled_from(NAMES))
     def replica_suspect(self, name: str) -> None:
         self.open.discard(name)
         self.tell(ReplicaSuspect(name))
 
-    @rule(name=st.sampled_from(NAMES))
-    def replica_down(self, name: str) -> None:
+    @rule(name=st.sampled_from(NAMES), is_removed=st.booleans())
+    def replica_gone(self, name: str, is_removed: bool) -> None:
         self.open.discard(name)
-        self.seats.pop(name, None)
+        self.draining.discard(name)
+        self.replicas.pop(name, None)
         aboard = [call_id for call_id, replica in self.where.items() if replica == name]
-        self.tell(ReplicaDown(name))
+        self.tell(ReplicaRemoved(name) if is_removed else ReplicaDown(name))
         for call_id in aboard:  # the driver cuts them, and reports each
             self.lose(call_id, "waiting")
 
@@ -226,22 +255,24 @@ class Walk(RuleBasedStateMachine):
     @invariant()
     def core_and_driver_agree_who_is_where(self) -> None:
         boarding = self.machine.boarding["m"]
-        for name in self.seats:
+        for name in self.replicas:
             assert boarding.aboard(name) == sum(replica == name for replica in self.where.values())
         assert boarding._leaving == len(self.being_preempted)
+        assert boarding.open_replicas == len(self.open)
+        assert boarding.known_replicas == len(self.replicas.keys() - self.draining)
 
     @invariant()
     def seat_time_is_conserved(self) -> None:
         """What calls that left have paid, what those aboard owe, and the reserve are what replicas were busy."""
         boarding = self.machine.boarding["m"]
-        states = [state for name in self.seats if (state := boarding.replica_state(name)) is not None]
+        states = [state for name in self.replicas if (state := boarding.replica_state(name)) is not None]
         aboard = [(state.time, stream) for state in states for stream in state.aboard.values()]
         owed_us = sum(
             (time.taken(express=stream.tier in EXPRESS) - stream.boarded_taken) // FINE for time, stream in aboard
         )
         accounted_us = sum(boarding.seat_us.values()) + boarding.reserve_us + owed_us
         missing_us = boarding.busy_us - accounted_us
-        assert abs(missing_us) <= 2 * len(self.seats) + len(aboard), f"{missing_us} us"
+        assert abs(missing_us) <= 2 * len(self.replicas) + len(aboard), f"{missing_us} us"
         if not aboard:
             assert missing_us == 0
 
@@ -273,7 +304,25 @@ class Walk(RuleBasedStateMachine):
     def free_seats_are_counted(self) -> None:
         boarding = self.machine.boarding["m"]
         states = [state for name in self.open if (state := boarding.replica_state(name)) is not None]
-        assert boarding._free_heavy == sum(c.replica.seats - len(c.aboard) for c in states if not c.light)
+        heavy = [state for state in states if not state.light]
+        assert boarding._doors.free_heavy == sum(max(0, c.replica.seats - len(c.aboard)) for c in heavy)
+
+    @invariant()
+    def a_closed_replica_is_light_only_for_its_express_streams(self) -> None:
+        boarding = self.machine.boarding["m"]
+        for name in self.replicas.keys() - self.open:
+            state = boarding.replica_state(name)
+            assert state is not None
+            assert not state.light or state.express
+
+    @invariant()
+    def light_seats_are_counted_without_the_empty_ones_of_draining_replicas(self) -> None:
+        boarding = self.machine.boarding["m"]
+        states = {name: state for name in self.replicas if (state := boarding.replica_state(name)) is not None}
+        light = [state for name, state in states.items() if state.light and name not in self.draining]
+        express = sum(sum(states[name].express.values()) for name in self.draining)
+        assert boarding.light_replicas == len(light)
+        assert boarding._doors.light_seats == sum(state.light_seats for state in light) + express
 
     @invariant()
     def heavy_replicas_carry_no_express_stream(self) -> None:

@@ -1,0 +1,165 @@
+"""The doors of the replicas: which are open, which of them are light, and how many seats are free.
+
+A replica is *light* while its doors are closed to streams beyond its light seats (the batch at which its curve keeps
+the floor), and *heavy* otherwise. Closed replicas take nobody; they stay light only while they carry a stream with a
+floor. The standard share bounds how many replicas may be light.
+
+Knows nothing of calls or of who boards next. Every change of a replica ends with `place`, which keeps the queues and
+the counts.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Set
+
+from headway.core.replicas import BucketQueue, ReplicaState
+
+
+class Doors:
+    def __init__(self, standard_share: float) -> None:
+        self.replicas: dict[str, ReplicaState] = {}
+        self.open_replicas = 0
+        self.light_replicas = 0  # without those that are draining
+        self.light_seats = 0  # of light replicas, taken or free
+        self.ready = 0  # free seats of open light replicas
+        self.free_heavy = 0  # free seats of open heavy replicas
+        self.heavy = BucketQueue()  # heavy, open and with a free seat, by load
+        self.light = BucketQueue()  # light, open and with a free light seat, by how many
+        self.light_with_flex: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and somebody to preempt
+        self._full: OrderedDict[str, ReplicaState] = OrderedDict()  # heavy, open and full
+        self._idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and no express stream aboard
+        self._never_light: set[str] = set()  # those that cannot keep any floor: no curve, or too slow
+        self._draining: set[str] = set()
+        self._standard_share = standard_share
+
+    # --- replicas come and go ---
+
+    @property
+    def known_replicas(self) -> int:
+        """Those that a call can wait for: open, or closed because something failed there."""
+        return len(self.replicas) - len(self._draining)
+
+    def open(self, state: ReplicaState, now: float) -> None:
+        state.draining = False
+        self._draining.discard(state.replica.name)
+        self._set_open(state, now, value=True)
+
+    def close(self, state: ReplicaState, now: float) -> None:
+        self._set_open(state, now, value=False)
+
+    def drain(self, state: ReplicaState, now: float) -> None:
+        state.draining = True
+        self._draining.add(state.replica.name)
+        self._set_open(state, now, value=False)
+
+    def remove(self, state: ReplicaState, now: float) -> None:
+        """Forget the replica. What is aboard does not count any more."""
+        name = state.replica.name
+        self.close(state, now)
+        self.set_light(state, now, value=False)
+        self._count_light(state)
+        self._never_light.discard(name)
+        self._draining.discard(name)
+        del self.replicas[name]
+
+    def _set_open(self, state: ReplicaState, now: float, *, value: bool) -> None:
+        if state.open != value:
+            state.open = value
+            self.open_replicas += 1 if value else -1
+        self.place(state, now)
+
+    # --- light and heavy ---
+
+    @property
+    def max_light_replicas(self) -> int:
+        """What the standard share leaves. A single replica is light or heavy as calls come: it cannot be shared."""
+        if self.open_replicas == 1:
+            return 1
+        return int(self.open_replicas * (1.0 - self._standard_share) + 1e-9)
+
+    @property
+    def may_another_be_light(self) -> bool:
+        return self.light_replicas < self.max_light_replicas
+
+    def emptiest_heavy(self, avoid: Set[str] = frozenset()) -> ReplicaState | None:
+        """The emptiest heavy replica that could be light."""
+        if len(self._never_light) == len(self.replicas):
+            return None
+        return self.heavy.lowest(self._never_light | avoid if avoid else self._never_light)
+
+    def provide(self, wanted: int, now: float) -> None:
+        """Close and open doors so that there are as many light seats, taken and ready, as are wanted."""
+        while self.light_seats < wanted and self.may_another_be_light:
+            full = (state for name, state in self._full.items() if name not in self._never_light)
+            state = self.emptiest_heavy() or next(full, None)
+            if state is None:
+                break
+            self.set_light(state, now, value=True)
+            self.place(state, now)
+        while self._idle_light:
+            state = next(iter(self._idle_light.values()))
+            spare = self.light_seats - state.light_seats >= wanted
+            if not spare and self.light_replicas <= self.max_light_replicas:
+                break
+            self.set_light(state, now, value=False)
+            self.place(state, now)
+
+    def set_light(self, state: ReplicaState, now: float, *, value: bool) -> None:
+        """Followed by `place`."""
+        if state.light != value:
+            state.advance(now)
+            state.light = value
+
+    def place(self, state: ReplicaState, now: float) -> None:
+        """Put the replica where it belongs after any change of it, and count its seats."""
+        name, load = state.replica.name, len(state.aboard)
+        if state.queue is not None:
+            if state.queue is self.heavy:
+                self.free_heavy -= state.free
+            else:
+                self.ready -= state.free
+            state.queue.take(state)
+            state.free = 0
+        self._full.pop(name, None)
+        self._idle_light.pop(name, None)
+        self.light_with_flex.pop(name, None)
+        if state.light and not state.express and not (state.open and state.light_seats):
+            self.set_light(state, now, value=False)
+        self._count_light(state)
+        if not state.open:
+            return
+        state.free = max(0, state.limit - load)
+        if not state.light:
+            if state.free:
+                self.heavy.put(state, load)
+                self.free_heavy += state.free
+            else:
+                self._full[name] = state
+            return
+        if state.free:
+            self.light.put(state, state.free)
+            self.ready += state.free
+        if state.flex:
+            self.light_with_flex[name] = state
+        if not state.express:
+            self._idle_light[name] = state
+
+    def _count_light(self, state: ReplicaState) -> None:
+        """Count the replica among the light ones. One that is draining takes nobody: only the seats that express
+        streams have taken there are counted, and another replica may be light in its place."""
+        replicas = seats = 0
+        if state.light:
+            replicas = 0 if state.draining else 1
+            seats = sum(state.express.values()) if state.draining else state.light_seats
+        self.light_replicas += replicas - state.counted_replicas
+        self.light_seats += seats - state.counted_seats
+        state.counted_replicas, state.counted_seats = replicas, seats
+
+    def caps_changed(self, state: ReplicaState) -> None:
+        """What the floors allow there is another number now. Followed by `place`."""
+        state.light_seats = max(state.caps.values(), default=0)
+        if state.light_seats:
+            self._never_light.discard(state.replica.name)
+        else:
+            self._never_light.add(state.replica.name)

@@ -35,6 +35,7 @@ class Prober:
         self.replica = replica
         self.engine = engine
         self.is_up = False
+        self.is_draining = False  # it is watched and not let in again
         self._tell = tell
         self._aboard = aboard
         self._clock = clock
@@ -69,7 +70,8 @@ class Prober:
             self.is_up = True
             self._silent = 0
             self._moved_at = self._clock()
-            self._tell(ReplicaUp(self.replica))
+            if not self.is_draining:
+                self._tell(ReplicaUp(self.replica))
         elif self.is_up:
             self._take_out("it failed a call and does not produce a token")
 
@@ -95,4 +97,5 @@ class Prober:
     def _take_out(self, why: str) -> None:
         log.warning("replica %s is taken out: %s", self.replica.name, why)
         self.is_up = False
+        self.is_draining = False  # it is watched and not let in again
         self._tell(ReplicaDown(self.replica.name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,8 +17,8 @@ TOKENS_PER_SECOND = (1, 2, 5, 10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 50
 
 
 class Metrics:
-    def __init__(self, machine: Machine, replicas: dict[str, str]) -> None:
-        """`replicas` maps each replica's name to its model."""
+    def __init__(self, machine: Machine, replicas: Mapping[str, str]) -> None:
+        """`replicas` maps each replica's name to its pool; it changes as they come and go."""
         self.registry = CollectorRegistry()
         self.calls = Counter(
             "headway_calls", "Calls by how they ended.", ("model", "tier", "outcome"), registry=self.registry
@@ -90,7 +90,7 @@ class Metrics:
 class _Seats(Collector):
     """Reads the machine when it is scraped."""
 
-    def __init__(self, machine: Machine, replicas: dict[str, str]) -> None:
+    def __init__(self, machine: Machine, replicas: Mapping[str, str]) -> None:
         self._machine = machine
         self._replicas = replicas
 

@@ -36,13 +36,13 @@ from headway.core.types import (
     Ticked,
 )
 from headway.engines.base import Answer, Engine
-from headway.engines.probe import Prober
 from headway.errors import EngineAnswered, EngineFailed, EngineLost
 from headway.gateway.billing import Billing, make_receipt
 from headway.gateway.events import EventLog
 from headway.gateway.metrics import Metrics
 from headway.gateway.prompts import PromptFile
 from headway.gateway.relay import Relay
+from headway.gateway.replicas import Replicas
 from headway.gateway.trip import Trip
 from headway.ledger.books import Account
 from headway.wire import Client, Grant, NoSeat, Outcome, Receipt, Request
@@ -78,31 +78,23 @@ class Gateway:
     ) -> None:
         self.machine = machine
         self.draining = False
-        self.metrics = Metrics(machine, {replica.name: replica.model for replica, _ in fleet})
-        self._engines = {replica.name: engine for replica, engine in fleet}
+        self._clock = time.monotonic
+        self._replicas = Replicas(
+            self.tell, self._clock, probe_interval_s=timing.probe_interval_s, stall_s=timing.stall_s
+        )
+        for replica, engine in fleet:
+            self._replicas.add(replica, engine)
+        self.metrics = Metrics(machine, self._replicas.pools)
         self._timing = timing
         self._record = record
         self._billing = billing or Billing()
         self._prompts = dict(prompts or {})  # by model, where the owner keeps them
         self.books = self._billing.books
         self.price_of = self._billing.price
-        self._clock = time.monotonic
         self._trips: dict[str, Trip] = {}
         self._letting_go: dict[str, Left] = {}  # calls whose client left, until their engine has noticed
         self._unsettled: dict[str, Account] = {}  # calls that ended before core told their seat-time
-        self._probers = {
-            replica.name: Prober(
-                replica,
-                engine,
-                tell=self.tell,
-                aboard=machine.boarding[replica.model].aboard,
-                clock=self._clock,
-                interval_s=timing.probe_interval_s,
-                stall_s=timing.stall_s,
-            )
-            for replica, engine in fleet
-        }
-        self._tasks: list[asyncio.Task[None]] = []
+        self._ticking: asyncio.Task[None] | None = None
 
     # --- the path of a call ---
 
@@ -127,6 +119,7 @@ class Gateway:
         try:
             async with trip.aboard:
                 trip.is_aboard = True
+                self._replicas.count_aboard(engine.name, +1)
                 answer = await engine.send(engine.prepare(trip.request))
                 try:
                     if answer.status != 200:
@@ -140,6 +133,7 @@ class Gateway:
         except TimeoutError:
             raise EngineLost("the call was taken off its replica") from None
         finally:
+            self._replicas.count_aboard(engine.name, -1 if trip.is_aboard else 0)
             trip.is_aboard = False
 
     async def _stream(self, trip: Trip, answer: Answer, engine: Engine, client: Client) -> None:
@@ -195,7 +189,7 @@ class Gateway:
         elif isinstance(failure, EngineLost):
             log.warning("call %s lost replica %s (%s): %s", trip.call.id, engine.name, stage, failure)
             self.tell(ReplicaSuspect(engine.name))
-            self._probers[engine.name].doubt()
+            self._replicas.doubt(engine.name)
         if client.started:
             trip.outcome = "failed"
             raise failure
@@ -224,7 +218,7 @@ class Gateway:
                 trip.stop_deadline()
                 trip.boarded_at = now
                 trip.grant = self._granted(trip, action)
-                trip.seat.set_result(self._engines[action.replica])
+                trip.seat.set_result(self._replicas.engine(action.replica))
             case Refuse(reason=reason, retry_after_s=retry_after_s, rate_limit=rate_limit) if not trip.seat.done():
                 trip.stop_deadline()
                 trip.outcome = "refused"
@@ -341,12 +335,29 @@ class Gateway:
         if receipt.outcome == "finished" and call.model in self._prompts:
             self._prompts[call.model].keep(trip.request)
 
+    # --- replicas that come and go ---
+
+    def add_replica(self, replica: Replica, engine: Engine) -> None:
+        """Takes calls once it has produced a token."""
+        self._replicas.add(replica, engine)
+
+    def change_replica(self, replica: Replica) -> None:
+        """Other seats or another curve take effect at once; streams aboard stay."""
+        self._replicas.change(replica)
+
+    def drain_replica(self, name: str) -> None:
+        """Takes no new calls; streams aboard go on."""
+        self._replicas.drain(name)
+
+    async def remove_replica(self, name: str) -> None:
+        """Forget it; streams still aboard are cut."""
+        await self._replicas.remove(name)
+
     # --- life ---
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(prober.run()) for prober in self._probers.values()]
-        self._tasks.append(loop.create_task(self._tick()))
+        self._replicas.start()
+        self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     async def _tick(self) -> None:
         """What core keeps ready for express calls follows their demand also while nothing else happens."""
@@ -365,11 +376,10 @@ class Gateway:
     async def stop(self) -> None:
         for call_id in list(self._letting_go):
             self._let_go(call_id)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for engine in self._engines.values():
-            engine.close()
+        await self._replicas.stop()
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.gather(self._ticking, return_exceptions=True)
         if self._record is not None:
             self._record.close()
         for prompts in self._prompts.values():

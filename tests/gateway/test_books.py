@@ -385,14 +385,14 @@ async def test_tenants_do_not_share_an_engines_cache_and_no_secret_is_written_an
     caplog.set_level(logging.DEBUG)
     bodies: list[bytes] = []
     async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
-        pool = at.here.gateway._engines[engine.url]
+        pool: Any = at.here.gateway._replicas.engine(engine.url)
         real_send = pool.send
 
         async def send(request: EngineRequest) -> Any:
             bodies.append(request.body)
             return await real_send(request)
 
-        pool.send = send  # type: ignore[method-assign]
+        pool.send = send
         other = "hw-another-key"
         at.store.put_key(Key(id="key-other", hash=key_hash(other.encode())))
         prompt = "the prompt that nobody may read"

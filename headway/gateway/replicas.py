@@ -1,0 +1,111 @@
+"""The replicas of a gateway: the engine behind each, and the prober that watches it. They may come and go at run time.
+
+    add      its prober starts; it takes calls once it has produced a token
+    change   other seats, another curve: takes effect at once
+    drain    it takes no new calls and keeps its streams
+    remove   it is forgotten; streams still aboard are cut
+
+Core decides what each of these means for calls; here they become events.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headway.core.types import Event, Replica, ReplicaChanged, ReplicaDraining, ReplicaRemoved
+from headway.engines.base import Engine
+from headway.engines.probe import Prober
+
+
+@dataclass(slots=True)
+class _Watched:
+    engine: Engine
+    prober: Prober
+    task: asyncio.Task[None] | None = None  # None before `start`
+    aboard: int = 0  # calls that this gateway has there
+
+
+class Replicas:
+    def __init__(
+        self, tell: Callable[[Event], None], clock: Callable[[], float], *, probe_interval_s: float, stall_s: float
+    ) -> None:
+        self.pools: dict[str, str] = {}  # the pool of each replica, by its name
+        self._tell = tell
+        self._clock = clock
+        self._probe_interval_s = probe_interval_s
+        self._stall_s = stall_s
+        self._watched: dict[str, _Watched] = {}
+        self._is_started = False
+
+    def add(self, replica: Replica, engine: Engine) -> None:
+        if replica.name in self._watched:
+            raise ValueError(f"there is a replica {replica.name} already")
+        prober = Prober(
+            replica,
+            engine,
+            tell=self._tell,
+            aboard=self.aboard,
+            clock=self._clock,
+            interval_s=self._probe_interval_s,
+            stall_s=self._stall_s,
+        )
+        self.pools[replica.name] = replica.model
+        watched = self._watched[replica.name] = _Watched(engine, prober)
+        if self._is_started:
+            self._start(watched)
+
+    def change(self, replica: Replica) -> None:
+        self._watched[replica.name].prober.replica = replica
+        self._tell(ReplicaChanged(replica))
+
+    def drain(self, name: str) -> None:
+        self._watched[name].prober.is_draining = True
+        self._tell(ReplicaDraining(name))
+
+    async def remove(self, name: str) -> None:
+        watched = self._watched.pop(name)
+        del self.pools[name]
+        await _stop(watched)
+        self._tell(ReplicaRemoved(name))
+        watched.engine.close()
+
+    # --- what a call needs ---
+
+    def engine(self, name: str) -> Engine:
+        return self._watched[name].engine
+
+    def aboard(self, name: str) -> int:
+        return self._watched[name].aboard if name in self._watched else 0
+
+    def count_aboard(self, name: str, by: int) -> None:
+        if name in self._watched:
+            self._watched[name].aboard += by
+
+    def doubt(self, name: str) -> None:
+        """A call failed there: probe it now."""
+        if name in self._watched:
+            self._watched[name].prober.doubt()
+
+    # --- life ---
+
+    def start(self) -> None:
+        self._is_started = True
+        for watched in self._watched.values():
+            self._start(watched)
+
+    @staticmethod
+    def _start(watched: _Watched) -> None:
+        watched.task = asyncio.get_running_loop().create_task(watched.prober.run())
+
+    async def stop(self) -> None:
+        for watched in self._watched.values():
+            await _stop(watched)
+            watched.engine.close()
+
+
+async def _stop(watched: _Watched) -> None:
+    if watched.task is not None:
+        watched.task.cancel()
+        await asyncio.gather(watched.task, return_exceptions=True)

@@ -1,0 +1,81 @@
+"""Replicas that come and go while the gateway runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import openai
+import pytest
+
+from headway.core.types import Replica
+from headway.engines.scripted import Script, ScriptedEngine, running
+from headway.engines.vllm import VLLMEngine
+from tests.running import MODEL, Running, config_for, running_gateway
+
+pytestmark = pytest.mark.anyio
+SLOW = Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.02),))
+
+
+def described(engine: ScriptedEngine, seats: int = 8) -> tuple[Replica, VLLMEngine]:
+    return Replica(engine.url, MODEL, seats), VLLMEngine(engine.url, engine.url, MODEL)
+
+
+def calls(here: Running, count: int, tokens: int = 20) -> list[asyncio.Task[Any]]:
+    ask = {"model": MODEL, "prompt": "hi", "max_tokens": tokens}
+    return [asyncio.create_task(here.openai.completions.create(**ask)) for _ in range(count)]  # type: ignore[call-overload]
+
+
+async def until_running(engine: ScriptedEngine, streams: int) -> None:
+    async with asyncio.timeout(20):
+        while engine.record()["running"] != streams:
+            await asyncio.sleep(0.005)
+
+
+async def test_a_replica_that_is_added_takes_calls_once_it_is_up() -> None:
+    async with running(SLOW) as first, running(SLOW) as second, running_gateway(config_for([first], seats=2)) as here:
+        busy = calls(here, 6)
+        await until_running(first, 2)
+        here.gateway.add_replica(*described(second, seats=4))
+        await until_running(second, 4)  # those that waited
+        await asyncio.gather(*busy)
+        with pytest.raises(ValueError, match="already"):
+            here.gateway.add_replica(*described(second))
+
+
+async def test_fewer_seats_take_effect_and_more_too() -> None:
+    async with running(SLOW) as engine, running_gateway(config_for([engine], seats=4)) as here:
+        here.gateway.change_replica(Replica(engine.url, MODEL, 1))
+        await asyncio.gather(*calls(here, 6))
+        assert engine.record()["highest_running"] == 1
+        here.gateway.change_replica(Replica(engine.url, MODEL, 3))
+        await asyncio.gather(*calls(here, 9))
+        assert engine.record()["highest_running"] == 3
+
+
+async def test_a_draining_replica_keeps_its_streams_and_takes_no_others() -> None:
+    async with running(SLOW) as a, running(SLOW) as b, running_gateway(config_for([a, b], seats=4)) as here:
+        staying = calls(here, 8, tokens=50)
+        await until_running(a, 4)
+        await until_running(b, 4)
+        here.gateway.drain_replica(a.url)
+        await asyncio.gather(*staying, *calls(here, 12, tokens=5))
+        finished = a.record()["finished"]
+        await asyncio.gather(*calls(here, 12, tokens=5))
+        assert a.record()["finished"] == finished  # also when it is idle again
+        await here.gateway.remove_replica(a.url)
+        assert a.url not in here.gateway.metrics.page().decode()
+        await asyncio.gather(*calls(here, 4, tokens=5))
+
+
+async def test_streams_aboard_a_replica_that_is_removed_are_cut() -> None:
+    async with running(SLOW) as engine, running_gateway(config_for([engine])) as here:
+        stream = await here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=500, stream=True)
+        await anext(aiter(stream))
+        await here.gateway.remove_replica(engine.url)
+        with pytest.raises(openai.APIError):
+            [chunk async for chunk in stream]
+        with pytest.raises(openai.APIStatusError) as refused:
+            await here.openai.completions.create(model=MODEL, prompt="hi")
+        assert refused.value.status_code == 503
+        await here.until_empty()

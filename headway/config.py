@@ -130,6 +130,7 @@ class ReplicaTable(_Table):
     """One vLLM server."""
 
     url: str = Field(description="Where it listens. Keep it on loopback or a private network.")
+    kind: str = Field("vllm", description="The kind of engine; `vllm` is built in (docs/explanation/extend.md).")
     seats: int = Field(64, ge=1, le=4096, description="Streams it may carry at once: at most its `--max-num-seqs`.")
 
     prompt_tps: float | None = Field(

@@ -21,7 +21,7 @@ from headway.core.machine import Machine
 from headway.core.rate_limit import TokenLimit
 from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
 from headway.engines.base import Engine
-from headway.engines.vllm import VLLMEngine
+from headway.engines.kinds import KINDS
 from headway.errors import SetupError
 from headway.gateway.billing import Billing
 from headway.gateway.events import EventLog
@@ -36,7 +36,7 @@ from headway.price import MICRO, MILLI, Price
 def make_gateway(config: Config, record_to: Path | None = None, books: Books | None = None) -> Gateway:
     policies = {model.name: policy_of(model) for model in config.models}
     fleet: list[tuple[Replica, Engine]] = [
-        (replica_of(model, replica, name=replica.url), VLLMEngine(replica.url, replica.url, model.name))
+        (replica_of(model, replica, name=replica.url), engine_of(model, replica))
         for model in config.models
         for replica in model.replicas
     ]
@@ -45,6 +45,12 @@ def make_gateway(config: Config, record_to: Path | None = None, books: Books | N
     prices = {model.name: prices_of(model) for model in config.models}
     prompts = {model.name: PromptFile(keeping_of(model.keep_prompts)) for model in config.models if model.keep_prompts}
     return Gateway(Machine(policies), fleet, timing, record, Billing(books, prices), prompts)
+
+
+def engine_of(model: ModelTable, replica: ReplicaTable) -> Engine:
+    if (make := KINDS.get(replica.kind)) is None:
+        raise SetupError(f"Replica {replica.url} is of kind {replica.kind!r}; known kinds: {', '.join(KINDS)}.")
+    return make(replica.url, replica.url, model.name)
 
 
 def keeping_of(table: KeepPromptsTable) -> Keeping:

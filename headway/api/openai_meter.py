@@ -46,7 +46,6 @@ class OpenAIMeter:
     parsed."""
 
     __slots__ = (
-        "_answer",
         "_choices",
         "_closing",
         "_engine_speed_tps",
@@ -58,6 +57,7 @@ class OpenAIMeter:
         "_total",
         "_usage",
         "_wants_all",
+        "answer",
         "first_at",
         "is_complete",
         "is_final",
@@ -79,7 +79,7 @@ class OpenAIMeter:
         self._choices = [_Choice() for _ in range(form.choices)]
         self._engine_speed_tps: float | None = None
         self._closing: dict[str, Any] | None = None  # the event with the last usage
-        self._answer: dict[str, Any] | None = None  # a whole one
+        self.answer: dict[str, Any] | None = None  # a whole one
 
     def feed(self, data: bytes, now: float) -> bytes:
         # One line and one event: JSON has no newline of its own. (Looking for one byte is a third of looking for two.)
@@ -131,7 +131,7 @@ class OpenAIMeter:
         return b""
 
     def read_whole(self, body: bytes, generation_s: GenerationTime) -> None:
-        self._answer = answer = msgspec.json.decode(body)
+        self.answer = answer = msgspec.json.decode(body)
         self._usage = answer.get("usage") or {}
         self._total = self._usage.get("completion_tokens") or 0
         self.is_final = self.is_complete = True
@@ -164,9 +164,9 @@ class OpenAIMeter:
 
     def end(self, receipt: Receipt) -> bytes:
         proof = proof_of(receipt)
-        if self._answer is not None:
-            usage = {**(self._answer.get("usage") or {}), "headway": proof}
-            return _encode({**self._answer, "service_tier": self._tier, "usage": usage})
+        if self.answer is not None:
+            usage = {**(self.answer.get("usage") or {}), "headway": proof}
+            return _encode({**self.answer, "service_tier": self._tier, "usage": usage})
         done = b"data: [DONE]\n\n"
         if self._closing is None or not self._form.wants_usage:
             return done

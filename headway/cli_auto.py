@@ -23,7 +23,7 @@ from headway.auto.calibration import (
     write_calibration,
 )
 from headway.auto.calibration import calibrate as learn
-from headway.auto.gate import Calibration
+from headway.auto.gate import GateCalibration
 from headway.auto.risk import calls_needed
 from headway.config import load
 from headway.errors import SetupError
@@ -76,7 +76,7 @@ def calibrate(
     )
 
 
-def table_of(made: Calibration) -> Table:
+def table_of(made: GateCalibration) -> Table:
     table = Table("budget", "the student serves", "excess mistakes seen", "closed when more differ than")
     table.title = f"{made.student} before {made.full}, on {len(made.judged)} tasks kept for this"
     for budget in SHOWN_BUDGETS:

@@ -15,7 +15,7 @@ from headway.errors import SetupError
 from headway.evals import words
 from headway.evals.expected import NO_ANSWER
 from headway.evals.inspect_run import Settings, TaskSet, find_tasks, require_inspect, run_in_rounds, to_ask
-from headway.evals.page import Asked, result_table, write_page
+from headway.evals.page import AskedTasks, result_table, write_page
 from headway.evals.targets import STANDARD, Target, offered, read_targets, require_different
 from headway.evals.verdict import Run, judge_runs
 
@@ -49,7 +49,7 @@ def evaluate(
     full = _baseline(asked_of, baseline)
     settings = Settings(out / "logs", limit, max_tokens, timeout_s, at_once)
     runs = _run_all(task_set, asked_of, full, settings)
-    asked = Asked(task_set.name, full, 60 * fix_minutes, at_once, max_tokens)
+    asked = AskedTasks(task_set.name, full, 60 * fix_minutes, at_once, max_tokens)
     verdicts = judge_runs(runs, full, asked.fix_s)
     console.print(result_table(verdicts[0]))
     for verdict in verdicts:

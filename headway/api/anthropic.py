@@ -51,12 +51,12 @@ class TextBlock(Struct, forbid_unknown_fields=True):
     cache_control: Raw | UnsetType = UNSET
 
 
-class Message(Struct, forbid_unknown_fields=True):
+class AnthropicMessage(Struct, forbid_unknown_fields=True):
     role: Literal["user", "assistant", "system"]
     content: str | Annotated[list[Block], Meta(max_length=limits.MAX_PARTS)]
 
 
-class Tool(Struct, forbid_unknown_fields=True):
+class AnthropicTool(Struct, forbid_unknown_fields=True):
     name: limits.ShortText
     input_schema: Raw
     description: str | UnsetType | None = UNSET
@@ -91,9 +91,9 @@ class Prompt(Struct, forbid_unknown_fields=True, kw_only=True):
     """What both endpoints take."""
 
     model: limits.ModelName
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=limits.MAX_MESSAGES)]
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=limits.MAX_MESSAGES)]
     system: str | Annotated[list[TextBlock], Meta(max_length=limits.MAX_PARTS)] | UnsetType | None = UNSET
-    tools: Annotated[list[Tool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
+    tools: Annotated[list[AnthropicTool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
     tool_choice: ToolChoice | UnsetType | None = UNSET
     thinking: Thinking | UnsetType | None = UNSET
     output_config: OutputConfig | UnsetType | None = UNSET

@@ -32,7 +32,7 @@ class TextPart(Struct, forbid_unknown_fields=True):
     refusal: str | UnsetType = UNSET
 
 
-class Message(Struct, forbid_unknown_fields=True):
+class ChatMessage(Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[TextPart], Meta(max_length=limits.MAX_PARTS)] | UnsetType | None = UNSET
     name: limits.ShortText | UnsetType | None = UNSET
@@ -79,7 +79,7 @@ class Function(Struct, forbid_unknown_fields=True):
     strict: bool | UnsetType | None = UNSET
 
 
-class Tool(Struct, forbid_unknown_fields=True):
+class ChatTool(Struct, forbid_unknown_fields=True):
     type: Literal["function"]
     function: Function
 
@@ -118,12 +118,12 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ChatCompletion(Sampling, kw_only=True):
-    messages: Annotated[list[Message], Meta(min_length=1, max_length=limits.MAX_MESSAGES)]
+    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=limits.MAX_MESSAGES)]
     max_completion_tokens: limits.Tokens | UnsetType | None = UNSET
     logprobs: bool | UnsetType | None = UNSET
     top_logprobs: limits.TopLogprobs | UnsetType | None = UNSET
     return_tokens_as_token_ids: bool | UnsetType = UNSET  # vLLM's: names the tokens of logprobs by their number
-    tools: Annotated[list[Tool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
+    tools: Annotated[list[ChatTool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
     tool_choice: Literal["none", "auto", "required"] | dict[str, Raw] | UnsetType | None = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
     reasoning_effort: limits.ShortText | UnsetType | None = UNSET

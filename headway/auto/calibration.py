@@ -19,12 +19,12 @@ from typing import Any
 
 import msgspec
 
-from headway.auto.gate import Calibration, Evidence, Gate, Said, Seen, differ, weigh
+from headway.auto.gate import Evidence, Gate, GateCalibration, Said, Seen, differ, weigh
 from headway.auto.requests import CHAT, TOP_LOGPROBS, asked_of, said_in
 from headway.auto.risk import Judged, threshold, watched_rate
 from headway.engines.http import EnginePool
 from headway.errors import EngineLost, SetupError
-from headway.evals.expected import RIGHT, Answer, verdict
+from headway.evals.expected import RIGHT, GivenAnswer, verdict
 from headway.evals.plain_tasks import PlainTask
 from headway.evals.tool_calls import Task, ToolCall
 
@@ -106,7 +106,7 @@ def _compared(plain: PlainTask, asked: dict[str, Any], student: dict[str, Any], 
 def _is_right(plain: PlainTask, said: Said) -> bool:
     """As `headway eval` has it. An answer that was refused is empty, which is not right."""
     calls = [ToolCall(name, arguments) for name, arguments in said.calls if isinstance(arguments, dict)]
-    answer = Answer(said.text, calls, is_unparsable=len(calls) < len(said.calls))
+    answer = GivenAnswer(said.text, calls, is_unparsable=len(calls) < len(said.calls))
     return verdict(plain.task, plain.wanted, answer, Path()) == RIGHT
 
 
@@ -138,7 +138,7 @@ async def _ask(pool: EnginePool, endpoint: Endpoint, body: dict[str, Any]) -> di
 
 def calibrate(
     compared: Sequence[Compared], endpoint: Endpoint, day: str, used: Sequence[str], seed: int = 0
-) -> Calibration:
+) -> GateCalibration:
     """`used` names the tasks, so that nobody calibrates anew on them after the gate was closed."""
     rows = list(compared)
     random.Random(seed).shuffle(rows)
@@ -150,10 +150,10 @@ def calibrate(
         if evidence.kind == "text":
             evidence = Evidence("text", gate.prompts.strength(one.words))
         judged.append(Judged(gate.score(evidence), one.is_excess, one.differs))
-    return Calibration(endpoint.student, endpoint.full, day, gate, judged, list(used))
+    return GateCalibration(endpoint.student, endpoint.full, day, gate, judged, list(used))
 
 
-def allowed(calibration: Calibration, budget: float) -> Allowed:
+def allowed(calibration: GateCalibration, budget: float) -> Allowed:
     judged = calibration.judged
     level = threshold(judged, budget)
     taken = [one for one in judged if one.score > 0 and one.score >= level]
@@ -168,10 +168,10 @@ def name_of(task: Task) -> str:
     return hashlib.sha256(said.encode()).hexdigest()[:16]
 
 
-def read_calibration(path: Path) -> Calibration:
+def read_calibration(path: Path) -> GateCalibration:
     """SetupError where there is none."""
     try:
-        return Calibration.from_plain(msgspec.json.decode(path.read_bytes()))
+        return GateCalibration.from_plain(msgspec.json.decode(path.read_bytes()))
     except OSError as error:
         raise SetupError(f"{path}: {error.strerror or error}.") from error
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, IndexError) as error:
@@ -183,7 +183,7 @@ def closed_file(calibration: Path) -> Path:
     return calibration.with_name(f"{calibration.name}.closed")
 
 
-def write_calibration(path: Path, calibration: Calibration) -> None:
+def write_calibration(path: Path, calibration: GateCalibration) -> None:
     unfinished = path.with_name(f"{path.name}.partial")
     unfinished.write_bytes(msgspec.json.encode(calibration.as_plain()))
     unfinished.replace(path)

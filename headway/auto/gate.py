@@ -272,7 +272,7 @@ class Gate:
 
 
 @dataclass(slots=True)
-class Calibration:
+class GateCalibration:
     """What a run over tasks of known answer taught: the gate from one half of them, the budgets from the other."""
 
     student: str
@@ -295,13 +295,13 @@ class Calibration:
         }
 
     @staticmethod
-    def from_plain(plain: Mapping[str, Any]) -> Calibration:
+    def from_plain(plain: Mapping[str, Any]) -> GateCalibration:
         """KeyError, TypeError or ValueError where it is none."""
         rising = {kind: Rising(list(of[0]), list(of[1])) for kind, of in plain["rising"].items()}
         prompts = PromptGuess({int(one): float(weight) for one, weight in plain["prompts"]})
         judged = [Judged(float(score), bool(excess), bool(differs)) for score, excess, differs in plain["judged"]]
         names = [str(plain[name]) for name in ("student", "full", "made")]
-        return Calibration(names[0], names[1], names[2], Gate(rising, prompts), judged, list(plain["used"]))
+        return GateCalibration(names[0], names[1], names[2], Gate(rising, prompts), judged, list(plain["used"]))
 
 
 def differ(one: Said, other: Said) -> bool:

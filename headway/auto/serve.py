@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from headway.auto.gate import Asked, Calibration, Said, differ, weigh
+from headway.auto.gate import Asked, GateCalibration, Said, differ, weigh
 from headway.auto.requests import CallRungs
 from headway.auto.risk import Judged, Watch, threshold, watched_rate
 from headway.core.types import Tier
@@ -50,7 +50,7 @@ class _Limit:
 class Trust:
     """How far one student is trusted, and whether it still is."""
 
-    calibration: Calibration
+    calibration: GateCalibration
     budget: float
     budgets: dict[str, float]  # of single keys, by their ids
     audit_share: float

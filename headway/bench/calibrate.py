@@ -24,7 +24,7 @@ SpeedPoint = tuple[int, float]  # streams, tokens per second that nine in ten of
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class CurveCalibration:
     points: list[SpeedPoint]
     prompt_tps: float
 
@@ -44,7 +44,7 @@ def nearly_all_got(speeds: list[float]) -> float:
     return sorted(speeds)[int(SLOW_SHARE * len(speeds))]
 
 
-async def calibrate(url: str, model: str, seats: int, on_point: Callable[[int], None]) -> Calibration:
+async def calibrate(url: str, model: str, seats: int, on_point: Callable[[int], None]) -> CurveCalibration:
     """Measure; `on_point` is called with each number of streams before it is measured."""
     client = Client(url, model, seed=int(time.time()))  # a cache may still know the prompts of the last time
     try:
@@ -57,7 +57,7 @@ async def calibrate(url: str, model: str, seats: int, on_point: Callable[[int], 
                 calls = await asyncio.gather(*[_call(client, PROMPT_TOKENS, TOKENS) for _ in range(batch)])
                 speeds += [1 / call.tpot_s for call in calls]
             points.append((batch, nearly_all_got(speeds)))
-        return Calibration(points, prompt_tps)
+        return CurveCalibration(points, prompt_tps)
     finally:
         client.close()
 

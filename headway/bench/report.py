@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from headway.bench.load import Load
-from headway.bench.sweep import Fit, Point, Sweep
+from headway.bench.sweep import FrontierFit, Point, Sweep
 from headway.charts import BLUE, GREEN, GREY, INK, ORANGE, require_pictures
 
 WIDE, HALF = 860, 385  # pixels
@@ -138,7 +138,7 @@ def summary(found: Sweep) -> str:
     )
 
 
-def _fit_in_words(fit: Fit) -> str:
+def _fit_in_words(fit: FrontierFit) -> str:
     through = ", ".join(map(str, fit.through))
     if fit.mape is None:
         return f"The curve goes through {through} streams; no other point was measured that could judge it."

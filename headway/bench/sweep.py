@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from headway.bench.calibrate import Calibration, batches_for, measure_prompts, nearly_all_got
+from headway.bench.calibrate import CurveCalibration, batches_for, measure_prompts, nearly_all_got
 from headway.bench.client import Call, Client
 from headway.bench.load import Load, closed_loop, quantile
 from headway.core.curve import Curve, fit
@@ -91,7 +91,7 @@ class Point:
 
 
 @dataclass(slots=True)
-class Fit:
+class FrontierFit:
     """A curve through three points, and how far it lies from those it has not seen."""
 
     curve: Curve
@@ -125,7 +125,7 @@ class Sweep:
     def within_seats(self) -> list[Point]:
         return [point for point in self.points if point.streams <= self.plan.seats]
 
-    def fit(self) -> Fit:
+    def fit(self) -> FrontierFit:
         """Through the smallest, the largest, and the one nearest to their geometric middle."""
         points = {point.streams: point.tpot_s for point in self.within_seats()}
         first_s = {p.streams: statistics.mean(call.ttft_s for call in p.calls) for p in self.within_seats()}
@@ -138,14 +138,14 @@ class Sweep:
             for streams, tpot_s in points.items()
             if streams not in through
         }
-        return Fit(curve, {streams: first_s[streams] for streams in through}, held_out)
+        return FrontierFit(curve, {streams: first_s[streams] for streams in through}, held_out)
 
     def config_lines(self) -> str:
         """For headway.toml: as in `headway calibrate`, a point is what nine streams in ten got at least."""
         slow = [
             (point.streams, nearly_all_got([1 / call.tpot_s for call in point.calls])) for point in self.within_seats()
         ]
-        return Calibration(slow, self.prompt_tps).config_lines()
+        return CurveCalibration(slow, self.prompt_tps).config_lines()
 
     def rows(self) -> list[dict[str, Any]]:
         return [_row(self, point) for point in self.points]

@@ -47,7 +47,7 @@ class Teacher:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class TeacherQuestion:
     key: str
     body: dict[str, Any]
     tags: Mapping[str, str]
@@ -83,9 +83,9 @@ class Collected:
     refused: list[str] = field(default_factory=list)  # what was said of prompts that can not be answered
 
 
-def read_questions(path: Path, teacher: Teacher) -> tuple[list[Question], int]:
+def read_questions(path: Path, teacher: Teacher) -> tuple[list[TeacherQuestion], int]:
     """From tasks, or from rows with `messages` or `prompt`; and how many stood there more than once."""
-    questions: dict[str, Question] = {}
+    questions: dict[str, TeacherQuestion] = {}
     doubles = 0
     tools: Any = None
     for number, row in numbered_rows(path):
@@ -100,7 +100,7 @@ def read_questions(path: Path, teacher: Teacher) -> tuple[list[Question], int]:
     return list(questions.values()), doubles
 
 
-def question_of(teacher: Teacher, messages: list[Any], tools: Any, tags: Mapping[str, str]) -> Question:
+def question_of(teacher: Teacher, messages: list[Any], tools: Any, tags: Mapping[str, str]) -> TeacherQuestion:
     body: dict[str, Any] = {
         "model": teacher.model,
         "messages": messages,
@@ -113,7 +113,7 @@ def question_of(teacher: Teacher, messages: list[Any], tools: Any, tags: Mapping
         body |= {"logprobs": True, "top_logprobs": teacher.top_logprobs, "return_tokens_as_token_ids": True}
     # Not the tier: it says when an answer comes, not which.
     key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:32]
-    return Question(key, body, tags)
+    return TeacherQuestion(key, body, tags)
 
 
 def answered_keys(path: Path) -> set[str]:
@@ -128,7 +128,7 @@ def answered_keys(path: Path) -> set[str]:
     return {str(row.get("key")) for _, row in numbered_rows(path)}
 
 
-def estimate(questions: list[Question], doubles: int, answered: set[str]) -> Estimate:
+def estimate(questions: list[TeacherQuestion], doubles: int, answered: set[str]) -> Estimate:
     left = [one for one in questions if one.key not in answered]
     return Estimate(
         len(left),
@@ -139,7 +139,9 @@ def estimate(questions: list[Question], doubles: int, answered: set[str]) -> Est
     )
 
 
-def collect(teacher: Teacher, questions: Iterable[Question], out: Path, at_once: int, progress: Progress) -> Collected:
+def collect(
+    teacher: Teacher, questions: Iterable[TeacherQuestion], out: Path, at_once: int, progress: Progress
+) -> Collected:
     """Ask all that are not answered yet, so many at once."""
     answered = answered_keys(out)
     left = [one for one in questions if one.key not in answered]
@@ -147,7 +149,7 @@ def collect(teacher: Teacher, questions: Iterable[Question], out: Path, at_once:
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a", encoding="utf-8") as file, ThreadPoolExecutor(at_once) as pool:
 
-        def one(question: Question) -> None:
+        def one(question: TeacherQuestion) -> None:
             if stopped.is_set():
                 return
             try:
@@ -186,7 +188,7 @@ class _Refused(Exception):
     """This prompt can not be answered."""
 
 
-def _ask(teacher: Teacher, question: Question, into: Collected, stopped: threading.Event) -> dict[str, Any]:
+def _ask(teacher: Teacher, question: TeacherQuestion, into: Collected, stopped: threading.Event) -> dict[str, Any]:
     """One call, asked again for as long as the answer is "later"."""
     deadline = time.monotonic() + MAX_PATIENCE_S
     pause_s = 1.0
@@ -233,7 +235,7 @@ def _message(answer: Any) -> str:
     return str(error.get("message") if isinstance(error, dict) else answer)[:300]
 
 
-def _row(question: Question, answer: dict[str, Any]) -> dict[str, Any]:
+def _row(question: TeacherQuestion, answer: dict[str, Any]) -> dict[str, Any]:
     try:
         choice = answer["choices"][0]
         message = choice["message"]

@@ -41,7 +41,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Fit:
+class MemoryFit:
     place: Place
     needed: int  # of such memories
     least_step_ms: float | None  # for the weights alone, were they in it
@@ -90,9 +90,9 @@ def cpu_caches(folder: Path = CPU_CACHES) -> list[Place]:
     return sorted(found, key=lambda place: place.size_bytes)
 
 
-def fits(weights: Weights, where: list[Place]) -> list[Fit]:
+def fits(weights: Weights, where: list[Place]) -> list[MemoryFit]:
     return [
-        Fit(
+        MemoryFit(
             place,
             ceil(weights.file_bytes / place.size_bytes),
             None if place.bytes_per_s is None else weights.step_bytes / place.bytes_per_s * 1000,

@@ -11,7 +11,7 @@ from headway.distill.training_env import script
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class StudentCut:
     layers: list[int]  # of the teacher's, those kept
     params: int
     teacher_params: int
@@ -29,7 +29,7 @@ def cut_student(
     template: str | None = None,
     threads: int | None = None,
     measured: Callable[[list[float]], None] = lambda _influences: None,
-) -> Cut:
+) -> StudentCut:
     """`measured` is told the influences of the layers that are left, each time they have been measured."""
     settings = {"model": str(teacher.resolve()), "rows": str(rows.resolve()), "count": count, "threads": threads}
     with script(python, "cut", settings) as running:
@@ -44,4 +44,4 @@ def cut_student(
 
         kept = choose_layers(measure, whole["layers"], keep, at_once)
         running.tell({"write": kept, "to": str(out.resolve()), "template": template})
-        return Cut(kept, next(said)["params"], whole["params"])
+        return StudentCut(kept, next(said)["params"], whole["params"])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from headway.errors import SetupError
-from headway.local.engine_env import Progress, Run, ensure_environment, run_command
+from headway.local.engine_env import Progress, RunCommand, ensure_environment, run_command
 
 # As the extra `distill` in pyproject.toml has them: tests compare. Torch is the version of the engine's environment.
 TORCH = "torch==2.13.0"
@@ -32,13 +32,13 @@ TAIL_LINES = 15
 Report = Callable[[Mapping[str, Any]], None]
 
 
-def training_python(progress: Progress, *, run: Run = run_command) -> Path:
+def training_python(progress: Progress, *, run: RunCommand = run_command) -> Path:
     if all(importlib.util.find_spec(name) is not None for name in MODULES):
         return Path(sys.executable)
     return ensure_environment("training-trl-1.16.0", (INSTALL,), NEEDS_BYTES, progress, run=run)
 
 
-class Script:
+class TrainingScript:
     """A script that runs in the training Python: what it is told on its input, and its JSON lines."""
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
@@ -70,7 +70,7 @@ class Script:
 
 
 @contextmanager
-def script(python: Path, name: str, settings: Mapping[str, Any]) -> Iterator[Script]:
+def script(python: Path, name: str, settings: Mapping[str, Any]) -> Iterator[TrainingScript]:
     """Run a script of this folder with its settings; it ends with this block, however that ends."""
     path = Path(__file__).with_name(f"{name}.py")
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -80,7 +80,7 @@ def script(python: Path, name: str, settings: Mapping[str, Any]) -> Iterator[Scr
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        yield Script(name, process)
+        yield TrainingScript(name, process)
     finally:
         for pipe in (process.stdin, process.stdout):
             assert pipe is not None

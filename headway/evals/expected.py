@@ -49,7 +49,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class GivenAnswer:
     text: str
     calls: list[ToolCall] = field(default_factory=list)
     is_unparsable: bool = False  # it holds a call that cannot be read
@@ -80,7 +80,7 @@ def read_wanted(row: Any) -> Wanted:
     raise ValueError(f"`expected` knows exact, regex, json_schema and command, not {how!r}")
 
 
-def verdict(task: Task, wanted: Wanted, answer: Answer, folder: Path) -> str:
+def verdict(task: Task, wanted: Wanted, answer: GivenAnswer, folder: Path) -> str:
     """`folder` is where a command is run."""
     if wanted.how == "calls":
         return _verdict_on_calls(task, answer)
@@ -95,7 +95,7 @@ def verdict(task: Task, wanted: Wanted, answer: Answer, folder: Path) -> str:
     return RIGHT if _passes(wanted.what, answer.text, folder) else "wrong answer"
 
 
-def _verdict_on_calls(task: Task, answer: Answer) -> str:
+def _verdict_on_calls(task: Task, answer: GivenAnswer) -> str:
     if answer.is_unparsable:
         return "unparsable"
     if not answer.calls and not answer.text.strip():

@@ -41,7 +41,7 @@ from inspect_ai.tool import ToolCall, ToolChoice, ToolInfo
 
 from headway.evals import dialects, targets
 from headway.evals.bfcl import bfcl_wheel, read_bfcl, require_categories
-from headway.evals.expected import RIGHT, Answer, verdict
+from headway.evals.expected import RIGHT, GivenAnswer, verdict
 from headway.evals.plain_tasks import PlainTask, read_plain_tasks
 from headway.evals.tool_calls import ToolCall as Call
 
@@ -256,7 +256,7 @@ def as_expected(find: Callable[[str], PlainTask], folder: Path) -> Scorer:
     async def score(state: TaskState, target: Target) -> Score:
         one = find(str(state.sample_id))
         calls = state.output.message.tool_calls or []
-        answer = Answer(
+        answer = GivenAnswer(
             state.output.completion,
             [Call(call.function, call.arguments) for call in calls],
             any(call.parse_error for call in calls),

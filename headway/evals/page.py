@@ -46,7 +46,7 @@ IN_TERMINAL = 6  # of these
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedTasks:
     """What was asked, for the page's reader."""
 
     tasks: str
@@ -64,7 +64,7 @@ def result_table(verdict: KindVerdict) -> Table:
     return table
 
 
-def write_page(asked: Asked, runs: Sequence[Run], verdicts: list[KindVerdict], folder: Path) -> Path:
+def write_page(asked: AskedTasks, runs: Sequence[Run], verdicts: list[KindVerdict], folder: Path) -> Path:
     """report.html, its first picture as report.svg and .png, and everything that was counted as results.json."""
     draw = require_pictures()
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +78,7 @@ def write_page(asked: Asked, runs: Sequence[Run], verdicts: list[KindVerdict], f
     return page
 
 
-def page_of(asked: Asked, runs: Sequence[Run], verdicts: list[KindVerdict], bars: str, lines: str) -> str:
+def page_of(asked: AskedTasks, runs: Sequence[Run], verdicts: list[KindVerdict], bars: str, lines: str) -> str:
     return PAGE.format(
         title=f"When to use which: {escape(asked.tasks)}",
         headline=escape(words.headline(verdicts, asked.baseline)),
@@ -94,7 +94,7 @@ def page_of(asked: Asked, runs: Sequence[Run], verdicts: list[KindVerdict], bars
     )
 
 
-def _about(asked: Asked, verdicts: list[KindVerdict]) -> str:
+def _about(asked: AskedTasks, verdicts: list[KindVerdict]) -> str:
     fix = words.seconds(asked.fix_s)
     return (
         f"{verdicts[0].tasks} tasks of {asked.tasks}, each asked of {len(verdicts[0].figures)} targets. The picture "
@@ -113,7 +113,7 @@ def _advice(verdicts: list[KindVerdict], baseline: str) -> str:
     return f"<table><tr><th>kind of task</th><th>tasks</th><th>use</th><th>why</th></tr>{''.join(rows)}</table>"
 
 
-def _fix_words(verdict: KindVerdict, asked: Asked) -> str:
+def _fix_words(verdict: KindVerdict, asked: AskedTasks) -> str:
     said = [
         f"{one.name} is ahead of {asked.baseline} where a fix takes {words.break_even(one.versus.break_even)}"
         for one in verdict.figures
@@ -171,7 +171,7 @@ def _problems(runs: Sequence[Run]) -> str:
     return "".join(parts)
 
 
-def _method(asked: Asked, verdict: KindVerdict) -> str:
+def _method(asked: AskedTasks, verdict: KindVerdict) -> str:
     clocks = {True: "Times are those of Headway's own proof in each answer."}
     clocks[False] = "Times of targets with a star are this client's: their answers carry no proof of theirs."
     said = [clocks[proven] for proven in (True, False) if any(one.is_proven is proven for one in verdict.figures)]
@@ -192,7 +192,7 @@ def _method(asked: Asked, verdict: KindVerdict) -> str:
     )
 
 
-def _results(asked: Asked, runs: Sequence[Run], verdicts: list[KindVerdict]) -> dict[str, Any]:
+def _results(asked: AskedTasks, runs: Sequence[Run], verdicts: list[KindVerdict]) -> dict[str, Any]:
     found = {"runs": [asdict(one) for one in runs], "verdicts": [asdict(one) for one in verdicts]}
     return {"asked": asdict(asked), **_finite(found)}
 

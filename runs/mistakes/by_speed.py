@@ -26,7 +26,7 @@ from headway.auto.risk import Judged, at_most
 from headway.config import load
 from headway.distill.publish import FirstRung, Spark, publish
 from headway.evals.inspect_run import Settings, find_tasks, run_in_rounds
-from headway.evals.page import Asked, write_page
+from headway.evals.page import AskedTasks, write_page
 from headway.evals.shares import Share
 from headway.evals.targets import offered
 from headway.evals.task_files import read_tasks, write_tasks
@@ -257,7 +257,7 @@ def report(work: Work, results: dict[str, Any]) -> int:
         fix_s for fix_s, use in by_fix.items() if use["routine"] == "spark" and use["hard"] in ("standard", "fast")
     ]
     fix_s = as_expected[-1] if as_expected else FIX_S[0]
-    asked = Asked("mix-timed.jsonl", "standard", fix_s, 1, ANSWER_TOKENS)
+    asked = AskedTasks("mix-timed.jsonl", "standard", fix_s, 1, ANSWER_TOKENS)
     page = write_page(asked, timed, judge_runs(timed, "standard", fix_s), work.folder / "eval")
     console.print(f"page, where a mistake is fixed in {fix_s:g} s: {page}", highlight=False)
     console.print(

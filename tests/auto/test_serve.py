@@ -18,7 +18,7 @@ from openai import PermissionDeniedError
 
 from headway.api import anthropic, openai
 from headway.auto.calibration import write_calibration
-from headway.auto.gate import Calibration, Evidence, Gate, PromptGuess, Rising, Seen
+from headway.auto.gate import Evidence, Gate, GateCalibration, PromptGuess, Rising, Seen
 from headway.auto.requests import CallRungs
 from headway.auto.risk import Judged
 from headway.auto.serve import Auto, Trust
@@ -135,7 +135,7 @@ def trust(tmp_path: Path, judged: list[Judged] | None = None, **more: Any) -> Tr
     gate = Gate.fit([Seen("x", Evidence("call", 1.0 + n / 100), is_excess=False) for n in range(400)])
     gate.prompts = PromptGuess.fit([("hello", True), ("integral", False)] * 20)
     gate.rising["text"] = Rising([0.0, 0.1], [0.5, 1.0])
-    calibration = Calibration("m-spark", "m", "2026-11-15", gate, SURE if judged is None else judged)
+    calibration = GateCalibration("m-spark", "m", "2026-11-15", gate, SURE if judged is None else judged)
     own = {"budget": 0.02, "budgets": {}, "audit_share": 1e-9, "closed_file": tmp_path / "closed", **more}
     return Trust(calibration, **own)
 
@@ -323,7 +323,7 @@ async def test_a_student_that_agrees_stays_trusted(tmp_path: Path) -> None:
 
 def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
     made = trust(tmp_path).calibration
-    assert Calibration.from_plain(json.loads(json.dumps(made.as_plain()))) == made
+    assert GateCalibration.from_plain(json.loads(json.dumps(made.as_plain()))) == made
 
 
 async def test_through_the_whole_gateway_with_books(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from headway.errors import SetupError
 from headway.evals.bfcl import CATEGORIES, require_categories
-from headway.evals.expected import MISTAKES, NO_ANSWER, Answer, read_wanted, verdict
+from headway.evals.expected import MISTAKES, NO_ANSWER, GivenAnswer, read_wanted, verdict
 from headway.evals.inspect_run import find_tasks
 from headway.evals.plain_tasks import read_plain_tasks
 from headway.evals.tool_calls import Task, ToolCall
@@ -20,7 +20,7 @@ TOOL = {"type": "function", "function": {"name": "turn", "parameters": {"type": 
 TURN = [{"name": "turn", "arguments": {"by": [90], "to": ["left", ""]}}]
 
 
-def judged(expected: Any, answer: Answer, folder: Path = Path()) -> str:
+def judged(expected: Any, answer: GivenAnswer, folder: Path = Path()) -> str:
     wanted = read_wanted(expected)
     task = Task("t", [], [TOOL], wanted.what if wanted.how == "calls" else [])
     return verdict(task, wanted, answer, folder)
@@ -41,41 +41,41 @@ def judged(expected: Any, answer: Answer, folder: Path = Path()) -> str:
     ],
 )
 def test_texts(expected: Any, text: str, found: str) -> None:
-    assert judged(expected, Answer(text)) == found
+    assert judged(expected, GivenAnswer(text)) == found
 
 
 @pytest.mark.parametrize(
     ("answer", "found"),
     [
-        (Answer("", [ToolCall("turn", {"by": 90})]), "right"),
-        (Answer('<tool_call>{"name": "turn", "arguments": {"by": 90}}</tool_call>'), "right"),
-        (Answer("", [ToolCall("turn", {"by": 80})]), "wrong argument"),
-        (Answer("", [ToolCall("turn", {"by": 90, "fast": True})]), "invented argument"),
-        (Answer("", [ToolCall("turn", {"to": "left"})]), "missing argument"),
-        (Answer("", [ToolCall("stop", {})]), "wrong tool"),
-        (Answer("I turn."), "no call"),
-        (Answer("<tool_call>{"), "unparsable"),
-        (Answer("", [ToolCall("turn", {})], is_unparsable=True), "unparsable"),
-        (Answer(""), NO_ANSWER),
+        (GivenAnswer("", [ToolCall("turn", {"by": 90})]), "right"),
+        (GivenAnswer('<tool_call>{"name": "turn", "arguments": {"by": 90}}</tool_call>'), "right"),
+        (GivenAnswer("", [ToolCall("turn", {"by": 80})]), "wrong argument"),
+        (GivenAnswer("", [ToolCall("turn", {"by": 90, "fast": True})]), "invented argument"),
+        (GivenAnswer("", [ToolCall("turn", {"to": "left"})]), "missing argument"),
+        (GivenAnswer("", [ToolCall("stop", {})]), "wrong tool"),
+        (GivenAnswer("I turn."), "no call"),
+        (GivenAnswer("<tool_call>{"), "unparsable"),
+        (GivenAnswer("", [ToolCall("turn", {})], is_unparsable=True), "unparsable"),
+        (GivenAnswer(""), NO_ANSWER),
     ],
 )
-def test_calls(answer: Answer, found: str) -> None:
+def test_calls(answer: GivenAnswer, found: str) -> None:
     assert judged(TURN, answer) == found
     assert found == "right" or found in MISTAKES
 
 
 def test_nothing_to_call() -> None:
-    assert judged([], Answer("None of these fits.")) == "right"
-    assert judged([], Answer("", [ToolCall("turn", {"by": 1})])) == "extra call"
+    assert judged([], GivenAnswer("None of these fits.")) == "right"
+    assert judged([], GivenAnswer("", [ToolCall("turn", {"by": 1})])) == "extra call"
 
 
 def test_a_command_reads_the_answer_in_the_tasks_folder(tmp_path: Path) -> None:
     (tmp_path / "check.py").write_text("import sys; sys.exit(sys.stdin.read() != 'yes')")
     command = {"command": [sys.executable, "check.py"]}
-    assert judged(command, Answer("yes"), tmp_path) == "right"
-    assert judged(command, Answer("no"), tmp_path) == "wrong answer"
+    assert judged(command, GivenAnswer("yes"), tmp_path) == "right"
+    assert judged(command, GivenAnswer("no"), tmp_path) == "wrong answer"
     with pytest.raises(SetupError, match=r"not-there: .* run in"):
-        judged({"command": ["not-there"]}, Answer("yes"), tmp_path)
+        judged({"command": ["not-there"]}, GivenAnswer("yes"), tmp_path)
 
 
 @pytest.mark.parametrize(

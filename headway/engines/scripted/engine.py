@@ -24,7 +24,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from headway.engines.scripted import formats as wire
-from headway.engines.scripted.steps import Faults, QueueFull, RequestRecord, Script, StepLoop, Stream
+from headway.engines.scripted.steps import Faults, QueueFull, RequestRecord, Script, ScriptedStream, StepLoop
 
 __all__ = ["Faults", "RequestRecord", "Script", "ScriptedEngine", "running", "serve_scripted"]
 
@@ -126,7 +126,7 @@ class ScriptedEngine:
             await _respond(send, 200, JSON, answer_format.whole(_metrics_of(stream)))
         await leaving
 
-    def _read(self, scope: Scope, body: bytes) -> tuple[wire.Ask, wire.Answer]:
+    def _read(self, scope: Scope, body: bytes) -> tuple[wire.Ask, wire.ScriptedAnswer]:
         path = scope["path"]
         self._requests_seen += 1
         request_id = f"{self._requests_seen:016x}"
@@ -139,8 +139,8 @@ class ScriptedEngine:
         prompt_tokens = wire.count_prompt_tokens(ask)
         max_tokens = wire.check_limits(ask, prompt_tokens, self.script.max_model_len)
         total_tokens, stop = wire.find_stop(ask, max_tokens)
-        options = ask.stream_options or wire.StreamOptions()
-        return ask, wire.Answer(
+        options = ask.stream_options or wire.ScriptedStreamOptions()
+        return ask, wire.ScriptedAnswer(
             id=f"{DIALECTS[path][0]}-{request_id}",
             request_id=request_id,
             created=int(time.time()),
@@ -152,13 +152,13 @@ class ScriptedEngine:
             continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
         )
 
-    def _board(self, answer: wire.Answer, give: Callable[[int], None]) -> Stream:
+    def _board(self, answer: wire.ScriptedAnswer, give: Callable[[int], None]) -> ScriptedStream:
         try:
             return self.steps.board(answer.request_id, answer.prompt_tokens, answer.total_tokens, give)
         except QueueFull:
             raise wire.WireError(503, "Service Unavailable", wire.BUSY) from None
 
-    async def _abort_when_client_leaves(self, receive: Receive, stream: Stream) -> None:
+    async def _abort_when_client_leaves(self, receive: Receive, stream: ScriptedStream) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self.steps.abort(stream)
@@ -221,7 +221,7 @@ def _error_body(path: str, error: wire.WireError) -> bytes:
     return error.anthropic() if path == "/v1/messages" and error.kind != "Bad Request" else error.openai()
 
 
-def _metrics_of(stream: Stream) -> dict[str, float | None]:
+def _metrics_of(stream: ScriptedStream) -> dict[str, float | None]:
     record = stream.record
     assert record.first_token_s is not None  # it has finished, and there is no answer without a token
     assert record.ended_s is not None

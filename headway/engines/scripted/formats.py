@@ -36,12 +36,12 @@ WORDS = tuple(" " + word for word in dict.fromkeys(_STORY.split()))
 _WORD_BYTES = tuple(word.encode() for word in WORDS)
 
 
-class StreamOptions(msgspec.Struct):
+class ScriptedStreamOptions(msgspec.Struct):
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
 
-class Message(msgspec.Struct):
+class ScriptedMessage(msgspec.Struct):
     content: str | list[dict[str, Any]] | None = None
 
 
@@ -49,7 +49,7 @@ class Ask(msgspec.Struct):
     """The fields this engine reads, of all its dialects; like vLLM it ignores the others."""
 
     model: str | None = None
-    messages: list[Message] = []
+    messages: list[ScriptedMessage] = []
     system: str | list[dict[str, Any]] | None = None
     prompt: str | list[Any] = ""
     max_tokens: int | None = None
@@ -57,12 +57,12 @@ class Ask(msgspec.Struct):
     stop: str | list[str] | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = False
-    stream_options: StreamOptions | None = None
+    stream_options: ScriptedStreamOptions | None = None
     service_tier: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ScriptedAnswer:
     """All there is to know of an answer before its first token."""
 
     id: str
@@ -180,7 +180,7 @@ class _OpenAIFormat:
     after_last_word: bytes  # takes the finish reason and the stop reason
     usage_end: bytes
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ScriptedAnswer) -> None:
         self._answer = answer
         self._head = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":[' % (
             msgspec.json.encode(answer.id),
@@ -299,7 +299,7 @@ class MessagesFormat:
         b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"'
     )
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer: ScriptedAnswer) -> None:
         self._answer = answer
 
     @staticmethod

@@ -86,7 +86,7 @@ class RequestRecord:
 
 
 @dataclass(slots=True, eq=False)
-class Stream:
+class ScriptedStream:
     record: RequestRecord
     total_tokens: int
     give: Callable[[int], None]  # called with the token's number, from 1
@@ -104,10 +104,10 @@ class StepLoop:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.faults = Faults()
-        self.waiting: dict[Stream, None] = {}  # a dict for its order and its cheap removal
-        self.prefilling: dict[Stream, asyncio.TimerHandle | None] = {}  # None: due, but the engine hangs
-        self.joining: dict[Stream, None] = {}  # have their first token and board at the next step
-        self.batch: dict[Stream, None] = {}
+        self.waiting: dict[ScriptedStream, None] = {}  # a dict for its order and its cheap removal
+        self.prefilling: dict[ScriptedStream, asyncio.TimerHandle | None] = {}  # None: due, but the engine hangs
+        self.joining: dict[ScriptedStream, None] = {}  # have their first token and board at the next step
+        self.batch: dict[ScriptedStream, None] = {}
         self.requests: OrderedDict[str, RequestRecord] = OrderedDict()
         self.ended_as: dict[str, int] = {"finished": 0, "aborted": 0, "died": 0}
         self.refused = self.highest_running = self.tokens_sent = self.prompt_tokens = self.steps_begun = 0
@@ -124,7 +124,9 @@ class StepLoop:
     def running(self) -> int:
         return len(self.prefilling) + len(self.joining) + len(self.batch)
 
-    def board(self, request_id: str, prompt_tokens: int, total_tokens: int, give: Callable[[int], None]) -> Stream:
+    def board(
+        self, request_id: str, prompt_tokens: int, total_tokens: int, give: Callable[[int], None]
+    ) -> ScriptedStream:
         """Take a request in: to a seat, or to the waiting line. With `die_after_tokens` 0 it has died on return."""
         max_queued = self.script.max_queued
         seat_free = self.running < self.script.max_num_seqs
@@ -132,7 +134,7 @@ class StepLoop:
             self.refused += 1
             raise QueueFull
         ended = asyncio.get_running_loop().create_future()
-        stream = Stream(RequestRecord(prompt_tokens), total_tokens, give, ended, arrived_s=time.monotonic())
+        stream = ScriptedStream(RequestRecord(prompt_tokens), total_tokens, give, ended, arrived_s=time.monotonic())
         self._keep(request_id, stream.record)
         if self._deaths_left is None or self._deaths_left > 0:
             stream.die_after_tokens = self.faults.die_after_tokens
@@ -146,7 +148,7 @@ class StepLoop:
             self.waiting[stream] = None
         return stream
 
-    def abort(self, stream: Stream) -> None:
+    def abort(self, stream: ScriptedStream) -> None:
         """The client has gone: free what the stream held. Nothing to do for one that has ended."""
         if stream.record.state == "running":
             self._end(stream, "aborted")
@@ -177,14 +179,14 @@ class StepLoop:
         if len(self.requests) > KEPT_REQUESTS:
             self.requests.popitem(last=False)
 
-    def _seat(self, stream: Stream) -> None:
+    def _seat(self, stream: ScriptedStream) -> None:
         stream.seated_s = time.monotonic()
         stream.record.first_step = self.steps_begun + 1
         due_s = stream.seated_s + self.script.first_token_s * self.faults.slow_factor
         self.prefilling[stream] = self._at(due_s, self._first_token, stream, due_s)
         self.highest_running = max(self.highest_running, self.running)
 
-    def _first_token(self, stream: Stream, due_s: float) -> None:
+    def _first_token(self, stream: ScriptedStream, due_s: float) -> None:
         if self._hung:
             self.prefilling[stream] = None
             return
@@ -222,7 +224,7 @@ class StepLoop:
             now_s = time.monotonic()
             self._start_step(self._step_due_s if now_s - self._step_due_s < CATCH_UP_S else now_s)
 
-    def _give_token(self, stream: Stream) -> None:
+    def _give_token(self, stream: ScriptedStream) -> None:
         record = stream.record
         record.tokens_sent += 1
         self.tokens_sent += 1
@@ -239,7 +241,7 @@ class StepLoop:
         elif number >= stream.total_tokens:
             self._end(stream, "finished")
 
-    def _end(self, stream: Stream, state: State) -> None:
+    def _end(self, stream: ScriptedStream, state: State) -> None:
         timer = self.prefilling.pop(stream, None)
         if timer is not None:
             timer.cancel()

@@ -1,8 +1,8 @@
-"""Headway beside LiteLLM's proxy: the same scripted engine, the same load, in turns. See runs/peers.sh.
+"""Headway beside other gateways: the same scripted engine, the same load, in turns. See runs/peers.sh.
 
-What LiteLLM is set to is said in runs/peers/litellm.py. Each gateway is one process; the engine, the client and both
-gateways share the box, and a gateway that is not being measured is idle. A round takes bare engine, Headway and
-LiteLLM one after the other, in an order that rotates.
+The engine, the load client and all gateways share the machine, and a gateway that is not being measured is idle. In a
+round the bare engine and every gateway take one turn each, in an order that rotates, so that the machine's drift is
+everybody's. A turn ends after a number of calls or tokens, not after a time.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import uvloop
@@ -23,53 +24,76 @@ from rich.progress import track
 from rich.table import Table
 
 from headway.local.engine_process import free_port
-from runs.gateway.tax import Verdict, all_complete, percentile, spread
+from runs.gateway.tax import all_complete, percentile, spread
 from runs.measure.streams import Stream, at_once, call, chat_request, cpu_seconds, gateway, on_schedule, scripted
-from runs.peers.litellm import VERSION, ensure_litellm, litellm
+from runs.peers.haproxy import haproxy
+from runs.peers.litellm import litellm
+from runs.peers.peer import MODEL, Gateway, Progress
+from runs.peers.rust import smg, vllm_router
+from runs.peers.standings import OURS, FirstToken, Relay, Rounds, Row, standings, verdict
 
-console = Console(width=110)
-BARE, OURS, PEER = "bare engine", "Headway", f"LiteLLM {VERSION}"
-MAX_ADDED_SHARE, MAX_CPU_SHARE = 1 / 5, 1 / 15
+console = Console(width=120)
+BARE = "bare engine"
 SEATS = 64
-# One call after the other, and calls at Poisson times that leave LiteLLM mostly idle (its share of a core is printed).
-CALLS, PAUSE_S, ALONE_TOKENS = 40, 0.05, 5
-CALLS_PER_S, SCHEDULE_S, POISSON_TOKENS = 4.0, 10.0, 20
-# Steady load that both carry: 8 streams at 50 tokens/s for 5 s.
-STREAMS, STEADY_STEP, STEADY_TOKENS = 8, "1:20", 250
-# More than either carries: 64 streams at 1,000 tokens/s.
-FULL_STEP, FULL_TOKENS, MAX_FULL_ROUNDS = "1:1", 500, 3
+# Relaying: 8 streams at 50 tokens/s, which every gateway carries, and 64 at 1,000, more than two cores carry.
+SLOW_STREAMS, SLOW_STEP_MS, SLOW_TOKENS = 8, "1:20", 200
+FULL_STREAMS, FULL_STEP_MS, FULL_TOKENS = 64, "1:1", 250
+# First tokens: one call after the other, and Poisson arrivals at half of the 8 slow streams (a call takes 0.4 s).
+ALONE_CALLS, PAUSE_S, ALONE_TOKENS = 30, 0.05, 3
+POISSON_CALLS, CALLS_PER_S, POISSON_TOKENS = 80, 10.0, 20
+NOTES = (
+    "CPU is that of all processes of a gateway. Headway's includes what the routers do not do: it decides at which "
+    "speed and on which seat a call is served, counts its tokens and ends the answer with a proof of its speed.",
+    "At 64 fast streams the engine and the client share the cores with the gateway. Where a gateway used less than a "
+    "core, tokens/s is the limit of the machine, not of the gateway.",
+    f"Poisson arrivals are at half load: {CALLS_PER_S:.0f} calls/s of {POISSON_TOKENS} tokens keep half as many "
+    f"streams busy as there are slow ones. A round has {POISSON_CALLS} calls: one slow moment decides its p99.",
+)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Way:
-    """A way to the engine; `pid` is the gateway's process, None where there is none."""
+    """A way to the engine: a gateway, or the engine's own address."""
 
+    name: str
     url: str
-    pid: int | None = None
-    first_token_ms: list[list[float]] = field(default_factory=list)
-    cpu_share: list[float] = field(default_factory=list)
+    pid: int
+
+
+def headway() -> Gateway:
+    @contextmanager
+    def start(port: int, engine_url: str, folder: Path) -> Iterator[int]:
+        with gateway(port, folder, model=MODEL, engine_urls=[engine_url], seats=SEATS) as pid:
+            yield pid
+
+    return Gateway(OURS, version("headway"), f"one process, {SEATS} seats, default tiers, no ledger", start)
+
+
+def all_gateways(progress: Progress) -> list[Gateway]:
+    return [headway(), haproxy(), vllm_router(progress), smg(progress), litellm(progress)]
 
 
 @contextmanager
-def three_ways(command: Path, folder: Path, step_ms: str) -> Iterator[dict[str, Way]]:
-    engine_port, our_port, peer_port = free_port(), free_port(), free_port()
-    engine = f"http://127.0.0.1:{engine_port}"
+def all_ways(gateways: Sequence[Gateway], folder: Path, step_ms: str) -> Iterator[list[Way]]:
+    """The bare engine and every gateway in front of it, started and warm."""
+    port = free_port()
+    engine = f"http://127.0.0.1:{port}"
     with ExitStack() as stack:
-        stack.enter_context(scripted(engine_port, model="m", first_token_ms=20, step_ms=step_ms, seats=SEATS))
-        ours = stack.enter_context(gateway(our_port, folder, model="m", engine_urls=[engine], seats=SEATS))
-        with console.status("starting LiteLLM (about 15 s)"):
-            peer = stack.enter_context(litellm(command, peer_port, folder, model="m", engine_url=engine))
-        ways = {BARE: Way(engine), OURS: Way(f"http://127.0.0.1:{our_port}", ours)}
-        ways[PEER] = Way(f"http://127.0.0.1:{peer_port}", peer)
-        for way in ways.values():
-            for _ in range(5):
-                all_complete(uvloop.run(at_once(way.url, chat_request("m", POISSON_TOKENS), 4))[0])  # warm
+        pid = stack.enter_context(scripted(port, model=MODEL, first_token_ms=20, step_ms=step_ms, seats=SEATS))
+        ways = [Way(BARE, engine, pid)]
+        for one in gateways:
+            port = free_port()
+            with console.status(f"starting {one.name}"):
+                pid = stack.enter_context(one.start(port, engine, folder))
+            ways.append(Way(one.name, f"http://127.0.0.1:{port}", pid))
+        for way in ways:
+            for _ in range(3):
+                all_complete(uvloop.run(at_once(way.url, chat_request(MODEL, POISSON_TOKENS), SEATS // 4))[0])
         yield ways
 
 
-def in_turn(ways: dict[str, Way], number: int) -> list[tuple[str, Way]]:
-    items = list(ways.items())
-    return items[number % len(items) :] + items[: number % len(items)]
+def in_turn(ways: list[Way], number: int) -> list[Way]:
+    return ways[number % len(ways) :] + ways[: number % len(ways)]
 
 
 def family(pid: int) -> list[int]:
@@ -78,13 +102,17 @@ def family(pid: int) -> list[int]:
     return [pid, *[member for child in children for member in family(child)]]
 
 
-def cpu_of(pid: int) -> float:
-    return sum(cpu_seconds(member) for member in family(pid))
+def cpu_by_process(pid: int) -> dict[int, float]:
+    return {member: cpu_seconds(member) for member in family(pid)}
+
+
+def cpu_since(before: dict[int, float], pid: int) -> float:
+    return sum(used - before.get(member, 0.0) for member, used in cpu_by_process(pid).items())
 
 
 async def one_by_one(url: str, request: bytes) -> list[Stream]:
     streams = []
-    for _ in range(CALLS):
+    for _ in range(ALONE_CALLS):
         streams.append(await call(url, request))
         await asyncio.sleep(PAUSE_S)  # a gateway may have work left from the call before
     return streams
@@ -92,114 +120,100 @@ async def one_by_one(url: str, request: bytes) -> list[Stream]:
 
 def poisson(chance: random.Random) -> list[float]:
     times = [0.0]
-    while times[-1] < SCHEDULE_S:
+    while len(times) < POISSON_CALLS:
         times.append(times[-1] + chance.expovariate(CALLS_PER_S))
     return times
 
 
-def first_token(ways: dict[str, Way], rounds: int, *, alone: bool) -> float:
-    """Prints the added time to first token; returns Headway's added p50 ÷ LiteLLM's.
-
-    The added p50 is taken inside each round, and the median of the rounds counts. The p99 is that of all rounds' calls
-    together: a round has too few for one of its own.
-    """
-    tokens, chance = ALONE_TOKENS if alone else POISSON_TOKENS, random.Random(1)
-    request = chat_request("m", tokens)
+def first_tokens(ways: list[Way], rounds: int, *, alone: bool) -> dict[str, FirstToken]:
+    """Time to first token; a gateway's is what it adds to the bare engine's percentile of the same round."""
+    request, chance = chat_request(MODEL, ALONE_TOKENS if alone else POISSON_TOKENS), random.Random(1)
+    times_ms: dict[str, list[list[float]]] = {way.name: [] for way in ways}
+    core: dict[str, list[float]] = {way.name: [] for way in ways}
     what = "one call at a time" if alone else f"Poisson, {CALLS_PER_S:.0f} calls/s"
-    for way in ways.values():
-        way.first_token_ms, way.cpu_share = [], []
     for number in track(range(rounds), f"first token, {what}", console=console, transient=True):
-        times = poisson(chance)
-        for _, way in in_turn(ways, number):
-            before = cpu_of(way.pid) if way.pid else 0.0
-            streams = uvloop.run(one_by_one(way.url, request) if alone else on_schedule(way.url, request, times))
+        schedule = poisson(chance)
+        for way in in_turn(ways, number):
+            before = cpu_by_process(way.pid)
+            streams = uvloop.run(one_by_one(way.url, request) if alone else on_schedule(way.url, request, schedule))
             all_complete(streams)
             seconds = max(s.last_at for s in streams) - streams[0].sent_at
-            way.cpu_share.append((cpu_of(way.pid) - before) / seconds if way.pid else 0.0)
-            way.first_token_ms.append([1000 * (s.first_at - s.sent_at) for s in streams])
-    table = Table("first token, ms", "calls", "p50", "p99", "added p50", "rounds", "added p99", "core used")
-    added, bare = {}, ways[BARE]
-    bare_all = [one for calls in bare.first_token_ms for one in calls]
-    for name, way in ways.items():
-        pooled = [one for calls in way.first_token_ms for one in calls]
-        row = [name, f"{len(pooled)}", f"{statistics.median(pooled):.2f}", f"{percentile(pooled, 0.99):.2f}"]
-        if way.pid:
-            pairs = zip(bare.first_token_ms, way.first_token_ms, strict=True)
-            gains = [statistics.median(b) - statistics.median(a) for a, b in pairs]
-            added[name] = statistics.median(gains)
-            p99 = percentile(pooled, 0.99) - percentile(bare_all, 0.99)
-            row += [f"{added[name]:.2f}", spread(gains, 2), f"{p99:.2f}", f"{statistics.median(way.cpu_share):.0%}"]
-        table.add_row(*row)
-    console.print(f"time to first token, {what}, {tokens} tokens out, {rounds} rounds", table, sep="\n")
-    return added[OURS] / added[PEER]
+            core[way.name].append(cpu_since(before, way.pid) / seconds)
+            times_ms[way.name].append([1000 * (s.first_at - s.sent_at) for s in streams])
+    bare = times_ms.pop(BARE)
+
+    def added(calls: list[list[float]], share: float) -> Rounds:
+        return tuple(percentile(b, share) - percentile(a, share) for a, b in zip(bare, calls, strict=True))
+
+    return {
+        name: FirstToken(added(calls, 0.5), added(calls, 0.99), tuple(core[name])) for name, calls in times_ms.items()
+    }
 
 
-def relay_cpu(
-    ways: dict[str, Way], rounds: int, *, tokens: int, streams: int, what: str, beyond: bool = False
-) -> dict[str, float]:
-    """Prints tokens/s and the gateways' CPU time under `streams` calls at once; returns the µs per token by name.
-
-    `beyond` is a load beyond what is carried: there calls may fail, which is counted and shown.
-    """
-    request = chat_request("m", tokens)
-    gateways = {name: way for name, way in ways.items() if way.pid}
-    per_token: dict[str, list[float]] = {name: [] for name in gateways}
-    speeds: dict[str, list[float]] = {name: [] for name in gateways}
-    shares: dict[str, list[float]] = {name: [] for name in gateways}
-    failed = dict.fromkeys(gateways, 0)
+def relays(ways: list[Way], rounds: int, *, full: bool) -> dict[str, Relay]:
+    """CPU per relayed token. At full speed calls may fail, which is counted and shown."""
+    streams = FULL_STREAMS if full else SLOW_STREAMS
+    request = chat_request(MODEL, FULL_TOKENS if full else SLOW_TOKENS)
+    turns: dict[str, list[tuple[float, float, float]]] = {way.name: [] for way in ways[1:]}
+    failed = dict.fromkeys(turns, 0)
+    what = f"relay, {streams} {'fast' if full else 'slow'} streams"
     for number in track(range(rounds), what, console=console, transient=True):
-        for name, way in in_turn(gateways, number):
-            assert way.pid
-            before = cpu_of(way.pid)
+        for way in in_turn(ways[1:], number):
+            before = cpu_by_process(way.pid)
             done, seconds = uvloop.run(at_once(way.url, request, streams))
-            used = cpu_of(way.pid) - before
-            if not beyond:
+            used = cpu_since(before, way.pid)
+            if not full:
                 all_complete(done)
-            failed[name] += sum(not s.complete for s in done)
-            relayed = sum(s.tokens for s in done)
-            per_token[name].append(1e6 * used / relayed)
-            speeds[name].append(relayed / seconds)
-            shares[name].append(used / seconds)
-    table = Table("gateway", "tokens/s", "rounds", "core used", "CPU µs per token", "rounds", "failed")
-    for name in gateways:
-        speed, cost = statistics.median(speeds[name]), statistics.median(per_token[name])
-        row = [f"{speed:,.0f}", spread(speeds[name], 0), f"{statistics.median(shares[name]):.0%}"]
-        table.add_row(name, *row, f"{cost:,.1f}", spread(per_token[name], 1), f"{failed[name]}")
-    console.print(f"{what}, {tokens} tokens each, {rounds} rounds", table, sep="\n")
-    return {name: statistics.median(values) for name, values in per_token.items()}
+            failed[way.name] += sum(not s.complete for s in done)
+            relayed = sum(s.tokens if s.complete else s.pieces for s in done)
+            if not relayed:
+                raise SystemExit(f"{way.name} relayed nothing (first status {done[0].status!r})")
+            turns[way.name].append((1e6 * used / relayed, relayed / seconds, used / seconds))
+    columns = {name: list(zip(*figures, strict=True)) for name, figures in turns.items()}
+    return {name: Relay(cpu, speed, core, failed[name]) for name, (cpu, speed, core) in columns.items()}
+
+
+def show(table: Sequence[Row], gateways: Sequence[Gateway], rounds: int) -> None:
+    def cell(values: Rounds, digits: int) -> str:
+        return f"{statistics.median(values):,.{digits}f} ({spread(list(values), digits)})"
+
+    versions = {one.name: f"{one.name} {one.version}" for one in gateways}
+    first = Table("added first token, ms", "one at a time, p50", "Poisson, p50", "Poisson, p99", "core used")
+    relay = Table("CPU per token, µs", "8 slow streams", "64 fast streams", "tokens/s", "core used", "failed")
+    for row in table:
+        cells = [cell(values, 2) for values in (row.alone.p50_ms, row.half_load.p50_ms, row.half_load.p99_ms)]
+        first.add_row(versions[row.gateway], *cells, f"{statistics.median(row.half_load.core):.0%}")
+        cells = [cell(row.slow.cpu_us, 1), cell(row.full.cpu_us, 1), cell(row.full.tokens_per_s, 0)]
+        core, failed = f"{statistics.median(row.full.core):.0%}", f"{row.full.failed}"
+        relay.add_row(versions[row.gateway], *cells, core, failed)
+    console.print(f"median of {rounds} rounds (lowest .. highest)", first, relay, *NOTES, sep="\n")
+    console.print("\nwho leads, by medians", *standings(table), sep="\n")
+    console.print("\nsettings", *(f"{versions[one.name]}: {one.settings}" for one in gateways), sep="\n")
+
+
+def measure(gateways: Sequence[Gateway], rounds: int) -> list[Row]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with all_ways(gateways, folder, SLOW_STEP_MS) as ways:
+            alone = first_tokens(ways, rounds, alone=True)
+            half_load = first_tokens(ways, rounds, alone=False)
+            slow = relays(ways, rounds, full=False)
+        with all_ways(gateways, folder, FULL_STEP_MS) as ways:
+            full = relays(ways, rounds, full=True)
+    return [Row(one.name, alone[one.name], half_load[one.name], slow[one.name], full[one.name]) for one in gateways]
 
 
 def main(rounds: int) -> int:
-    with console.status("LiteLLM's environment") as status:
-        command = ensure_litellm(status.update)
-    verdicts = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with three_ways(command, folder, "1:10") as ways:
-            for alone in (True, False):
-                share = first_token(ways, rounds, alone=alone)
-                what = f"added first token p50, {'one at a time' if alone else 'Poisson'}, Headway ÷ LiteLLM"
-                verdicts.append(Verdict(what, f"1/{1 / share:.1f}", "<= 1/5", 0 < share <= MAX_ADDED_SHARE))
-        with three_ways(command, folder, STEADY_STEP) as ways:
-            cost = relay_cpu(ways, rounds, tokens=STEADY_TOKENS, streams=STREAMS, what="8 streams at 50 tokens/s")
-            share = cost[OURS] / cost[PEER]
-            verdicts.append(
-                Verdict("CPU per token, Headway ÷ LiteLLM", f"1/{1 / share:.1f}", "<= 1/15", share <= MAX_CPU_SHARE)
-            )
-        with three_ways(command, folder, FULL_STEP) as ways:
-            relay_cpu(
-                ways,
-                min(rounds, MAX_FULL_ROUNDS),
-                tokens=FULL_TOKENS,
-                streams=SEATS,
-                what="the most each relays, 64 streams",
-                beyond=True,
-            )
-    table = Table("what", "measured", "bar", "")
-    for verdict in verdicts:
-        table.add_row(verdict.what, verdict.measured, verdict.bar, "holds" if verdict.holds else "MISSED")
-    console.print(f"Headway beside {PEER}", table, sep="\n")
-    return 0 if all(verdict.holds for verdict in verdicts) else 1
+    with console.status("environments of the peers") as status:
+        gateways = all_gateways(status.update)
+    table = measure(gateways, rounds)
+    show(table, gateways, rounds)
+    bars = verdict(table)
+    result = Table("what", "measured", "bar", "")
+    for bar in bars:
+        result.add_row(bar.what, bar.measured, bar.limit, "holds" if bar.holds else "MISSED")
+    console.print("\nthe bars", result, sep="\n")
+    return 0 if all(bar.holds for bar in bars) else 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     HeadwayError
     ├── SetupError          the owner must change something before Headway can run: shown by the CLI, never over HTTP
+    ├── ConnectionFailed    a server we called cannot be reached or broke off; of an engine, it becomes EngineLost
     ├── InvalidRequest      400, the client must change the request
     │   ├── TooLarge        413
     │   └── UnknownModel    404
@@ -62,6 +63,17 @@ class SetupError(HeadwayError):
     """Something the owner must change; the message says what."""
 
 
+class ConnectionFailed(HeadwayError):
+    """The connection to a server is gone, or could not be made (http1.py).
+
+    `reached` is False only when it is certain that the server never saw the request.
+    """
+
+    def __init__(self, message: str, *, reached: bool = True) -> None:
+        super().__init__(message)
+        self.reached = reached
+
+
 class InvalidRequest(HeadwayError):
     """The request cannot be served as it is. `param` names the field where one is to blame."""
 
@@ -112,10 +124,7 @@ class EngineAnswered(EngineFailed):
 
 
 class EngineLost(EngineFailed):
-    """The connection to the engine is gone, or could not be made.
-
-    `reached` is False only when it is certain that the engine never saw the request.
-    """
+    """The connection to the engine failed, or it ended its answer early. `reached` as in ConnectionFailed."""
 
     def __init__(self, message: str, *, reached: bool = True) -> None:
         super().__init__(message)

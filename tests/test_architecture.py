@@ -40,7 +40,10 @@ ALLOWED = {
         "headway.ledger.keys",
     },
     "headway.ledger": {"headway.core.types", "headway.price", "headway.errors", "headway.wire"},
-    "headway.engines": {"headway.core.types", "headway.errors", "headway.wire"},
+    # HTTP and TLS to a server, and nothing of what is said over them. Whoever calls a server from the event loop builds on
+    # it: the engines, the load generator, and the calibration of the auto tier.
+    "headway.http1": {"headway.errors"},
+    "headway.engines": {"headway.core.types", "headway.errors", "headway.http1", "headway.wire"},
     "headway.gateway": {
         "headway.core",
         "headway.engines",
@@ -52,15 +55,15 @@ ALLOWED = {
     # The auto tier: how far a student is trusted, and the rungs of a call. It drives the gateway's `handle` from above.
     "headway.auto": {
         "headway.core.types",
-        "headway.engines.http",
         "headway.errors",
         "headway.evals",
         "headway.gateway.metrics",
+        "headway.http1",
         "headway.price",
         "headway.wire",
     },
     "headway.sim": {"headway.core", "headway.price", "headway.errors", "headway.charts"},
-    "headway.bench": {"headway.core", "headway.engines", "headway.errors", "headway.charts"},
+    "headway.bench": {"headway.core", "headway.errors", "headway.charts", "headway.http1"},
     "headway.plan": {"headway.core", "headway.price", "headway.sim", "headway.errors", "headway.charts"},
     "headway.local": {"headway.errors"},
     # Verdicts are needed wherever a model is compared: by `headway eval`, by the card of a student, by the runs.

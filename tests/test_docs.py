@@ -43,7 +43,7 @@ def test_the_readmes_tree_is_the_tree() -> None:
     """Every folder of the package is in the README's tree, and everything in the tree is there."""
     tree = re.search(r"```text\n(headway/.*?)```", README, re.DOTALL)
     assert tree, "README.md has no tree"
-    named = set(re.findall(r"^\s*(?:headway/)?([a-z_]+(?:/|\.py))", tree[1], re.MULTILINE))
+    named = set(re.findall(r"^\s*(?:headway/)?([a-z0-9_]+(?:/|\.py))", tree[1], re.MULTILINE))
     there = {f"{path.name}/" for path in (ROOT / "headway").iterdir() if (path / "__init__.py").exists()}
     there |= {path.name for path in (ROOT / "headway").glob("*.py") if not path.name.startswith("__")}
     assert named - {"headway/"} == there

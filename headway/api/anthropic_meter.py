@@ -14,7 +14,7 @@ import msgspec
 from headway.api.collect_stream import MessageCollector
 from headway.api.dialect import engine_error
 from headway.api.proof import proof_of
-from headway.api.sse import EventSplitter, data_of
+from headway.api.sse import EventSplitter, data_of, readable
 from headway.core.types import EXPRESS
 from headway.errors import EngineLost
 from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
@@ -69,9 +69,10 @@ class AnthropicMeter:
         self._answer: dict[str, Any] | None = None  # a whole one
 
     def feed(self, data: bytes, now: float) -> bytes:
-        if self._splitter.is_one_event(data):
+        if self._splitter.is_one_event(data) and data.startswith(TOKEN) and self._collector is None:
             return self._read(data, now)
-        return b"".join([self._read(event, now) for event in self._splitter.split(data)])
+        with readable():
+            return b"".join([self._read(event, now) for event in self._splitter.split(data)])
 
     def _read(self, event: bytes, now: float) -> bytes:
         if self._collector is not None and (payload := data_of(event)).startswith(b"{"):
@@ -107,12 +108,13 @@ class AnthropicMeter:
 
     def read_whole(self, body: bytes, _generation_s: GenerationTime) -> None:
         self.is_final = self.is_complete = True
-        answer = msgspec.json.decode(body)
-        if "usage" in answer:
-            self._answer = answer
-            self._take(answer["usage"])
-        else:  # an answer of count_tokens: nothing was generated, it passes as it came
-            self._closing = body
+        with readable():
+            answer = msgspec.json.decode(body)
+            if "usage" in answer:
+                self._answer = answer
+                self._take(answer["usage"])
+            else:  # an answer of count_tokens: nothing was generated, it passes as it came
+                self._closing = body
 
     def usage(self) -> Usage:
         return Usage(self._prompt, self._cached, (max(self._output, self._deltas),))

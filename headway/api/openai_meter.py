@@ -13,7 +13,7 @@ import msgspec
 
 from headway.api.dialect import engine_error
 from headway.api.proof import proof_of
-from headway.api.sse import EventSplitter, data_of
+from headway.api.sse import EventSplitter, data_of, readable
 from headway.core.types import MIN_TOKENS_FOR_PROMISE
 from headway.errors import EngineLost
 from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
@@ -95,7 +95,8 @@ class OpenAIMeter:
                 self.last_at = now
                 self._last = data
                 return data if self._wants_all else data[:start] + b"}\n\n"
-        return b"".join([self._parse(event, now) for event in self._splitter.split(data)])
+        with readable():
+            return b"".join([self._parse(event, now) for event in self._splitter.split(data)])
 
     def _parse(self, event: bytes, now: float) -> bytes:
         payload = data_of(event)
@@ -131,6 +132,10 @@ class OpenAIMeter:
         return b""
 
     def read_whole(self, body: bytes, generation_s: GenerationTime) -> None:
+        with readable():
+            self._read_whole(body, generation_s)
+
+    def _read_whole(self, body: bytes, generation_s: GenerationTime) -> None:
         self.answer = answer = msgspec.json.decode(body)
         self._usage = answer.get("usage") or {}
         self._total = self._usage.get("completion_tokens") or 0

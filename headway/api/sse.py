@@ -6,6 +6,11 @@ network may still cut anywhere, so `EventSplitter` keeps what is not complete un
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
 from headway.errors import EngineLost
 
 END = b"\n\n"
@@ -36,3 +41,12 @@ def data_of(event: bytes) -> bytes:
         if line.startswith(b"data:"):
             return line[5:].strip()
     return b""
+
+
+@contextmanager
+def readable() -> Iterator[None]:
+    """Whatever an engine sends that cannot be read is the engine's failure, in every dialect."""
+    try:
+        yield
+    except (msgspec.MsgspecError, LookupError, TypeError, AttributeError, ValueError) as error:
+        raise EngineLost(f"the engine's answer cannot be read: {error!r}") from error

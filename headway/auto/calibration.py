@@ -22,11 +22,11 @@ import msgspec
 from headway.auto.gate import Evidence, Gate, GateCalibration, Said, Seen, differ, weigh
 from headway.auto.requests import CHAT, TOP_LOGPROBS, asked_of, said_in
 from headway.auto.risk import Judged, threshold, watched_rate
-from headway.engines.http import EnginePool
-from headway.errors import EngineLost, SetupError
+from headway.errors import ConnectionFailed, SetupError
 from headway.evals.expected import RIGHT, GivenAnswer, verdict
 from headway.evals.plain_tasks import PlainTask
 from headway.evals.tool_calls import Task, ToolCall
+from headway.http1 import ConnectionPool
 
 TRIES, WAIT_S = 5, 2.0
 LATER = {429, 503, 529}
@@ -75,7 +75,7 @@ def compare(endpoint: Endpoint, tasks: Sequence[PlainTask], progress: Callable[[
 
 
 async def _compare(endpoint: Endpoint, tasks: Sequence[PlainTask], progress: Callable[[], None]) -> list[Compared]:
-    pool, seats = EnginePool(endpoint.url), asyncio.Semaphore(endpoint.at_once)
+    pool, seats = ConnectionPool(endpoint.url), asyncio.Semaphore(endpoint.at_once)
 
     async def one(plain: PlainTask) -> Compared:
         async with seats:
@@ -110,27 +110,23 @@ def _is_right(plain: PlainTask, said: Said) -> bool:
     return verdict(plain.task, plain.wanted, answer, Path()) == RIGHT
 
 
-async def _ask(pool: EnginePool, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
+async def _ask(pool: ConnectionPool, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
     """{} where the engine refuses this prompt: it would in service, too."""
     headers = ((b"authorization", f"Bearer {endpoint.key}".encode()),) if endpoint.key else ()
     said = ""
     for _ in range(TRIES):
         try:
-            answer = await pool.request(b"POST", CHAT, msgspec.json.encode(body), headers)
-            try:
-                whole = await answer.read()
-            finally:
-                answer.close()
-        except EngineLost as error:
+            status, whole = await pool.exchange(b"POST", CHAT, msgspec.json.encode(body), headers)
+        except ConnectionFailed as error:
             said = str(error)
             await asyncio.sleep(WAIT_S)
             continue
-        if answer.status == 200:
+        if status == 200:
             return dict(msgspec.json.decode(whole))
-        said = f"{answer.status}: {whole[:300].decode(errors='replace')}"
-        if answer.status == 400:
+        said = f"{status}: {whole[:300].decode(errors='replace')}"
+        if status == 400:
             return {}
-        if answer.status not in LATER:
+        if status not in LATER:
             break
         await asyncio.sleep(WAIT_S)
     raise SetupError(f"{endpoint.url} does not answer for {body['model']!r}: {said}")

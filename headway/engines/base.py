@@ -29,15 +29,16 @@ class Answer(Protocol):
         """The whole body."""
 
     async def pipe(self, sink: Callable[[bytes], None]) -> None:
-        """Hand every piece of the body to `sink` as it comes; returns at the end, raises EngineLost if it is cut."""
+        """Hand every piece of the body to `sink` as it comes; returns at the end.
+
+        Raises ConnectionFailed if it is cut off, and what `sink` raises."""
 
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
 
-    def close(self, reason: str | None = None) -> None:
-        """Done with it. Before its end this breaks the connection, which is how an engine is told to stop working;
-        with a reason, whoever waits on the answer gets EngineLost."""
+    def close(self) -> None:
+        """Done with it. Before its end this breaks the connection, which is how an engine is told to stop working."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ class Engine(Protocol):
         """Add what only this kind of engine understands."""
 
     async def send(self, request: EngineRequest) -> Answer:
-        """Post the request; returns when the first byte of the answer's body (or its end) is there."""
+        """Post the request; returns when the first byte of the answer's body (or its end) is there.
+
+        Raises ConnectionFailed."""
 
     def generation_s(self, answer: Mapping[str, Any]) -> float | None:
         """How long the engine says it generated a whole answer, from the first token to the last; None if it does not

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from headway.engines.base import Answer, EngineRequest, Pulse, with_fields
-from headway.engines.http import EnginePool, fetch
-from headway.errors import EngineLost
+from headway.errors import ConnectionFailed
+from headway.http1 import ConnectionPool, fetch
 from headway.wire import Request
 
 USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")  # vLLM's Messages endpoint always sends it
@@ -36,7 +36,7 @@ class VLLMEngine:
     def __init__(self, name: str, url: str, model: str) -> None:
         self.name = name
         self.pulse = Pulse()
-        self._pool = EnginePool(url)
+        self._pool = ConnectionPool(url)
         self._one_token = msgspec.json.encode({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0})
 
     def prepare(self, request: Request) -> EngineRequest:
@@ -74,13 +74,9 @@ class VLLMEngine:
     async def produces_a_token(self) -> bool:
         try:
             async with asyncio.timeout(TOKEN_TIMEOUT_S):
-                answer = await self._pool.request(b"POST", "/v1/completions", self._one_token)
-                try:
-                    await answer.read()
-                    return answer.status == 200
-                finally:
-                    answer.close()
-        except (EngineLost, TimeoutError):
+                status, _ = await self._pool.exchange(b"POST", "/v1/completions", self._one_token)
+                return status == 200
+        except (ConnectionFailed, TimeoutError):
             return False
 
     def close(self) -> None:

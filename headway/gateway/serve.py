@@ -36,7 +36,7 @@ from headway.core.types import (
     Ticked,
 )
 from headway.engines.base import Answer, Engine
-from headway.errors import EngineAnswered, EngineFailed, EngineLost
+from headway.errors import ConnectionFailed, EngineAnswered, EngineFailed, EngineLost
 from headway.gateway.billing import Billing, make_receipt
 from headway.gateway.events import EventLog
 from headway.gateway.metrics import Metrics
@@ -106,7 +106,7 @@ class Gateway:
             while trip.outcome != "finished":
                 engine = await trip.seat  # core/boarding.py decides; raises NoSeat
                 try:
-                    await self._carry(trip, engine, client)  # engines/http.py -> relay.py -> api/server.py
+                    await self._carry(trip, engine, client)  # http1.py -> relay.py -> api/server.py
                     trip.outcome = "finished"
                 except EngineFailed as failure:
                     await self._report(trip, engine, client, failure)  # raises unless another engine may be tried
@@ -132,6 +132,8 @@ class Gateway:
                     answer.close()
         except TimeoutError:
             raise EngineLost("the call was taken off its replica") from None
+        except ConnectionFailed as failed:
+            raise EngineLost(f"the engine failed: {failed}", reached=failed.reached) from failed
         finally:
             self._replicas.count_aboard(engine.name, -1 if trip.is_aboard else 0)
             trip.is_aboard = False

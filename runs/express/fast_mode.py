@@ -19,8 +19,8 @@ from rich.table import Table
 
 from headway.bench.calibrate import SpeedPoint, measure_prompts, nearly_all_got
 from headway.bench.client import Client
-from headway.engines.http import EnginePool, fetch
 from headway.engines.vllm import read_metrics
+from headway.http1 import ConnectionPool, fetch
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 from runs.measure.streams import Stream, call, chat_request, gateway
@@ -97,7 +97,7 @@ async def throughput(done: list[Stream], seconds: float) -> float:
 
 async def watch(urls: list[str], fast: list[None], into: Measured) -> None:
     """How many standard streams the engines run, until cancelled."""
-    pools = [EnginePool(url) for url in urls]
+    pools = [ConnectionPool(url) for url in urls]
     try:
         while True:
             running = 0.0

@@ -12,9 +12,9 @@ import pytest
 
 from headway.bench.client import Call, Client, Prompts
 from headway.bench.load import Arrival, Load, bursts, closed_loop, open_loop, poisson
-from headway.engines.http import EnginePool, fetch
 from headway.engines.scripted import Faults, Script, running
 from headway.errors import SetupError
+from headway.http1 import ConnectionPool, fetch
 from tests.bench.mock_process import mock_engine
 from tests.running import MODEL, config_for, running_gateway
 
@@ -28,7 +28,7 @@ async def test_what_the_engine_did_is_reported(streams: int) -> None:
     with mock_engine(100.0, "1:20") as url:
         client = Client(url, "scripted")
         load = await closed_loop(client, streams, 32, 64, max(1, 4 // streams))
-        pool = EnginePool(url)
+        pool = ConnectionPool(url)
         _, page = await fetch(pool, "/scripted/record", 5.0)
         pool.close()
         client.close()

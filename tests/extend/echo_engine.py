@@ -63,5 +63,5 @@ class EchoAnswer:
     def resume(self) -> None:
         pass
 
-    def close(self, reason: str | None = None) -> None:
+    def close(self) -> None:
         pass

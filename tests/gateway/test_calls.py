@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anthropic
@@ -173,6 +174,36 @@ async def test_an_engine_that_dies_in_the_middle_gives_an_error_and_no_terminato
         with pytest.raises(openai.APIError, match="closed the connection"):
             [chunk async for chunk in stream]
         await here.until_empty()
+
+
+async def test_an_engine_whose_answer_is_not_json_is_a_lost_engine() -> None:
+    """Whole, or in the middle of a stream, after an event that was sound."""
+    sound = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        body = await reader.readexactly(int(length or 0))
+        pieces = [b"no JSON"] if b"/chat/" in head else [b"{}"]
+        if b'"stream":true' in body:
+            pieces = [sound, b"data: {no JSON}\n\n"]
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n")
+        for piece in pieces:
+            writer.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            await asyncio.sleep(0.01)
+        writer.write(b"0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        engine: Any = SimpleNamespace(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with running_gateway(config_for([engine])) as here:
+            streamed = await here.raw(post("/v1/chat/completions", CHAT))
+            assert b'"content":"a"' in streamed
+            assert b'data: {"error":{"message":"the engine\'s answer is not valid JSON' in streamed
+            await here.until_up(1)
+            whole = await here.raw(post("/v1/chat/completions", CHAT.replace(b"true", b"false")))
+            assert whole.startswith(b"HTTP/1.1 503")
+            await here.until_empty()
 
 
 async def test_a_full_engine_sends_the_call_elsewhere_or_back() -> None:

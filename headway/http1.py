@@ -1,0 +1,284 @@
+"""HTTP/1.1 to one server: a pool of connections, and responses whose body is handed over piece by piece.
+
+Our own because the gateway's hot path runs through it: one asyncio protocol on httptools calls a sink for each piece,
+with no task to wake and no queue in between (docs/design/0001 has the measurements against aiohttp and httpx).
+
+Knows HTTP and TLS, nothing of what is said over them. No redirects, cookies, proxies or decompression; and no body that
+ends where the connection does, because one that was cut off looks the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from collections.abc import Callable
+from typing import cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from headway.errors import ConnectionFailed
+
+CONNECT_TIMEOUT_S = 5.0
+# uvicorn, which serves vLLM, closes connections that are idle for 5 s. Staying well below keeps us from sending into
+# a connection that is just being closed.
+IDLE_REUSE_S = 2.0
+MAX_WHOLE_BODY_BYTES = 64 * 2**20
+
+Headers = tuple[tuple[bytes, bytes], ...]
+Sink = Callable[[bytes], None]
+
+
+class PooledConnection(asyncio.Protocol):
+    """One connection, with at most one response under way."""
+
+    def __init__(self) -> None:
+        self.response: Response | None = None
+        self.idle_since = 0.0
+        self.parser: httptools.HttpResponseParser
+        self.transport: asyncio.Transport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def start(self, response: Response, message: list[bytes]) -> None:
+        self.response = response
+        self.parser = httptools.HttpResponseParser(response)
+        self.transport.writelines(message)
+
+    def data_received(self, data: bytes) -> None:
+        if self.response is None:  # nobody asked, so it answers no request
+            self.transport.abort()
+            return
+        try:
+            self.parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            # httptools wraps what a callback raises: then the context is the sink's own error.
+            self._fail(error.__context__ or ConnectionFailed(f"the server's answer is not HTTP: {error}"))
+            self.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(ConnectionFailed(f"the server closed the connection{f': {exc}' if exc else ''}"))
+
+    def _fail(self, error: BaseException) -> None:
+        if self.response is not None and not self.response.ended:
+            self.response.fail(error)
+
+
+class Response:
+    """The response to one request; its `on_*` methods are httptools' callbacks."""
+
+    def __init__(self, pool: ConnectionPool, connection: PooledConnection) -> None:
+        self.status = 0
+        self.content_type = b""
+        self.ended = False
+        self._keep_alive = False
+        self._closed = False
+        self._pool = pool
+        self._connection = connection
+        self._sink: Sink | None = None
+        self._early: list[bytes] = []  # what came before anyone asked for it
+        self._early_bytes = 0
+        loop = asyncio.get_running_loop()
+        self._first: asyncio.Future[None] = loop.create_future()
+        self._end: asyncio.Future[None] = loop.create_future()
+
+    # --- what httptools calls ---
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self.content_type = value
+
+    def on_headers_complete(self) -> None:
+        parser = self._connection.parser
+        self.status = parser.get_status_code()
+        self._keep_alive = parser.should_keep_alive()  # asked later, the parser has forgotten
+
+    def on_body(self, data: bytes) -> None:
+        if self._sink is not None:
+            self._sink(data)
+            return
+        self._early.append(data)
+        self._early_bytes += len(data)
+        if self._early_bytes > MAX_WHOLE_BODY_BYTES:
+            self.fail(ConnectionFailed("the server's answer is too long"))
+            self._connection.transport.abort()
+        elif not self._first.done():
+            self._first.set_result(None)
+
+    def on_message_complete(self) -> None:
+        if self.status < 200:
+            return  # "100 Continue" and its like: the response is still to come
+        self.ended = True
+        for future in (self._first, self._end):
+            if not future.done():
+                future.set_result(None)
+
+    # --- what the caller uses ---
+
+    async def first_byte(self) -> None:
+        """Returns at the first byte of the body, or at its end if it has none."""
+        await self._first
+
+    async def read(self) -> bytes:
+        """The whole body, of at most MAX_WHOLE_BODY_BYTES."""
+        await self._end
+        return b"".join(self._early)
+
+    async def pipe(self, sink: Sink) -> None:
+        """Call `sink` with each piece of the body, straight from the socket; returns at the end of the body.
+
+        Raises ConnectionFailed if the body is cut off, and what `sink` raises if it does.
+        """
+        early, self._early = self._early, []
+        for data in early:
+            sink(data)
+        self._sink = sink
+        await self._end
+
+    def pause(self) -> None:
+        """Stop reading: the server has to wait once the buffers in between are full."""
+        if not self._closed:
+            self._connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        if not self._closed and not self._connection.transport.is_closing():
+            self._connection.transport.resume_reading()
+
+    def close(self) -> None:
+        """Give the connection back. Before the body's end this breaks it, which tells the server to stop working."""
+        if self._closed:
+            return
+        self._closed = True
+        self._sink = None
+        for future in (self._first, self._end):
+            # Whoever still cares has been told; this keeps asyncio from reporting the others as never retrieved.
+            if future.done() and not future.cancelled():
+                future.exception()
+        self._pool.put_back(self._connection, reusable=self.ended and self._keep_alive)
+
+    def fail(self, error: BaseException) -> None:
+        for future in (self._first, self._end):
+            if not future.done():
+                future.set_exception(error)
+
+
+class ConnectionPool:
+    """Connections to one server. Reuses an idle one if there is one; there is no limit to how many are open.
+
+    An https URL is verified against the system's certificates, or as `tls` says.
+    """
+
+    def __init__(self, url: str, *, tls: ssl.SSLContext | None = None) -> None:
+        parts = urlsplit(url)
+        is_tls = parts.scheme == "https"
+        self._host = parts.hostname or ""
+        self._port = parts.port or (443 if is_tls else 80)
+        # One context for all connections: making one reads every certificate of the system.
+        self._tls = (tls or ssl.create_default_context()) if is_tls else None
+        authority = f"[{self._host}]" if ":" in self._host else self._host
+        self._prefix = parts.path.rstrip("/").encode()
+        self._host_line = f" HTTP/1.1\r\nhost: {authority}:{self._port}\r\n".encode()
+        self._idle: list[PooledConnection] = []
+        self._closed = False
+
+    async def request(self, method: bytes, path: str, body: bytes = b"", headers: Headers = ()) -> Response:
+        """Send a request; returns at the first byte of the response's body, or at its end if it has none.
+
+        A reused connection that fails before that was most likely closed for being idle: the request is sent once more
+        over a fresh one.
+        """
+        message = self._message(method, path, body, headers)
+        connection = self._take_idle()
+        is_reused = connection is not None
+        if connection is not None:
+            with contextlib.suppress(ConnectionFailed):
+                return await self._first_byte(connection, message)
+        try:
+            connection = await self._connect()
+        except ConnectionFailed as failed:
+            failed.reached = is_reused  # over the connection that was reused, it may have got there
+            raise
+        return await self._first_byte(connection, message)
+
+    async def send(self, method: bytes, path: str, body: bytes = b"", headers: Headers = ()) -> Response:
+        """Send a request; returns as soon as it is written, and does not send it twice.
+
+        For callers that measure: a sink that is piped to at once gets the first byte, too, straight from the socket.
+        """
+        message = self._message(method, path, body, headers)
+        return self._start(self._take_idle() or await self._connect(), message)
+
+    async def exchange(self, method: bytes, path: str, body: bytes = b"", headers: Headers = ()) -> tuple[int, bytes]:
+        """Send a request and read the whole response: its status and its body."""
+        response = await self.request(method, path, body, headers)
+        try:
+            return response.status, await response.read()
+        finally:
+            response.close()
+
+    def put_back(self, connection: PooledConnection, *, reusable: bool) -> None:
+        connection.response = None
+        if reusable and not self._closed and not connection.transport.is_closing():
+            connection.transport.resume_reading()  # its last user may have left it paused
+            connection.idle_since = asyncio.get_running_loop().time()
+            self._idle.append(connection)
+        else:
+            connection.transport.abort()
+
+    def close(self) -> None:
+        self._closed = True
+        while self._idle:
+            self._idle.pop().transport.abort()
+
+    def _take_idle(self) -> PooledConnection | None:
+        now = asyncio.get_running_loop().time()
+        while self._idle:
+            connection = self._idle.pop()
+            if not connection.transport.is_closing() and now - connection.idle_since < IDLE_REUSE_S:
+                return connection
+            connection.transport.abort()
+        return None
+
+    async def _connect(self) -> PooledConnection:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                _, connection = await loop.create_connection(PooledConnection, self._host, self._port, ssl=self._tls)
+        except (OSError, TimeoutError) as error:
+            where = f"{self._host}:{self._port}"
+            raise ConnectionFailed(f"cannot connect to {where}: {str(error) or 'timed out'}", reached=False) from error
+        return connection
+
+    def _start(self, connection: PooledConnection, message: list[bytes]) -> Response:
+        if connection.transport.is_closing():
+            raise ConnectionFailed("the server closed the connection", reached=False)
+        response = Response(self, connection)
+        connection.start(response, message)
+        return response
+
+    async def _first_byte(self, connection: PooledConnection, message: list[bytes]) -> Response:
+        response = self._start(connection, message)
+        try:
+            await response.first_byte()
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    def _message(self, method: bytes, path: str, body: bytes, headers: Headers) -> list[bytes]:
+        lines = [method, b" ", self._prefix, path.encode(), self._host_line]
+        lines += [b"%b: %b\r\n" % header for header in headers]
+        if body:
+            lines.append(b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body))
+        lines.append(b"\r\n")
+        return [b"".join(lines), body]
+
+
+async def fetch(pool: ConnectionPool, path: str, timeout_s: float) -> tuple[int, bytes]:
+    """A small GET: (status, body), or (0, b"") if the server cannot be reached or does not answer in time."""
+    with contextlib.suppress(ConnectionFailed, TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            return await pool.exchange(b"GET", path)
+    return 0, b""

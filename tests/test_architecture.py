@@ -163,6 +163,14 @@ def test_core_is_pure(module: str) -> None:
         assert not does_io, f"{module} does I/O. {WHY_PURE}"
 
 
+def test_there_is_one_http_client() -> None:
+    parsing = [module for module, path in MODULES.items() if any(name == "httptools" for name, _ in imports_of(path))]
+    assert parsing == ["headway.http1"], (
+        "Reuse, TLS, bounds and lost connections are easy to get nearly right: they are done once, in http1.py. "
+        "A client that has to stamp each piece gives `ConnectionPool.send(...)` a sink of its own."
+    )
+
+
 def test_no_import_cycles() -> None:
     edges = {module: {name for name, _ in imports_of(path) if name in MODULES} for module, path in MODULES.items()}
     state: dict[str, str] = {}

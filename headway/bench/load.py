@@ -240,7 +240,7 @@ async def open_loop(client: Client, arrivals: list[Arrival], warm_up_s: float = 
     return load
 
 
-async def _make(client: Client, call: Call, request: list[bytes], load: Load) -> None:
+async def _make(client: Client, call: Call, request: bytes, load: Load) -> None:
     def note(at: float, tokens: int) -> None:
         if 0 < load.began_at <= at and not load.ended_at:
             load.tokens += tokens

@@ -177,6 +177,19 @@ def test_no_two_prompts_begin_alike() -> None:
     assert all(95 <= len(text.split()) <= 100 for text in texts)
 
 
-def test_a_key_is_shown() -> None:
-    assert b"\r\nauthorization: Bearer k1\r\n" in Client("http://x", "m", "k1").request(8, 4)[0]
-    assert b"authorization" not in Client("http://x", "m").request(8, 4)[0]
+async def test_a_key_is_shown() -> None:
+    heads: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heads.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.close()
+
+    server = await asyncio.start_server(listen, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for client in (Client(url, "m", "k1"), Client(url, "m")):
+            call = Call(time.perf_counter(), 4)
+            await client.make(call, client.request(8, 4), lambda _at, _tokens: None)
+            assert call.error == "the server closed the connection"
+    assert b"\r\nauthorization: Bearer k1\r\n" in heads[0]
+    assert b"authorization" not in heads[1]

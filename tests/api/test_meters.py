@@ -319,3 +319,15 @@ def test_each_choice_is_counted_and_timed_by_itself() -> None:
     speed_tps = meter.speed_tps()
     assert speed_tps is not None
     assert speed_tps < 0.6
+
+
+@pytest.mark.parametrize(
+    "data", [b"data: {oops\n\n", b'data: {"choices": 5}\n\n', b'data: {"choices": [1]}\n\n', b'data: {"usage": 7}\n\n']
+)
+def test_what_cannot_be_read_is_a_lost_engine(data: bytes) -> None:
+    with pytest.raises(EngineLost, match="cannot be read"):
+        openai_meter(wants_usage=True).feed(data, 0.0)
+    with pytest.raises(EngineLost, match="cannot be read"):
+        anthropic_meter().feed(b"event: message_start\n" + data, 0.0)
+    with pytest.raises(EngineLost, match="cannot be read"):
+        openai_meter(wants_usage=True).read_whole(b"[]", lambda _: None)

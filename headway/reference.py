@@ -129,7 +129,7 @@ def _each(group: typer.core.TyperGroup, before: str = "") -> Iterator[tuple[str,
 def metrics_page() -> str:
     rows = [
         f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} | {family.documentation} |\n"
-        for family in Metrics(Machine({}), {}).registry.collect()
+        for family in Metrics(Machine({}, {}), {}).registry.collect()
     ]
     head = f"# Metrics\n\n{WRITTEN_BY}`GET /metrics`, in Prometheus' text form.\n\n"
     return head + HEAD.format("metric", "kind", "meaning") + "".join(sorted(rows))

@@ -19,7 +19,7 @@ from headway.config import AutoTable, Config, KeepPromptsTable, ModelTable, Pric
 from headway.core.curve import fit
 from headway.core.machine import Machine
 from headway.core.rate_limit import TokenLimit
-from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
+from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy, own_pools
 from headway.engines.base import Engine
 from headway.engines.kinds import KINDS
 from headway.errors import SetupError
@@ -34,17 +34,17 @@ from headway.price import MICRO, MILLI, Price
 
 
 def make_gateway(config: Config, record_to: Path | None = None, books: Books | None = None) -> Gateway:
-    policies = {model.name: policy_of(model) for model in config.models}
+    pools, offers = own_pools({model.name: policy_of(model) for model in config.models})
     fleet: list[tuple[Replica, Engine]] = [
         (replica_of(model, replica, name=replica.url), engine_of(model, replica))
         for model in config.models
         for replica in model.replicas
     ]
     timing = Timing(config.gateway.probe_interval_s, config.gateway.stall_s, config.gateway.reader_stall_s)
-    record = EventLog(record_to, policies) if record_to else None
+    record = EventLog(record_to, pools, offers) if record_to else None
     prices = {model.name: prices_of(model) for model in config.models}
     prompts = {model.name: PromptFile(keeping_of(model.keep_prompts)) for model in config.models if model.keep_prompts}
-    return Gateway(Machine(policies), fleet, timing, record, Billing(books, prices), prompts)
+    return Gateway(Machine(pools, offers), fleet, timing, record, Billing(books, prices), prompts)
 
 
 def engine_of(model: ModelTable, replica: ReplicaTable) -> Engine:

@@ -33,9 +33,9 @@ class Running:
 
     async def until_up(self, replicas: int) -> None:
         """Wait until that many replicas take calls."""
-        boarding = self.gateway.machine.boarding[MODEL]
+        pool = self.gateway.machine.pools[MODEL]
         async with asyncio.timeout(20):
-            while boarding.open_replicas != replicas:
+            while pool.open_replicas != replicas:
                 await asyncio.sleep(0.01)
 
     async def until_empty(self) -> None:

@@ -1,4 +1,4 @@
-"""The doors of the replicas: which are open, which of them are light, and how many seats are free.
+"""The doors of a pool's replicas: which are open, which of them are light, and how many seats are free.
 
 A replica is *light* while its doors are closed to streams beyond its light seats (the batch at which its curve keeps
 the floor), and *heavy* otherwise. Closed replicas take nobody; they stay light only while they carry a stream with a

@@ -4,7 +4,7 @@ Rule 1: everything that changes the state of a call changes it here, in `step`.
 Rule 2: nothing here reads a clock, waits or does I/O. The live gateway and the simulator are two drivers of this class;
 what is simulated is what runs, and a recorded run gives the same actions again.
 
-The machine applies decisions; it makes none. Who boards where is boarding.py's business.
+The machine applies decisions; it makes none. Who boards where is decided in pool.py.
 
 Every call that arrives ends exactly once: finished, refused, or left.
 """
@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from headway.core.boarding import Boarding
+from headway.core.pool import Pool
 from headway.core.rate_limit import RateLimit, RateLimiter, TokenLimit
 from headway.core.types import (
     EXPRESS,
@@ -32,7 +32,8 @@ from headway.core.types import (
     Finished,
     Hold,
     Left,
-    ModelPolicy,
+    Offer,
+    PoolPolicy,
     Preempt,
     Refuse,
     ReplicaChanged,
@@ -56,6 +57,7 @@ class _Journey:
     """Where a call is: aboard `replica`, or held while that is None."""
 
     call: Call
+    pool: Pool
     replica: str | None = None
     avoid: set[str] = field(default_factory=set)  # replicas that failed it and have not been up since
     engines_reached: int = 0
@@ -66,10 +68,15 @@ class _Journey:
 
 
 class Machine:
-    def __init__(self, policies: dict[str, ModelPolicy]) -> None:
-        self.boarding = {model: Boarding(policy) for model, policy in policies.items()}
+    def __init__(self, pools: dict[str, PoolPolicy], offers: dict[str, Offer]) -> None:
+        """`offers` are by model. Where each model has a pool of its own, types.own_pools makes both."""
+        self.pools = {
+            name: Pool(policy, {model: offer for model, offer in offers.items() if offer.pool == name})
+            for name, policy in pools.items()
+        }
+        self._pool_of_model = {model: self.pools[offer.pool] for model, offer in offers.items()}
+        self._pool_of_replica: dict[str, Pool] = {}
         self._journeys: dict[str, _Journey] = {}
-        self._model_of: dict[str, str] = {}  # replica name -> model
         self._draining = False
         self._rate_limiter = RateLimiter()
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
@@ -93,6 +100,9 @@ class Machine:
         self._handlers[type(event)](event, now, actions)
         return actions
 
+    def pool_of(self, model: str) -> Pool:
+        return self._pool_of_model[model]
+
     @property
     def calls(self) -> int:
         """Calls that have arrived and not ended."""
@@ -109,7 +119,7 @@ class Machine:
         own = call.express_limit if call.tier in EXPRESS else call.other_limit
         if own is not None:
             return f"{call.tenant} {'express' if call.tier in EXPRESS else 'other'}", own
-        limit = self.boarding[call.model].policy.tiers[call.tier].limit
+        limit = self._pool_of_model[call.model].offers[call.model].tiers[call.tier].limit
         return None if limit.is_none else (f"{call.tenant} {call.tier} {call.model}", limit)
 
     def _spend(self, call: Call, now: float, *, input: int = 0, output: int = 0, requests: int = 0) -> None:
@@ -120,13 +130,13 @@ class Machine:
 
     def _arrived(self, event: Arrived, now: float, actions: list[Action]) -> None:
         call = event.call
-        boarding = self.boarding[call.model]
+        pool = self._pool_of_model[call.model]
         reason: RefusalReason | None = None
         if self._draining:
             reason = "draining"
-        elif not boarding.known_replicas:
+        elif not pool.known_replicas:
             reason = "no_replica"
-        journey = self._journeys[call.id] = _Journey(call)
+        journey = self._journeys[call.id] = _Journey(call, pool)
         if reason:
             self._refuse(journey, reason, now, actions)
             return
@@ -137,12 +147,12 @@ class Machine:
             self._spend(call, now, requests=1)
             self._board_or_hold(journey, now, actions, returned=False)
         if call.tier in EXPRESS:
-            self._settle(boarding, now, actions)
+            self._settle(pool, now, actions)
 
     def _delivering(self, event: Delivering, now: float, _actions: list[Action]) -> None:
         journey = self._journeys.get(event.call_id)
         if journey is not None and journey.replica is not None:
-            self.boarding[journey.call.model].stays(event.call_id, journey.replica, now)
+            journey.pool.stays(event.call_id, journey.replica, now)
 
     def _finished(self, event: Finished, now: float, actions: list[Action]) -> None:
         self._end(event, now, actions, speed_tps=event.speed_tps)
@@ -154,65 +164,65 @@ class Machine:
         journey = self._journeys.get(event.call_id)
         if journey is None or journey.replica is None:
             return
-        boarding = self.boarding[journey.call.model]
+        pool = journey.pool
         failed = journey.replica
-        journey.seat_us += boarding.free(journey.call.id, failed, now)
+        journey.seat_us += pool.free(journey.call.id, failed, now)
         journey.replica = None
         if event.stage == "preempted":
-            actions.append(Hold(event.call_id, boarding.waiting.hold(journey.call, now, journey.avoid, returned=False)))
-            self._settle(boarding, now, actions)
+            actions.append(Hold(event.call_id, pool.waiting.hold(journey.call, now, journey.avoid, returned=False)))
+            self._settle(pool, now, actions)
             return
         journey.avoid.add(failed)
         journey.engines_reached += event.stage == "waiting"
         if journey.engines_reached >= MAX_ENGINES_REACHED:
             self._refuse(journey, "engine_failed", now, actions)
-        elif event.stage == "full" and not boarding.is_any_open(journey.avoid):
+        elif event.stage == "full" and not pool.is_any_open(journey.avoid):
             self._refuse(journey, "full", now, actions)
         else:
             self._board_or_hold(journey, now, actions, returned=True)
-        self._settle(boarding, now, actions)
+        self._settle(pool, now, actions)
 
     # --- replicas ---
 
     def _replica_up(self, event: ReplicaUp, now: float, actions: list[Action]) -> None:
-        name, model = event.replica.name, event.replica.model
-        if self._model_of.get(name, model) != model:  # the engine was started anew with other weights
+        name, pool = event.replica.name, self.pools[event.replica.pool]
+        if self._pool_of_replica.get(name, pool) is not pool:  # the engine was started anew with other weights
             self._replica_gone(ReplicaRemoved(name), now, actions)
-        self._model_of[name] = model
-        boarding = self.boarding[model]
-        boarding.replica_up(event.replica, now)
-        for call_id in boarding.waiting.returned:
+        self._pool_of_replica[name] = pool
+        pool.replica_up(event.replica, now)
+        for call_id in pool.waiting.returned:
             self._journeys[call_id].avoid.discard(name)
-        self._settle(boarding, now, actions)
+        self._settle(pool, now, actions)
 
     def _replica_changed(self, event: ReplicaChanged, now: float, actions: list[Action]) -> None:
-        if (model := self._model_of.get(event.replica.name)) == event.replica.model:
-            self.boarding[model].replica_changed(event.replica, now)
-            self._settle(self.boarding[model], now, actions)
+        pool = self.pools[event.replica.pool]
+        if self._pool_of_replica.get(event.replica.name) is pool:
+            pool.replica_changed(event.replica, now)
+            self._settle(pool, now, actions)
 
     def _replica_suspect(self, event: ReplicaSuspect, now: float, _actions: list[Action]) -> None:
-        if model := self._model_of.get(event.name):
-            self.boarding[model].replica_suspect(event.name, now)
+        if (pool := self._pool_of_replica.get(event.name)) is not None:
+            pool.replica_suspect(event.name, now)
 
     def _replica_draining(self, event: ReplicaDraining, now: float, actions: list[Action]) -> None:
-        if model := self._model_of.get(event.name):
-            self.boarding[model].replica_draining(event.name, now)
-            self._settle(self.boarding[model], now, actions)  # light seats that are lost there are kept ready elsewhere
+        if (pool := self._pool_of_replica.get(event.name)) is not None:
+            pool.replica_draining(event.name, now)
+            self._settle(pool, now, actions)  # light seats that are lost there are kept ready elsewhere
 
     def _replica_gone(self, event: ReplicaDown | ReplicaRemoved, now: float, actions: list[Action]) -> None:
-        if model := self._model_of.pop(event.name, None):
-            for call_id, seat_us in self.boarding[model].replica_gone(event.name, now):
+        if (pool := self._pool_of_replica.pop(event.name, None)) is not None:
+            for call_id, seat_us in pool.replica_gone(event.name, now):
                 self._journeys[call_id].seat_us += seat_us
                 actions.append(Cut(call_id))
 
     # --- time and shutdown ---
 
     def _ticked(self, _event: Ticked, now: float, actions: list[Action]) -> None:
-        for boarding in self.boarding.values():
-            for call in boarding.waiting.expired(now):
-                reason: RefusalReason = "hold_timeout" if boarding.open_replicas else "no_replica"
+        for pool in self.pools.values():
+            for call in pool.waiting.expired(now):
+                reason: RefusalReason = "hold_timeout" if pool.open_replicas else "no_replica"
                 self._refuse_or_downgrade(self._journeys[call.id], reason, now, actions)
-            self._settle(boarding, now, actions)
+            self._settle(pool, now, actions)
 
     def _drain(self, _event: Draining, _now: float, _actions: list[Action]) -> None:
         self._draining = True
@@ -220,33 +230,33 @@ class Machine:
     # --- what the handlers share ---
 
     def _board_or_hold(self, journey: _Journey, now: float, actions: list[Action], *, returned: bool) -> None:
-        boarding, call = self.boarding[journey.call.model], journey.call
+        pool, call = journey.pool, journey.call
         if call.tier in EXPRESS and not journey.counted:
             journey.counted = True
-            boarding.express_present(+1, now)
+            pool.express_present(+1, now)
         # A new call cannot overtake one that is held: as long as anyone is held for want of a seat, there is none.
-        journey.replica = boarding.seat(call, journey.avoid, now)
+        journey.replica = pool.seat(call, journey.avoid, now)
         if journey.replica is not None:
             actions.append(self._board(journey, journey.replica))
-        elif boarding.waiting.is_full(call.tier) and not returned:
+        elif pool.waiting.is_full(call) and not returned:
             self._refuse_or_downgrade(journey, "full", now, actions)
         else:
-            actions.append(Hold(call.id, boarding.waiting.hold(call, now, journey.avoid, returned=returned)))
+            actions.append(Hold(call.id, pool.waiting.hold(call, now, journey.avoid, returned=returned)))
 
     def _board(self, journey: _Journey, replica: str) -> Board:
         call = journey.call
-        floor_tps = self.boarding[call.model].policy.tiers[call.tier].floor_tps
+        floor_tps = journey.pool.floor_tps(call.model, call.tier)
         return Board(call.id, replica, call.tier, floor_tps, journey.reason, journey.rate_limit)
 
-    def _settle(self, boarding: Boarding, now: float, actions: list[Action]) -> None:
+    def _settle(self, pool: Pool, now: float, actions: list[Action]) -> None:
         """After anything that can free a seat or change what is wanted: set the doors, then board who can."""
-        boarding.set_doors(now)
-        while boarded := boarding.next_boarding(now):
+        pool.set_doors(now)
+        while boarded := pool.next_boarding(now):
             call, replica = boarded
             journey = self._journeys[call.id]
             journey.replica = replica
             actions.append(self._board(journey, replica))
-        for call_id in boarding.preempt(now):
+        for call_id in pool.preempt(now):
             journey = self._journeys[call_id]
             journey.call = replace(journey.call, was_preempted=True)  # also if its replica fails before it lets go
             actions.append(Preempt(call_id))
@@ -265,8 +275,7 @@ class Machine:
     def _refuse(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
         self._no_longer_express(journey, now)
         del self._journeys[journey.call.id]
-        boarding = self.boarding[journey.call.model]
-        retry_after_s = boarding.waiting.retry_after_s(journey.call.tier)
+        retry_after_s = journey.pool.waiting.retry_after_s(journey.call.tier)
         if reason == "over_limit" and journey.rate_limit is not None:
             retry_after_s = journey.rate_limit.retry_after_s
         actions.append(Refuse(journey.call.id, reason, retry_after_s, journey.rate_limit))
@@ -275,18 +284,18 @@ class Machine:
         journey = self._journeys.pop(event.call_id, None)
         if journey is None:
             return  # it ended before: the last word of a call may come twice
-        boarding = self.boarding[journey.call.model]
-        boarding.waiting.charge(journey.call, event.prompt_tokens + event.output_tokens)
+        pool = journey.pool
+        pool.waiting.charge(journey.call, event.prompt_tokens + event.output_tokens)
         self._spend(journey.call, now, input=event.prompt_tokens, output=event.output_tokens)
         if journey.replica is None:
-            boarding.waiting.drop(journey.call)
+            pool.waiting.drop(journey.call)
         else:
-            journey.seat_us += boarding.free(event.call_id, journey.replica, now, speed_tps)
+            journey.seat_us += pool.free(event.call_id, journey.replica, now, speed_tps)
         actions.append(Settled(event.call_id, journey.seat_us))
         self._no_longer_express(journey, now)
-        self._settle(boarding, now, actions)
+        self._settle(pool, now, actions)
 
     def _no_longer_express(self, journey: _Journey, now: float) -> None:
         if journey.counted:
             journey.counted = False
-            self.boarding[journey.call.model].express_present(-1, now)
+            journey.pool.express_present(-1, now)

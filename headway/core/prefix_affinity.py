@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from headway.core.types import Call
+
 MAX_REMEMBERED = 65_536
 
 
 class PrefixAffinity:
     def __init__(self) -> None:
-        self._replica_of: OrderedDict[str, str] = OrderedDict()
+        self._replica_of: OrderedDict[tuple[str, str], str] = OrderedDict()  # by model and affinity key
 
-    def last(self, affinity: str) -> str | None:
-        return self._replica_of.get(affinity)
+    def last(self, call: Call) -> str | None:
+        return self._replica_of.get((call.model, call.affinity)) if call.affinity else None
 
-    def note(self, affinity: str, replica: str) -> None:
-        if not affinity:
+    def note(self, call: Call, replica: str) -> None:
+        if not call.affinity:
             return
-        self._replica_of[affinity] = replica
-        self._replica_of.move_to_end(affinity)
+        key = (call.model, call.affinity)
+        self._replica_of[key] = replica
+        self._replica_of.move_to_end(key)
         if len(self._replica_of) > MAX_REMEMBERED:
             self._replica_of.popitem(last=False)

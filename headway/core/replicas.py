@@ -1,7 +1,7 @@
-"""Replicas as boarding sees them: what is aboard each of them, and queues of replicas in buckets by a small number.
+"""Replicas as their pool sees them: what is aboard each of them, and queues of replicas in buckets by a small number.
 
 Knows how many streams a replica may carry and how many tokens its curve says each of them was given. Which replica a
-call boards is decided in boarding.py.
+call boards is decided in pool.py.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from headway.core.fare import SeatTime
 from headway.core.feedback import Feedback
-from headway.core.types import EXPRESS, Call, Replica, Tier
+from headway.core.types import Call, Replica
 
 PROMPT_SHARE = 0.05  # of a light replica's time may go to newcomers' prompts,
 PROMPT_WINDOW_S = 5.0  # of any stretch as long as this
@@ -20,9 +20,10 @@ PROMPT_WINDOW_S = 5.0  # of any stretch as long as this
 
 @dataclass(slots=True)
 class Stream:
-    """A stream aboard."""
+    """A call aboard. `floor_tps` is 0 where nothing is promised."""
 
-    tier: Tier
+    call: Call
+    floor_tps: float
     boarded_at: float
     boarded_given: float  # the replica's `given` at that moment,
     boarded_taken: int  # and what streams of its kind had taken of its time (fare.py)
@@ -55,13 +56,13 @@ class ReplicaState:
 
     replica: Replica
     time: SeatTime
-    caps: dict[Tier, int] = field(default_factory=dict)  # the largest batch that keeps each express tier's floor here
+    caps: dict[float, int] = field(default_factory=dict)  # the largest batch that keeps each floor here
     light_seats: int = 0  # the largest of them: what the replica offers while it is light
     open: bool = False
     draining: bool = False
     light: bool = False
     aboard: dict[str, Stream] = field(default_factory=dict)
-    express: dict[Tier, int] = field(default_factory=dict)  # streams with a floor aboard, by tier; no zeros
+    express: dict[float, int] = field(default_factory=dict)  # streams with a floor aboard, by floor; no zeros
     flex: dict[str, None] = field(default_factory=dict)  # calls aboard that may be preempted, the newest last
     leaving: set[str] = field(default_factory=set)  # calls being preempted: aboard until the engine let go
     feedback: Feedback = field(default_factory=Feedback)
@@ -81,24 +82,24 @@ class ReplicaState:
         """How many streams it may carry as it is now."""
         if not self.light:
             return self.replica.seats
-        return min([self.light_seats, *[self.caps[tier] for tier in self.express]])
+        return min([self.light_seats, *[self.caps[floor_tps] for floor_tps in self.express]])
 
-    def has_room_for(self, call: Call, now: float) -> bool:
+    def has_room_for(self, call: Call, floor_tps: float, now: float) -> bool:
         """For an express call: the floors of those aboard and its own are kept."""
-        return len(self.aboard) < min(self.limit, self.caps.get(call.tier, 0)) and self.has_time_for(call, now)
+        return len(self.aboard) < min(self.limit, self.caps[floor_tps]) and self.has_time_for(call, now)
 
     def has_time_for(self, call: Call, now: float) -> bool:
         """Would reading its prompt leave those aboard their floors?"""
         return not self.express or self.prompts.has_room_for(self._reading_s(call), now)
 
-    def board(self, call: Call, now: float) -> None:
+    def board(self, call: Call, floor_tps: float, now: float) -> None:
         self.advance(now)
         if self.express:
             self.prompts.take(self._reading_s(call), now)
-        taken = self.time.taken(express=call.tier in EXPRESS)
-        self.aboard[call.id] = Stream(call.tier, now, self.given, taken)
-        if call.tier in EXPRESS:
-            self.express[call.tier] = self.express.get(call.tier, 0) + 1
+        taken = self.time.taken(express=floor_tps > 0.0)
+        self.aboard[call.id] = Stream(call, floor_tps, now, self.given, taken)
+        if floor_tps:
+            self.express[floor_tps] = self.express.get(floor_tps, 0) + 1
         elif call.tier == "flex" and not call.was_preempted:
             self.flex[call.id] = None
 
@@ -109,13 +110,14 @@ class ReplicaState:
         """Take the stream off; returns it and its seat-time in microseconds."""
         self.advance(now)
         stream = self.aboard.pop(call_id)
-        seat_us = self.time.charge(stream.boarded_taken, express=stream.tier in EXPRESS, is_last=not self.aboard)
+        floor_tps = stream.floor_tps
+        seat_us = self.time.charge(stream.boarded_taken, express=floor_tps > 0.0, is_last=not self.aboard)
         self.flex.pop(call_id, None)
         self.leaving.discard(call_id)
-        if stream.tier in EXPRESS:
-            self.express[stream.tier] -= 1
-            if not self.express[stream.tier]:
-                del self.express[stream.tier]
+        if floor_tps:
+            self.express[floor_tps] -= 1
+            if not self.express[floor_tps]:
+                del self.express[floor_tps]
         return stream, seat_us
 
     def foreseen_s(self, stream: Stream, now: float) -> float:

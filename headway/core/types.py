@@ -10,13 +10,14 @@ another process.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from headway.core.curve import Curve
 from headway.core.rate_limit import RateLimit, TokenLimit
 from headway.errors import RefusalReason
 
 Tier = Literal["ultrafast", "fast", "standard", "flex"]
+TIERS: tuple[Tier, ...] = get_args(Tier)  # in the order in which their held calls board
 EXPRESS: tuple[Tier, ...] = ("ultrafast", "fast")  # the tiers with a promised floor
 Stage = Literal["connect", "full", "waiting", "preempted"]
 MIN_TOKENS_FOR_PROMISE = 16  # the speed of a shorter answer says nothing
@@ -41,11 +42,11 @@ class Call:
 
 @dataclass(slots=True)
 class Replica:
-    """One engine that serves a model. `seats` is how many streams it may carry at once; without a curve it can promise
+    """One engine of a pool. `seats` is how many streams it may carry at once; without a curve it can promise
     nothing. `prompt_tps` is how fast it reads prompts; 0 is unknown, and then prompts count for nothing."""
 
     name: str
-    model: str
+    pool: str
     seats: int
     curve: Curve | None = None
     prompt_tps: float = 0.0
@@ -62,14 +63,35 @@ class TierPolicy:
 
 
 @dataclass(slots=True)
-class ModelPolicy:
-    """The tiers in the order in which their held calls board, and how the fleet is shared between them."""
+class Offer:
+    """A model as clients ask for it: the pool that serves it, and its tiers. Several offers on one pool, such as LoRA
+    adapters of one base, share its seats."""
 
+    pool: str
     tiers: dict[Tier, TierPolicy]
+
+
+@dataclass(slots=True, kw_only=True)
+class PoolPolicy:
+    """How replicas with the same weights are shared between the calls with a floor and the others."""
+
     standard_share: float = 0.5  # the part of the replicas whose doors stay open to standard calls
     margin: float = 0.1  # how far above a floor the curve must lie
     reserve_window_s: float = 10.0  # light seats follow the peak of express demand over this long,
     reserve_headroom: float = 3.5  # and as many times its square root more (docs/design/0002)
+
+
+@dataclass(slots=True)
+class ModelPolicy(PoolPolicy):
+    """The policy of a model that has a pool of its own, which is the common case."""
+
+    tiers: dict[Tier, TierPolicy]
+
+
+def own_pools(policies: dict[str, ModelPolicy]) -> tuple[dict[str, PoolPolicy], dict[str, Offer]]:
+    """What a Machine is made from: one pool and one offer for each model, with the model's name."""
+    pools: dict[str, PoolPolicy] = {name: policy for name, policy in policies.items()}  # noqa: C416 (another type)
+    return pools, {name: Offer(name, policy.tiers) for name, policy in policies.items()}
 
 
 # --- events ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""The calls of one model that wait for a seat, and who of them is next.
+"""The calls that wait for a seat of one pool, and who of them is next.
 
-Knows the order: those whose engine failed them first, then tier by tier in the policy's order, within a tier by
-fairness. Which seats there are is boarding.py's business.
+Knows the order: those whose engine failed them first, then tier by tier, the fastest first, within a tier by fairness
+between tenants, whichever of the pool's models they ask for. How many may be held, and for how long, is up to the
+offer. Which seats there are is known in pool.py.
 """
 
 from __future__ import annotations
@@ -10,16 +11,17 @@ from collections import OrderedDict
 from collections.abc import Iterator, Set
 
 from headway.core.fairness import FairQueue, HeldCall
-from headway.core.types import EXPRESS, Call, ModelPolicy, Tier
+from headway.core.types import EXPRESS, TIERS, Call, Offer, Tier
 
 MAX_RETRY_AFTER_S = 60
 
 
 class WaitingRoom:
-    def __init__(self, policy: ModelPolicy) -> None:
+    def __init__(self, offers: dict[str, Offer]) -> None:
         self.returned: OrderedDict[str, HeldCall] = OrderedDict()  # those whose engine failed: before all others
-        self._tiers = policy.tiers
-        self._queues = {tier: FairQueue() for tier in policy.tiers}
+        self._offers = offers
+        offered = {tier for offer in offers.values() for tier in offer.tiers}
+        self._queues = {tier: FairQueue() for tier in TIERS if tier in offered}
         self._pace_s = 1.0  # smoothed time between two seats coming free
         self._last_freed_at: float | None = None
 
@@ -35,12 +37,13 @@ class WaitingRoom:
         """Of this tier, or returned by an engine that failed them."""
         return bool(self.returned) or len(self._queues[tier]) > 0
 
-    def is_full(self, tier: Tier) -> bool:
-        return len(self._queues[tier]) >= self._tiers[tier].max_held
+    def is_full(self, call: Call) -> bool:
+        max_held = self._offers[call.model].tiers[call.tier].max_held
+        return self._queues[call.tier].held_of.get(call.model, 0) >= max_held
 
     def hold(self, call: Call, now: float, avoid: Set[str], *, returned: bool) -> float:
         """Keep the call waiting; returns its deadline."""
-        held = HeldCall(call, now + self._tiers[call.tier].max_hold_s, avoid)
+        held = HeldCall(call, now + self._offers[call.model].tiers[call.tier].max_hold_s, avoid)
         if returned:
             self.returned[call.id] = held
         else:
@@ -53,7 +56,7 @@ class WaitingRoom:
 
     def next_in_line(self) -> Iterator[HeldCall]:
         yield from self.returned.values()
-        for queue in self._queues.values():  # in the order of the policy: the fastest tier first, flex last
+        for queue in self._queues.values():  # the fastest tier first, flex last
             if (first := queue.first()) is not None:
                 yield first
 

@@ -14,19 +14,19 @@ from typing import IO, Any, get_args
 import msgspec
 
 from headway.core.machine import Machine
-from headway.core.types import Action, Event, ModelPolicy
+from headway.core.types import Action, Event, Offer, PoolPolicy
 from headway.errors import SetupError
 
-FORMAT = 1
+FORMAT = 2
 EVENTS: dict[str, type] = {kind.__name__: kind for kind in get_args(Event)}
 ACTIONS: dict[str, type] = {kind.__name__: kind for kind in get_args(Action)}
 
 
 class EventLog:
-    def __init__(self, path: Path, policies: dict[str, ModelPolicy]) -> None:
+    def __init__(self, path: Path, pools: dict[str, PoolPolicy], offers: dict[str, Offer]) -> None:
         self._file: IO[bytes] = path.open("wb")
         self._encode = msgspec.json.Encoder().encode
-        self._write_line({"headway_events": FORMAT, "policies": policies})
+        self._write_line({"headway_events": FORMAT, "pools": pools, "offers": offers})
 
     def append(self, now: float, event: Event, actions: list[Action]) -> None:
         self._write_line(
@@ -51,7 +51,7 @@ class Replayed:
 def replay(path: Path) -> Replayed:
     """Run a record through core; stops at the first event whose actions differ from the recorded ones."""
     with path.open("rb") as file:
-        machine = Machine(_read_head(file.readline(), path))
+        machine = Machine(*_read_head(file.readline(), path))
         events = actions = 0
         for number, line in enumerate(file, start=2):
             if not line.endswith(b"\n"):
@@ -66,11 +66,12 @@ def replay(path: Path) -> Replayed:
     return Replayed(events, actions, None)
 
 
-def _read_head(line: bytes, path: Path) -> dict[str, ModelPolicy]:
+def _read_head(line: bytes, path: Path) -> tuple[dict[str, PoolPolicy], dict[str, Offer]]:
     try:
         head = msgspec.json.decode(line)
         if head["headway_events"] == FORMAT:
-            return msgspec.convert(head["policies"], dict[str, ModelPolicy])
+            pools = msgspec.convert(head["pools"], dict[str, PoolPolicy])
+            return pools, msgspec.convert(head["offers"], dict[str, Offer])
     except (msgspec.MsgspecError, KeyError, TypeError):
         pass
     raise SetupError(f"{path} is not an event record of this version: make one with `headway serve --record FILE`.")

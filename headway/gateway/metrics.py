@@ -106,13 +106,14 @@ class _Seats(Collector):
             "ready for express calls. The sum is the time replicas were busy, but for calls still aboard.",
             labels=("model", "tier"),
         )
-        for name, model in self._replicas.items():
-            boarding = self._machine.boarding[model]
-            aboard.add_metric((model, name), boarding.aboard(name))
-            is_open.add_metric((model, name), float(boarding.is_open(name)))
-        for model, boarding in self._machine.boarding.items():
-            held.add_metric((model,), boarding.waiting.held)
-            for tier, seat_us in boarding.seat_us.items():
-                seat_time.add_metric((model, tier), seat_us / 1e6)
-            seat_time.add_metric((model, "reserve"), boarding.reserve_us / 1e6)
+        for name, pool_name in self._replicas.items():
+            pool = self._machine.pools[pool_name]
+            aboard.add_metric((pool_name, name), pool.aboard(name))
+            is_open.add_metric((pool_name, name), float(pool.is_open(name)))
+        for pool_name, pool in self._machine.pools.items():
+            held.add_metric((pool_name,), pool.waiting.held)
+            for model, by_tier in pool.seat_us.items():
+                for tier, seat_us in by_tier.items():
+                    seat_time.add_metric((model, tier), seat_us / 1e6)
+            seat_time.add_metric((pool_name, "reserve"), pool.reserve_us / 1e6)
         return iter((aboard, is_open, held, seat_time))

@@ -51,7 +51,7 @@ class Replicas:
             interval_s=self._probe_interval_s,
             stall_s=self._stall_s,
         )
-        self.pools[replica.name] = replica.model
+        self.pools[replica.name] = replica.pool
         watched = self._watched[replica.name] = _Watched(engine, prober)
         if self._is_started:
             self._start(watched)

@@ -104,7 +104,7 @@ class Gateway:
         self.tell(Arrived(request.call))
         try:
             while trip.outcome != "finished":
-                engine = await trip.seat  # core/boarding.py decides; raises NoSeat
+                engine = await trip.seat  # core/pool.py decides; raises NoSeat
                 try:
                     await self._carry(trip, engine, client)  # http1.py -> relay.py -> api/server.py
                     trip.outcome = "finished"
@@ -308,7 +308,7 @@ class Gateway:
             self._leave(trip, outcome)
         receipt = trip.receipt or self._receipt(trip, outcome, is_delivered=client.started)
         self._billing.close(trip.account, receipt)
-        if receipt.seat_us is None and trip.account is not None:
+        if receipt.seat_us is None and trip.account is not None and outcome != "refused":
             self._unsettled[trip.call.id] = trip.account
         trip.stop_deadline()
         del self._trips[trip.call.id]
@@ -368,7 +368,7 @@ class Gateway:
             self.tell(Ticked())
 
     def is_ready(self) -> bool:
-        return not self.draining and any(boarding.open_replicas for boarding in self.machine.boarding.values())
+        return not self.draining and any(pool.open_replicas for pool in self.machine.pools.values())
 
     def drain(self) -> None:
         """Take no new calls; those here are served to their end."""

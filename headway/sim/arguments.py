@@ -51,7 +51,7 @@ def auto_rungs(said: str, policy: ModelPolicy, full: Replica, price: Price) -> S
     if faster <= 0 or rates["replicas"] < 1:
         raise SetupError(f"--auto {said}: `faster` must be above 0, and `replicas` 1 or more.")
     assert full.curve is not None
-    student = replace(full, model=STUDENT, curve=full.curve.slower(1 / faster), prompt_tps=full.prompt_tps * faster)
+    student = replace(full, pool=STUDENT, curve=full.curve.slower(1 / faster), prompt_tps=full.prompt_tps * faster)
     return SimRungs(
         rates["share"],
         replace(policy, tiers={"standard": policy.tiers["standard"]}),

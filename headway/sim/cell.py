@@ -11,13 +11,13 @@ from __future__ import annotations
 import random
 
 from headway.core.machine import Machine
-from headway.core.types import Call, ModelPolicy
+from headway.core.types import Call, ModelPolicy, own_pools
 from headway.sim.siblings import Room, roomier
 
 
 class Cell:
     def __init__(self, policies: dict[str, ModelPolicy], gateways: int = 1, summary_s: float = 0.5) -> None:
-        self.machines = [Machine(policies) for _ in range(gateways)]
+        self.machines = [Machine(*own_pools(policies)) for _ in range(gateways)]
         self.summary_s = summary_s
         self.handed_on = 0
         self._policies = policies
@@ -43,12 +43,12 @@ class Cell:
         alive = self._alive
         self._turn = (self._turn + 1) % len(alive)
         home = alive[self._turn]
-        boarding = self.machines[home].boarding[call.model]
-        if len(alive) == 1 or boarding.room(call.tier, now) > 0:
+        pool = self.machines[home].pool_of(call.model)
+        if len(alive) == 1 or pool.room(call.model, call.tier, now) > 0:
             return home
         first, second = self._sibling(), self._sibling()
         sibling = roomier(call.tier, first, second, self._summaries[call.model])
-        if sibling is None and boarding.known_replicas:
+        if sibling is None and pool.known_replicas:
             return home
         self.handed_on += 1
         return first if sibling is None else sibling  # who owns nothing cannot keep a call waiting
@@ -63,13 +63,13 @@ class Cell:
         for model, policy in self._policies.items():
             rooms = self._summaries[model]
             for number in self._alive:
-                boarding = self.machines[number].boarding[model]
-                rooms[number] = {tier: boarding.room(tier, now) for tier in policy.tiers}
+                pool = self.machines[number].pool_of(model)
+                rooms[number] = {tier: pool.room(model, tier, now) for tier in policy.tiers}
 
     def die(self, gateway: int) -> list[str]:
         """Returns the replicas that are nobody's now."""
         self._alive.remove(gateway)
-        self.machines[gateway] = Machine(self._policies)
+        self.machines[gateway] = Machine(*own_pools(self._policies))
         for rooms in self._summaries.values():
             rooms[gateway] = {}
         orphans = [name for name, owner in self._owners.items() if owner == gateway]

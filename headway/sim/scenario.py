@@ -117,7 +117,7 @@ class Outcome:
 
 
 def play(scenario: Scenario, seed: int) -> Outcome:
-    [model] = {replica.model for replica in scenario.replicas}
+    [model] = {replica.pool for replica in scenario.replicas}
     policies, rungs = {model: scenario.policy}, scenario.rungs
     jobs = scenario.jobs(seed)
     auto = None
@@ -136,9 +136,9 @@ def play(scenario: Scenario, seed: int) -> Outcome:
     finally:
         gc.enable()
     for machine in cell.machines:
-        boarding = machine.boarding[model]
-        outcome.reserve_us += boarding.reserve_us
-        for tier, seat_us in boarding.seat_us.items():
+        pool = machine.pool_of(model)
+        outcome.reserve_us += pool.reserve_us
+        for tier, seat_us in pool.seat_us[model].items():
             outcome.seat_us[tier] = outcome.seat_us.get(tier, 0) + seat_us
     outcome.cost = round(len(scenario.fleet) * scenario.replica_hour * scenario.seconds / 3600)
     outcome.handed_on = cell.handed_on
@@ -164,11 +164,11 @@ def _run(simulation: Simulation, jobs: Iterator[Job], scenario: Scenario, model:
 
 
 def _look(simulation: Simulation, model: str) -> Moment:
-    boardings = [machine.boarding[model] for machine in simulation.cell.machines]
+    pools = [machine.pool_of(model) for machine in simulation.cell.machines]
     return Moment(
         simulation.now,
-        sum(boarding.streams for boarding in boardings),
-        sum(boarding.waiting.held for boarding in boardings),
-        sum(boarding.light_replicas for boarding in boardings),
-        sum(boarding.open_replicas for boarding in boardings),
+        sum(pool.streams for pool in pools),
+        sum(pool.waiting.held for pool in pools),
+        sum(pool.light_replicas for pool in pools),
+        sum(pool.open_replicas for pool in pools),
     )

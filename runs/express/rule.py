@@ -120,9 +120,9 @@ def split_of(name: str) -> int:
 
 def look(name: str, simulation: Simulation) -> Moment:
     """The state now: who is there, and what standard streams get at the present batches."""
-    boarding = simulation.cell.machines[0].boarding["m"]
+    pool = simulation.cell.machines[0].pools["m"]
     standard_tps = 0.0
-    for state in (boarding.replica_state(f"r{n}") for n in range(split_of(name), REPLICAS)):
+    for state in (pool.replica_state(f"r{n}") for n in range(split_of(name), REPLICAS)):
         assert state is not None
         if state.aboard:
             streams = sum(call.startswith("s") for call in state.aboard)
@@ -130,7 +130,7 @@ def look(name: str, simulation: Simulation) -> Moment:
     return Moment(
         at_s=math.floor(simulation.now),
         fast_streams=sum(call.startswith("f") for call in simulation.trips),
-        light_seats=LIGHT_SEATS * (split_of(name) or boarding.light_replicas),
+        light_seats=LIGHT_SEATS * (split_of(name) or pool.light_replicas),
         standard_tps=standard_tps,
     )
 

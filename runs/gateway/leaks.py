@@ -74,8 +74,8 @@ async def measure(cycles: int, engine_url: str) -> bool:
     gateway.start()
     serving = asyncio.create_task(server.serve())
     port = await listening
-    boarding = gateway.machine.boarding[MODEL]
-    while not boarding.open_replicas:
+    pool = gateway.machine.pools[MODEL]
+    while not pool.open_replicas:
         await asyncio.sleep(0.01)
     chance = random.Random(SEED)
     request = chat_request(MODEL, 40)
@@ -96,8 +96,8 @@ async def measure(cycles: int, engine_url: str) -> bool:
     await asyncio.sleep(6)  # idle connections to the engine are closed by it after 5 s
     rows = [
         ("calls in core", gateway.machine.calls, 0),
-        ("seats taken", boarding.aboard(engine_url), 0),
-        ("calls held", boarding.waiting.held, 0),
+        ("seats taken", pool.aboard(engine_url), 0),
+        ("calls held", pool.waiting.held, 0),
         ("requests on the engine", record["running"] + record["waiting"], 0),
         ("tasks more than before", len(asyncio.all_tasks()) - tasks, 0),
         ("sockets and files more than before", open_files() - files, 0),

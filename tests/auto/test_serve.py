@@ -146,7 +146,7 @@ def auto_of(engines: Engines, trusted: Trust, seed: int = 0) -> Auto:
         engines.handle,
         {"m-auto": trusted},
         lambda model, _: prices[model],
-        Metrics(Machine({}), {}),
+        Metrics(Machine({}, {}), {}),
         random.Random(seed),
     )
 

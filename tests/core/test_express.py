@@ -22,6 +22,7 @@ from headway.core.types import (
     Ticked,
     Tier,
     TierPolicy,
+    own_pools,
 )
 
 # 100 tok/s alone, 50 among 3, 33 among 5: with a margin of 0 a floor of 50 allows 3 streams, one of 100 allows 1.
@@ -42,7 +43,7 @@ def machine(
     models: tuple[str, ...] = ("m",),
 ) -> Machine:
     policy = ModelPolicy(TIERS, standard_share=share, margin=0.0, reserve_window_s=5.0, reserve_headroom=headroom)
-    made = Machine(dict.fromkeys(models, policy))
+    made = Machine(*own_pools(dict.fromkeys(models, policy)))
     for number in range(replicas):
         made.step(ReplicaUp(Replica(f"r{number}", "m", seats, CURVE)), 0.0)
     return made
@@ -62,7 +63,7 @@ def fast(call_id: str, replica: str, rate_limit: RateLimit | None = None) -> Boa
 
 
 def loads(of: Machine) -> list[int]:
-    return [of.boarding["m"].aboard(f"r{number}") for number in range(of.boarding["m"].known_replicas)]
+    return [of.pools["m"].aboard(f"r{number}") for number in range(of.pools["m"].known_replicas)]
 
 
 def test_fast_calls_share_a_light_replica_up_to_what_the_floor_allows() -> None:
@@ -147,7 +148,7 @@ def test_the_standard_share_is_never_taken() -> None:
     board_many(m, 4)
     for number in range(40):
         arrive(m, f"f{number}", "fast")
-        assert m.boarding["m"].light_replicas <= 2
+        assert m.pools["m"].light_replicas <= 2
 
 
 def test_without_a_seat_in_time_a_fast_call_is_refused_or_downgraded_as_it_asked() -> None:
@@ -164,7 +165,7 @@ def test_without_a_seat_in_time_a_fast_call_is_refused_or_downgraded_as_it_asked
 
 
 def test_a_replica_without_a_curve_promises_nothing() -> None:
-    m = Machine({"m": ModelPolicy(TIERS, margin=0.0)})
+    m = Machine(*own_pools({"m": ModelPolicy(TIERS, margin=0.0)}))
     m.step(ReplicaUp(Replica("r0", "m", 10)), 0.0)
     assert arrive(m, "f", "fast") == [Hold("f", until=2.0)]
     assert arrive(m, "s", "standard") == [Board("s", "r0", "standard")]

@@ -29,6 +29,7 @@ from headway.core.types import (
     Settled,
     Ticked,
     Tier,
+    own_pools,
 )
 from tests.core.test_express import CURVE, TIERS, arrive, board_many, fast, loads, machine
 
@@ -44,23 +45,23 @@ def test_streams_as_fast_as_foreseen_change_nothing() -> None:
     m = machine()
     for number in range(50):
         serve_one(m, f"f{number}", 2.0 * number, slowness=1.0)
-    state = m.boarding["m"].replica_state("r0")
+    state = m.pools["m"].replica_state("r0")
     assert state is not None
     assert state.feedback.slowness == pytest.approx(1.0)
-    assert state.caps == {"ultrafast": 1, "fast": 3}
+    assert state.caps == {100.0: 1, 50.0: 3}
 
 
 def test_a_replica_that_has_become_slower_carries_fewer() -> None:
     m = machine()
     for number in range(60):
         serve_one(m, f"f{number}", 2.0 * number, slowness=1.3)
-    state = m.boarding["m"].replica_state("r0")
+    state = m.pools["m"].replica_state("r0")
     assert state is not None
     assert state.feedback.slowness == pytest.approx(1.3, rel=0.02)
-    assert state.caps == {"ultrafast": 0, "fast": 2}  # 38 tok/s among 3, 51 among 2
+    assert state.caps == {100.0: 0, 50.0: 2}  # 38 tok/s among 3, 51 among 2
     for number in range(300):
         serve_one(m, f"g{number}", 200.0 + 2.0 * number, slowness=0.9)
-    assert state.caps["fast"] == 3
+    assert state.caps[50.0] == 3
 
 
 def test_the_company_a_stream_had_is_not_held_against_the_replica() -> None:
@@ -69,7 +70,7 @@ def test_the_company_a_stream_had_is_not_held_against_the_replica() -> None:
         arrive(m, f"f{number}", "fast")
     for number in range(3):
         m.step(Finished(f"f{number}", 1, 50, CURVE.speed_tps(3)), 1.0)
-    state = m.boarding["m"].replica_state("r0")
+    state = m.pools["m"].replica_state("r0")
     assert state is not None
     assert state.feedback.slowness == pytest.approx(1.0)
 
@@ -90,9 +91,9 @@ def test_a_sudden_loss_closes_a_replica_to_express_calls_for_a_while() -> None:
     assert arrive(m, "s", "standard", lost_at + 2.0)[0] == Board("s", "r0", "standard")  # no promise, no harm
     m.step(Left("s"), lost_at + 3.0)
     m.step(Ticked(), lost_at + SHUT_OUT_S)
-    state = m.boarding["m"].replica_state("r0")
+    state = m.pools["m"].replica_state("r0")
     assert state is not None
-    assert state.caps["fast"] > 0
+    assert state.caps[50.0] > 0
 
 
 def test_a_call_waits_rather_than_board_a_replica_that_is_shut_out() -> None:
@@ -103,7 +104,7 @@ def test_a_call_waits_rather_than_board_a_replica_that_is_shut_out() -> None:
 
 
 def test_a_replica_without_a_curve_does_not_stand_in_the_way_of_one_with() -> None:
-    m = Machine({"m": ModelPolicy(TIERS, margin=0.0)})
+    m = Machine(*own_pools({"m": ModelPolicy(TIERS, margin=0.0)}))
     m.step(ReplicaUp(Replica("bare", "m", 10)), 0.0)
     m.step(ReplicaUp(Replica("measured", "m", 10, CURVE)), 0.0)
     arrive(m, "s0", "standard")
@@ -161,7 +162,7 @@ def test_nobody_is_preempted_where_that_makes_no_seat() -> None:
 
 
 def reading(*prompt_tps: float) -> Machine:
-    m = Machine({"m": ModelPolicy(TIERS, standard_share=0.0, margin=0.0, reserve_headroom=0.0)})
+    m = Machine(*own_pools({"m": ModelPolicy(TIERS, standard_share=0.0, margin=0.0, reserve_headroom=0.0)}))
     for number, tps in enumerate(prompt_tps):
         m.step(ReplicaUp(Replica(f"r{number}", "m", 10, CURVE, tps)), 0.0)
     return m
@@ -222,7 +223,7 @@ LIMIT = TokenLimit(output_tpm=60)
 
 def limited() -> Machine:
     tiers = {**TIERS, "fast": replace(TIERS["fast"], limit=LIMIT)}
-    m = Machine({"m": ModelPolicy(tiers, margin=0.0)})
+    m = Machine(*own_pools({"m": ModelPolicy(tiers, margin=0.0)}))
     m.step(ReplicaUp(Replica("r0", "m", 10, CURVE)), 0.0)
     return m
 

@@ -23,11 +23,12 @@ from headway.core.types import (
     Settled,
     Ticked,
     TierPolicy,
+    own_pools,
 )
 
 
 def machine(*seats: int, max_held: int = 10, max_hold_s: float = 30.0) -> Machine:
-    made = Machine({"m": ModelPolicy({"standard": TierPolicy(max_held, max_hold_s)})})
+    made = Machine(*own_pools({"m": ModelPolicy({"standard": TierPolicy(max_held, max_hold_s)})}))
     for number, count in enumerate(seats):
         made.step(ReplicaUp(Replica(f"r{number}", "m", count)), 0.0)
     return made
@@ -78,13 +79,13 @@ def test_beyond_max_held_calls_are_refused_at_once() -> None:
 def test_retry_after_grows_with_the_queue_and_the_pace() -> None:
     m = machine(1, max_held=2)
     arrive(m, "a", "b", "c")
-    quick = m.boarding["m"].waiting.retry_after_s("standard")
+    quick = m.pools["m"].waiting.retry_after_s("standard")
     for second in (10.0, 20.0, 30.0):
         m.step(Left(f"x{second}"), second)
     m.step(Finished("a", 1, 1), 10.0)
     m.step(Finished("b", 1, 1), 60.0)
     arrive(m, "d", "e", now=60.0)
-    assert m.boarding["m"].waiting.retry_after_s("standard") > quick
+    assert m.pools["m"].waiting.retry_after_s("standard") > quick
 
 
 def test_a_client_that_leaves_while_held_takes_no_seat() -> None:
@@ -205,4 +206,4 @@ def test_ten_thousand_replicas_are_filled_evenly() -> None:
     for number in range(30_000):
         [action] = arrive(m, str(number))
         assert isinstance(action, Board)
-    assert all(m.boarding["m"].aboard(f"r{number}") == 3 for number in range(10_000))
+    assert all(m.pools["m"].aboard(f"r{number}") == 3 for number in range(10_000))

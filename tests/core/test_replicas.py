@@ -66,7 +66,7 @@ def test_a_new_curve_forgets_what_was_learnt_of_the_old_one() -> None:
         m.step(Finished(f"f{number}", 1, 50, CURVE.speed_tps(1) / 3.0), 2.0 * number + 1.0)
     assert arrive(m, "late", "fast", 10.0) == [Hold("late", until=12.0)]  # shut out: it was suddenly slow
     assert m.step(ReplicaChanged(replace(R0, curve=CURVE.slower(0.9))), 11.0) == [fast("late", "r0")]
-    state = m.boarding["m"].replica_state("r0")
+    state = m.pools["m"].replica_state("r0")
     assert state is not None
     assert state.feedback.slowness == pytest.approx(1.0)
 
@@ -134,7 +134,7 @@ def test_a_removed_replica_is_forgotten_and_what_is_still_aboard_is_cut() -> Non
 def test_a_replica_that_is_up_for_another_model_has_lost_its_streams() -> None:
     m = machine(replicas=1, models=("m", "other"))
     board_many(m, 1)
-    assert m.step(ReplicaUp(replace(R0, model="other")), 1.0) == [Cut("standard0")]
+    assert m.step(ReplicaUp(replace(R0, pool="other")), 1.0) == [Cut("standard0")]
     assert m.step(Failed("standard0", "waiting"), 1.0) == [Hold("standard0", until=31.0)]
     assert m.step(Arrived(Call("a", "other", "standard")), 1.0) == [Board("a", "r0", "standard")]
     assert m.step(ReplicaDown("r0"), 2.0) == [Cut("a")]

@@ -12,6 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from headway.core.curve import Curve
 from headway.core.fare import FINE
 from headway.core.machine import Machine
+from headway.core.pool import Pool
 from headway.core.types import (
     EXPRESS,
     Arrived,
@@ -25,7 +26,8 @@ from headway.core.types import (
     Finished,
     Hold,
     Left,
-    ModelPolicy,
+    Offer,
+    PoolPolicy,
     Preempt,
     Refuse,
     Replica,
@@ -45,10 +47,33 @@ from headway.core.types import (
 NAMES = ["r0", "r1", "r2", "r3"]
 CURVE = Curve(a=0.005, c=0.005, d=0.0)
 CURVES = [CURVE, CURVE, CURVE.slower(2.0), None]
-HOLD_S: dict[Tier, float] = {"ultrafast": 2.0, "fast": 4.0, "standard": 8.0, "flex": 16.0}
-FLOORS: dict[Tier, float] = {"ultrafast": 60.0, "fast": 30.0}
+# Two models on one pool, with other floors and another patience.
+OFFERS: dict[str, Offer] = {
+    "m": Offer(
+        "p",
+        {
+            "ultrafast": TierPolicy(4, 2.0, floor_tps=60.0),
+            "fast": TierPolicy(4, 4.0, floor_tps=30.0),
+            "standard": TierPolicy(4, 8.0),
+            "flex": TierPolicy(4, 16.0),
+        },
+    ),
+    "n": Offer(
+        "p",
+        {
+            "ultrafast": TierPolicy(2, 6.0, floor_tps=50.0),
+            "fast": TierPolicy(2, 1.0, floor_tps=45.0),
+            "standard": TierPolicy(2, 3.0),
+            "flex": TierPolicy(2, 30.0),
+        },
+    ),
+}
 # CI walks about 50,000 steps; `make nightly` sets this to walk a million.
 EXAMPLES = int(os.environ.get("HEADWAY_WALKS", "1000"))
+
+
+def paid_us(pool: Pool) -> int:
+    return sum(sum(by_tier.values()) for by_tier in pool.seat_us.values())
 
 
 class Walk(RuleBasedStateMachine):
@@ -56,14 +81,14 @@ class Walk(RuleBasedStateMachine):
 
     @initialize(share=st.sampled_from([0.0, 0.25, 0.5, 1.0]), headroom=st.sampled_from([0.0, 1.0]))
     def begin(self, share: float, headroom: float) -> None:
-        tiers = {tier: TierPolicy(4, hold_s, FLOORS.get(tier, 0.0)) for tier, hold_s in HOLD_S.items()}
-        policy = ModelPolicy(tiers, share, margin=0.0, reserve_window_s=6.0, reserve_headroom=headroom)
-        self.machine = Machine({"m": policy})
+        policy = PoolPolicy(standard_share=share, margin=0.0, reserve_window_s=6.0, reserve_headroom=headroom)
+        self.machine = Machine({"p": policy}, OFFERS)
         self.now = 0.0
         self.replicas: dict[str, Replica] = {}
         self.open: set[str] = set()
         self.draining: set[str] = set()
         self.where: dict[str, str | None] = {}  # call -> replica, or None while held
+        self.model: dict[str, str] = {}
         self.tier: dict[str, Tier] = {}  # as served
         self.deadline: dict[str, float] = {}
         self.ended: dict[str, str] = {}
@@ -75,8 +100,8 @@ class Walk(RuleBasedStateMachine):
         self.being_preempted: set[str] = set()
 
     def tell(self, event: Event) -> None:
-        light_before = self.machine.boarding["m"].light_replicas
-        load_before = {name: self.machine.boarding["m"].aboard(name) for name in self.replicas}
+        light_before = self.machine.pools["p"].light_replicas
+        load_before = {name: self.machine.pools["p"].aboard(name) for name in self.replicas}
         for action in self.machine.step(event, self.now):
             call_id = action.call_id
             if isinstance(action, Settled):
@@ -86,14 +111,14 @@ class Walk(RuleBasedStateMachine):
             match action:
                 case Board(replica=replica, tier=tier, floor_tps=floor_tps):
                     assert replica in self.open
-                    assert floor_tps == FLOORS.get(tier, 0.0)
+                    assert floor_tps == self.policy(call_id).floor_tps
                     self.boarded.add(call_id)
                     assert self.where.get(call_id) is None, "boarded twice"
                     assert tier == self.tier[call_id]
                     self.where[call_id] = replica
                     self.deadline.pop(call_id, None)
                 case Hold(until=until):
-                    assert until == self.now + HOLD_S[self.tier[call_id]]
+                    assert until == self.now + self.policy(call_id).max_hold_s
                     self.where[call_id] = None
                     self.deadline[call_id] = until
                 case Downgrade():
@@ -113,13 +138,14 @@ class Walk(RuleBasedStateMachine):
                     assert any(self.tier[held] in EXPRESS for held in self.deadline), "preempted for nobody"
                     self.was_preempted.add(call_id)
                     self.being_preempted.add(call_id)
-        boarding = self.machine.boarding["m"]
+        pool = self.machine.pools["p"]
         self.check_the_express_rule(load_before)
         if isinstance(event, ReplicaUp):  # what was draining counts again with what it carries
             light_before += 1
-        assert boarding.light_replicas <= max(light_before, boarding._doors.max_light_replicas), (
-            "the standard share was taken"
-        )
+        assert pool.light_replicas <= max(light_before, pool._doors.max_light_replicas), "the standard share was taken"
+
+    def policy(self, call_id: str) -> TierPolicy:
+        return OFFERS[self.model[call_id]].tiers[self.tier[call_id]]
 
     def settle(self, settled: Settled) -> None:
         assert self.ended.get(settled.call_id) in ("left", "finished"), f"{settled} for a call that had not ended"
@@ -130,18 +156,18 @@ class Walk(RuleBasedStateMachine):
 
     def check_the_express_rule(self, load_before: dict[str, int]) -> None:
         """With a floor aboard nobody boards beyond what it allows. A limit that falls takes nobody off the replica."""
-        boarding = self.machine.boarding["m"]
+        pool = self.machine.pools["p"]
         for name, replica in self.replicas.items():
-            aboard = [self.tier[call_id] for call_id, where in self.where.items() if where == name]
-            state = boarding.replica_state(name)
+            aboard = [self.policy(call_id).floor_tps for call_id, where in self.where.items() if where == name]
+            state = pool.replica_state(name)
             if state is None:
                 continue
             allowed = [
-                replica.curve.slower(state.caps_slowness).largest_batch(FLOORS[tier], replica.seats, 0.0)
-                if replica.curve is not None and name not in boarding._shut_out
+                replica.curve.slower(state.caps_slowness).largest_batch(floor_tps, replica.seats, 0.0)
+                if replica.curve is not None and name not in pool._shut_out
                 else 0
-                for tier in aboard
-                if tier in FLOORS
+                for floor_tps in aboard
+                if floor_tps
             ]
             most = max(min([replica.seats, *allowed]), load_before.get(name, 0))
             assert len(aboard) <= most, f"{name} carries {aboard}"
@@ -156,14 +182,15 @@ class Walk(RuleBasedStateMachine):
     @rule(
         target=calls,
         tier=st.sampled_from(["ultrafast", "fast", "fast", "standard", "standard", "standard", "flex"]),
+        model=st.sampled_from("mmn"),
         tenant=st.sampled_from("ab"),
         falls_back=st.booleans(),
     )
-    def arrive(self, tier: Tier, tenant: str, falls_back: bool) -> str:
+    def arrive(self, tier: Tier, model: str, tenant: str, falls_back: bool) -> str:
         call_id = f"c{len(self.arrivals)}"
         self.arrivals.append(call_id)
-        self.tier[call_id] = tier
-        self.tell(Arrived(Call(call_id, "m", tier, tenant, falls_back)))
+        self.model[call_id], self.tier[call_id] = model, tier
+        self.tell(Arrived(Call(call_id, model, tier, tenant, falls_back)))
         return call_id
 
     @rule(call_id=consumes(calls), leaves=st.booleans(), speed_tps=st.sampled_from([None, 1.0, 25.0, 50.0, 100.0]))
@@ -203,14 +230,14 @@ class Walk(RuleBasedStateMachine):
     def replica_up(self, name: str, seats: int, curve: Curve | None, same: bool) -> None:
         """As it was, or with other seats and another curve."""
         if not same or name not in self.replicas:
-            self.replicas[name] = Replica(name, "m", seats, curve)
+            self.replicas[name] = Replica(name, "p", seats, curve)
         self.open.add(name)
         self.draining.discard(name)
         self.tell(ReplicaUp(self.replicas[name]))
 
     @rule(name=st.sampled_from(NAMES), seats=st.integers(1, 9), curve=st.sampled_from(CURVES))
     def replica_changed(self, name: str, seats: int, curve: Curve | None) -> None:
-        replica = Replica(name, "m", seats, curve)
+        replica = Replica(name, "p", seats, curve)
         if name in self.replicas:
             self.replicas[name] = replica
         self.tell(ReplicaChanged(replica))
@@ -254,24 +281,24 @@ class Walk(RuleBasedStateMachine):
 
     @invariant()
     def core_and_driver_agree_who_is_where(self) -> None:
-        boarding = self.machine.boarding["m"]
+        pool = self.machine.pools["p"]
         for name in self.replicas:
-            assert boarding.aboard(name) == sum(replica == name for replica in self.where.values())
-        assert boarding._leaving == len(self.being_preempted)
-        assert boarding.open_replicas == len(self.open)
-        assert boarding.known_replicas == len(self.replicas.keys() - self.draining)
+            assert pool.aboard(name) == sum(replica == name for replica in self.where.values())
+        assert pool._leaving == len(self.being_preempted)
+        assert pool.open_replicas == len(self.open)
+        assert pool.known_replicas == len(self.replicas.keys() - self.draining)
 
     @invariant()
     def seat_time_is_conserved(self) -> None:
         """What calls that left have paid, what those aboard owe, and the reserve are what replicas were busy."""
-        boarding = self.machine.boarding["m"]
-        states = [state for name in self.replicas if (state := boarding.replica_state(name)) is not None]
+        pool = self.machine.pools["p"]
+        states = [state for name in self.replicas if (state := pool.replica_state(name)) is not None]
         aboard = [(state.time, stream) for state in states for stream in state.aboard.values()]
         owed_us = sum(
-            (time.taken(express=stream.tier in EXPRESS) - stream.boarded_taken) // FINE for time, stream in aboard
+            (time.taken(express=stream.floor_tps > 0) - stream.boarded_taken) // FINE for time, stream in aboard
         )
-        accounted_us = sum(boarding.seat_us.values()) + boarding.reserve_us + owed_us
-        missing_us = boarding.busy_us - accounted_us
+        accounted_us = paid_us(pool) + pool.reserve_us + owed_us
+        missing_us = pool.busy_us - accounted_us
         assert abs(missing_us) <= 2 * len(self.replicas) + len(aboard), f"{missing_us} us"
         if not aboard:
             assert missing_us == 0
@@ -281,11 +308,11 @@ class Walk(RuleBasedStateMachine):
         """What was settled, and what those present will be told of boardings that are over, is what calls have paid."""
         assert {call_id for call_id, how in self.ended.items() if how != "refused"} == set(self.settled_us)
         told_us = sum(self.settled_us.values()) + sum(one.seat_us for one in self.machine._journeys.values())
-        paid_us = sum(self.machine.boarding["m"].seat_us.values())
+        paid = paid_us(self.machine.pools["p"])
         if any(how == "refused" and call_id in self.boarded for call_id, how in self.ended.items()):
-            assert told_us <= paid_us  # nobody is told what a call was refused after
+            assert told_us <= paid  # nobody is told what a call was refused after
         else:
-            assert told_us == paid_us
+            assert told_us == paid
 
     @invariant()
     def nobody_waits_past_the_deadline(self) -> None:
@@ -293,8 +320,8 @@ class Walk(RuleBasedStateMachine):
 
     @invariant()
     def no_standard_call_is_held_beside_an_open_seat_on_a_heavy_replica(self) -> None:
-        boarding = self.machine.boarding["m"]
-        states = [state for name in self.open if (state := boarding.replica_state(name)) is not None]
+        pool = self.machine.pools["p"]
+        states = [state for name in self.open if (state := pool.replica_state(name)) is not None]
         free = {c.replica.name for c in states if not c.light and len(c.aboard) < c.replica.seats}
         for call_id in self.deadline:
             if self.tier[call_id] == "standard":
@@ -302,44 +329,48 @@ class Walk(RuleBasedStateMachine):
 
     @invariant()
     def free_seats_are_counted(self) -> None:
-        boarding = self.machine.boarding["m"]
-        states = [state for name in self.open if (state := boarding.replica_state(name)) is not None]
+        pool = self.machine.pools["p"]
+        states = [state for name in self.open if (state := pool.replica_state(name)) is not None]
         heavy = [state for state in states if not state.light]
-        assert boarding._doors.free_heavy == sum(max(0, c.replica.seats - len(c.aboard)) for c in heavy)
+        assert pool._doors.free_heavy == sum(max(0, c.replica.seats - len(c.aboard)) for c in heavy)
 
     @invariant()
     def a_closed_replica_is_light_only_for_its_express_streams(self) -> None:
-        boarding = self.machine.boarding["m"]
+        pool = self.machine.pools["p"]
         for name in self.replicas.keys() - self.open:
-            state = boarding.replica_state(name)
+            state = pool.replica_state(name)
             assert state is not None
             assert not state.light or state.express
 
     @invariant()
     def light_seats_are_counted_without_the_empty_ones_of_draining_replicas(self) -> None:
-        boarding = self.machine.boarding["m"]
-        states = {name: state for name in self.replicas if (state := boarding.replica_state(name)) is not None}
+        pool = self.machine.pools["p"]
+        states = {name: state for name in self.replicas if (state := pool.replica_state(name)) is not None}
         light = [state for name, state in states.items() if state.light and name not in self.draining]
         express = sum(sum(states[name].express.values()) for name in self.draining)
-        assert boarding.light_replicas == len(light)
-        assert boarding._doors.light_seats == sum(state.light_seats for state in light) + express
+        assert pool.light_replicas == len(light)
+        assert pool._doors.light_seats == sum(state.light_seats for state in light) + express
 
     @invariant()
     def heavy_replicas_carry_no_express_stream(self) -> None:
-        boarding = self.machine.boarding["m"]
+        pool = self.machine.pools["p"]
         for call_id, name in self.where.items():
             if name is not None and self.tier[call_id] in EXPRESS:
-                state = boarding.replica_state(name)
+                state = pool.replica_state(name)
                 assert state is None or state.light
 
     @invariant()
     def every_call_is_somewhere(self) -> None:
         assert set(self.arrivals) == set(self.where) | set(self.ended)
         assert self.machine.calls == len(self.where)
-        boarding = self.machine.boarding["m"]
+        pool = self.machine.pools["p"]
         present = sum(self.tier[call_id] in EXPRESS for call_id in self.where)
-        assert boarding._reserve.present == present
-        assert boarding.waiting.held == len(self.deadline)
+        assert pool._reserve.present == present
+        assert pool.waiting.held == len(self.deadline)
+        for model, tier in {(self.model[call_id], self.tier[call_id]) for call_id in self.deadline}:
+            held = [one for one in self.deadline if (self.model[one], self.tier[one]) == (model, tier)]
+            in_line = [one for one in held if one not in pool.waiting.returned and one not in self.was_preempted]
+            assert len(in_line) <= OFFERS[model].tiers[tier].max_held
 
 
 TestWalk = pytest.mark.timeout(600 + EXAMPLES // 10)(Walk.TestCase)  # what it finds must have the time to be made small

@@ -223,7 +223,7 @@ async def test_an_engine_that_stands_still_is_found_and_its_calls_are_served_els
         async with asyncio.timeout(10):
             answers = await asyncio.gather(*calls)
         assert [answer.usage.completion_tokens for answer in answers if answer.usage] == [5] * 4
-        assert here.gateway.machine.boarding[MODEL].open_replicas == 1
+        assert here.gateway.machine.pools[MODEL].open_replicas == 1
         stuck.faults = Faults()
         await here.until_up(2)
 
@@ -241,7 +241,7 @@ async def test_a_slow_but_living_engine_is_left_alone() -> None:
     slow = Script(model=MODEL, first_token_s=1.2, step_s=((1, 0.002),))
     async with running(slow) as engine, running_gateway(config_for([engine], stall_s=2.0)) as here:
         await here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=5)
-        assert here.gateway.machine.boarding[MODEL].open_replicas == 1
+        assert here.gateway.machine.pools[MODEL].open_replicas == 1
 
 
 async def test_a_recorded_run_gives_the_same_actions_again(tmp_path: Path) -> None:

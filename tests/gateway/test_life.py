@@ -49,7 +49,7 @@ async def test_a_client_that_leaves_frees_its_seat_and_stops_the_engine(bytes_re
         await leave_after(here, body, bytes_read if streaming else 0)
         await here.until_empty()
         await until_engine_is_idle(engine)
-        assert here.gateway.machine.boarding[MODEL].aboard(engine.url) == 0
+        assert here.gateway.machine.pools[MODEL].aboard(engine.url) == 0
 
 
 async def test_a_client_that_leaves_while_held_never_reaches_an_engine() -> None:
@@ -60,10 +60,10 @@ async def test_a_client_that_leaves_while_held_never_reaches_an_engine() -> None
         for _ in range(5):
             _, writer = await asyncio.open_connection("127.0.0.1", here.port)
             writer.write(post("/v1/chat/completions", LONG))
-            while not here.gateway.machine.boarding[MODEL].waiting.held:
+            while not here.gateway.machine.pools[MODEL].waiting.held:
                 await asyncio.sleep(0.001)
             writer.transport.abort()
-            while here.gateway.machine.boarding[MODEL].waiting.held:
+            while here.gateway.machine.pools[MODEL].waiting.held:
                 await asyncio.sleep(0.001)
         assert b"[DONE]" in await seated
         await here.until_empty()
@@ -83,7 +83,7 @@ async def test_nothing_is_left_of_many_clients_that_come_and_go() -> None:
         async with asyncio.timeout(10):
             while len(asyncio.all_tasks()) > before:
                 await asyncio.sleep(0.01)
-        assert here.gateway.machine.boarding[MODEL].waiting.held == 0
+        assert here.gateway.machine.pools[MODEL].waiting.held == 0
         # Idle connections to the engine are kept for the next call; there are never more of them than seats.
         assert len(os.listdir("/proc/self/fd")) <= sockets + 2 * (4 + 1)
 

@@ -208,10 +208,10 @@ async def test_a_flex_call_makes_way_for_a_fast_one_and_is_served_later() -> Non
         answers = await asyncio.gather(*flex)
         assert [answer.usage.completion_tokens for answer in answers] == [300] * 4
         assert {answer.service_tier for answer in answers} == {"flex"}
-        state = here.gateway.machine.boarding[MODEL].replica_state(engine.url)
+        state = here.gateway.machine.pools[MODEL].replica_state(engine.url)
         assert state is not None
         record = engine.record()
-        assert record["aborted"] == 4 + 1 - state.caps["fast"]  # as many as stood in its way
+        assert record["aborted"] == 4 + 1 - state.caps[80.0]  # as many as stood in its way
         assert record["highest_running"] == 4
 
 

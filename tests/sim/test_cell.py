@@ -63,8 +63,8 @@ def test_a_gateway_dies_and_its_replicas_are_taken_over() -> None:
     cut = [name for name, trip in trips.items() if trip.how == "cut"]
     assert cut == ["c1"]  # the one that was aboard there
     assert all(trip.how == "finished" for name, trip in trips.items() if name not in cut)
-    assert cell.machines[1].boarding["m"].open_replicas == 4
-    assert cell.machines[0].boarding["m"].open_replicas == 0
+    assert cell.machines[1].pools["m"].open_replicas == 4
+    assert cell.machines[0].pools["m"].open_replicas == 0
     assert cell.handed_on > 0  # what comes to it after its return finds no room of its own
 
 

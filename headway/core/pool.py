@@ -1,4 +1,4 @@
-"""Boarding for one model: the express rule, and around it where calls go and which doors are closed.
+"""One pool: replicas with the same weights, and the rule by which the calls of its offers board them.
 
     A replica that carries a stream with a promised floor takes no more streams than that floor allows;
     a stream with a floor boards only a replica that is, and stays, light enough.
@@ -29,7 +29,7 @@ from headway.core.feedback import Feedback
 from headway.core.prefix_affinity import PrefixAffinity
 from headway.core.replicas import ReplicaState, Stream
 from headway.core.reserve import Reserve
-from headway.core.types import EXPRESS, Call, ModelPolicy, Replica, Tier
+from headway.core.types import EXPRESS, Call, Offer, PoolPolicy, Replica, Tier
 from headway.core.waiting import WaitingRoom
 
 AFFINITY_SLACK = 2  # streams more than on the emptiest replica that a call puts up with for a prompt read before
@@ -37,18 +37,22 @@ FLEX_LOOKED_AT = 8  # replicas at most, for flex calls to preempt
 FEEDBACK_STEP = 0.01  # caps follow the measured speed in steps of this size
 
 
-class Boarding:
-    """The seats of one model and the calls that wait for them."""
+class Pool:
+    """The seats of a pool's replicas and the calls that wait for them."""
 
-    def __init__(self, policy: ModelPolicy) -> None:
+    def __init__(self, policy: PoolPolicy, offers: dict[str, Offer]) -> None:
         self.policy = policy
+        self.offers = offers  # by model
         self._doors = Doors(policy.standard_share)
-        self.waiting = WaitingRoom(policy)
-        self.seat_us: dict[Tier, int] = dict.fromkeys(policy.tiers, 0)  # paid by the calls of each tier that have left
+        self.waiting = WaitingRoom(offers)
+        # Paid by the calls of each model and tier that have left.
+        self.seat_us: dict[str, dict[Tier, int]] = {name: dict.fromkeys(one.tiers, 0) for name, one in offers.items()}
         self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that are gone
         self._shut_out: OrderedDict[str, ReplicaState] = OrderedDict()  # were suddenly slow; the first due first
         self._leaving = 0  # flex calls that are being preempted
         self._affinity = PrefixAffinity()
+        promised = [one.tiers[tier].floor_tps for one in offers.values() for tier in one.tiers if tier in EXPRESS]
+        self._floors = sorted(set(promised))
         self._reserve = Reserve(policy.reserve_window_s, policy.reserve_headroom)
 
     # --- replicas ---
@@ -132,11 +136,10 @@ class Boarding:
         replica, slowness = state.replica, state.feedback.slowness
         state.caps_slowness = slowness
         state.caps = {
-            tier: replica.curve.slower(slowness).largest_batch(policy.floor_tps, replica.seats, self.policy.margin)
+            floor_tps: replica.curve.slower(slowness).largest_batch(floor_tps, replica.seats, self.policy.margin)
             if replica.curve is not None and replica.name not in self._shut_out
             else 0
-            for tier, policy in self.policy.tiers.items()
-            if tier in EXPRESS
+            for floor_tps in self._floors
         }
         self._doors.caps_changed(state)
 
@@ -162,8 +165,12 @@ class Boarding:
 
     # --- seats ---
 
-    def room(self, tier: Tier, now: float) -> int:
-        """How many calls of the tier would board at once, as far as can be said without trying: prompts and streams
+    def floor_tps(self, model: str, tier: Tier) -> float:
+        """What the tier promises; 0 for those that promise nothing."""
+        return self.offers[model].tiers[tier].floor_tps if tier in EXPRESS else 0.0
+
+    def room(self, model: str, tier: Tier, now: float) -> int:
+        """How many such calls would board at once, as far as can be said without trying: prompts and streams
         with a stricter floor are not looked at."""
         if self.waiting.is_anyone_held(tier):
             return 0
@@ -172,40 +179,41 @@ class Boarding:
             return self._doors.free_heavy + max(0, self._doors.ready - max(0, reserve))
         room = self._doors.ready
         if self._doors.may_another_be_light and (emptiest := self._doors.emptiest_heavy()) is not None:
-            room += max(0, emptiest.caps[tier] - len(emptiest.aboard))
+            room += max(0, emptiest.caps[self.floor_tps(model, tier)] - len(emptiest.aboard))
         return room
 
     def seat(self, call: Call, avoid: Set[str], now: float) -> str | None:
         """Give the call a seat; None if there is none that it may take."""
-        if call.tier in EXPRESS:
-            state = self._express_seat(call, avoid, now)
+        floor_tps = self.floor_tps(call.model, call.tier)
+        if floor_tps:
+            state = self._express_seat(call, floor_tps, avoid, now)
         else:
             state = self._heavy_seat(call, avoid) or self._ride(call, avoid, now)
         if state is None:
             return None
-        state.board(call, now)
-        if call.tier in EXPRESS:
+        state.board(call, floor_tps, now)
+        if floor_tps:
             self._doors.set_light(state, now, value=True)
         self._doors.place(state, now)
-        self._affinity.note(call.affinity, state.replica.name)
+        self._affinity.note(call, state.replica.name)
         return state.replica.name
 
-    def _express_seat(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
+    def _express_seat(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
         # Best fit: the light replica with the fewest free seats, so that others stay whole; before it, one that carries
         # express streams already and has read such a prompt.
         known = self._known(call, avoid)
-        if known is not None and known.express and known.has_room_for(call, now):
+        if known is not None and known.express and known.has_room_for(call, floor_tps, now):
             return known
         fits = self._doors.light.lowest(avoid)
-        if fits is not None and fits.has_room_for(call, now):
+        if fits is not None and fits.has_room_for(call, floor_tps, now):
             return fits
         # A stricter tier than the light seats are made for needs an emptier one, and so may a long prompt.
         for state in self._doors.light.from_highest(avoid):
-            if state.has_room_for(call, now):
+            if state.has_room_for(call, floor_tps, now):
                 return state
         if self._doors.may_another_be_light:
             emptiest = self._doors.emptiest_heavy(avoid)
-            if emptiest is not None and len(emptiest.aboard) < emptiest.caps[call.tier]:
+            if emptiest is not None and len(emptiest.aboard) < emptiest.caps[floor_tps]:
                 return emptiest
         return None
 
@@ -218,7 +226,7 @@ class Boarding:
 
     def _known(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
         """The open replica where such a call went last."""
-        name = self._affinity.last(call.affinity) if call.affinity else None
+        name = self._affinity.last(call)
         state = self._doors.replicas.get(name) if name is not None and name not in avoid else None
         return state if state is not None and state.open else None
 
@@ -241,7 +249,7 @@ class Boarding:
         self._leaving -= call_id in state.leaving
         stream, seat_us = self._leave(state, call_id, now)
         foreseen_s = state.foreseen_s(stream, now)
-        if stream.tier in EXPRESS and speed_tps and foreseen_s:
+        if stream.floor_tps and speed_tps and foreseen_s:
             self._learn(state, 1.0 / (speed_tps * foreseen_s), now)
         self._doors.place(state, now)
         self.waiting.seat_freed(now)
@@ -249,7 +257,7 @@ class Boarding:
 
     def _leave(self, state: ReplicaState, call_id: str, now: float) -> tuple[Stream, int]:
         stream, seat_us = state.leave(call_id, now)
-        self.seat_us[stream.tier] += seat_us
+        self.seat_us[stream.call.model][stream.call.tier] += seat_us
         return stream, seat_us
 
     @property

@@ -25,10 +25,9 @@ ALLOWED = {
         "headway.errors",
     },
     "headway.price": set(),
-    "headway.toml_lines": set(),
-    "headway.config_problems": {"headway.errors", "headway.toml_lines"},
     "headway.charts": {"headway.errors"},
-    "headway.config": {"headway.core.types", "headway.errors", "headway.config_problems"},
+    # headway.toml: its tables, the checks, and the lines that error messages point to.
+    "headway.config": {"headway.core.types", "headway.errors"},
     "headway.api": {
         "headway.core.types",
         "headway.core.rate_limit",
@@ -68,7 +67,7 @@ ALLOWED = {
     "headway.local": {"headway.errors"},
     # Verdicts are needed wherever a model is compared: by `headway eval`, by the card of a student, by the runs.
     "headway.evals": {
-        "headway.config_problems",
+        "headway.config.checks",
         "headway.errors",
         "headway.core",
         "headway.local.engine_process",

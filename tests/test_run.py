@@ -52,8 +52,8 @@ def test_speculation_is_said_in_vllms_words() -> None:
     [
         ({"method": "draft_model"}, "go together"),
         ({"method": "ngram", "drafter": "x"}, "go together"),
-        ({"method": "ngram", "by_streams": [[5, 1, 4]]}, "must be like"),
-        ({"method": "ngram", "by_streams": [[1, 4, 4], 5]}, "must be like"),
+        ({"method": "ngram", "by_streams": [[5, 1, 4]]}, "must look like"),
+        ({"method": "ngram", "by_streams": [[1, 4, 4], 5]}, "must look like"),
         ({"method": "typical_acceptance"}, "ngram"),  # not the model's own distribution
     ],
 )

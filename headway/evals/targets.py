@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from headway.config_problems import checked
+from headway.config.checks import checked
 from headway.errors import SetupError
 
 Dialect = Literal["openai", "anthropic"]

@@ -132,7 +132,7 @@ def test_what_would_not_load_is_not_written(tmp_path: Path) -> None:
     path.write_text(CONFIG)
     with pytest.raises(SetupError, match="curve"):
         publish(path, "m", Spark("student", "http://127.0.0.1:8002", 16, 40.0), None, load)
-    with pytest.raises(SetupError, match="its student 'm-spark' is no other model"):
+    with pytest.raises(SetupError, match="its student 'm-spark' is not another"):
         publish(path, "m", None, None, load, FirstRung("auto.json", 0.01))
     with pytest.raises(SetupError, match="no model 'x'"):
         publish(path, "x", None, None, load)

@@ -62,7 +62,7 @@ def test_a_lab_and_its_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("input_micro = -1", "greater than or equal to 0"),
         ("output_micr = 3", "unknown setting `targets.output_micr`: did you mean `output_micro`"),
         ("[[targets]]\nname = 'b'", "`targets.url` is missing: Of the endpoint"),
-        ("= 3", "is not TOML"),
+        ("= 3", "not valid TOML"),
     ],
 )
 def test_a_file_of_targets_is_checked(tmp_path: Path, line: str, why: str) -> None:

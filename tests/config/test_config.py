@@ -1,4 +1,4 @@
-"""headway.toml: what is accepted, and that a mistake is answered with its line and its mend."""
+"""headway.toml: what is accepted, and that each problem is reported with its line and a fix."""
 
 from __future__ import annotations
 
@@ -58,24 +58,24 @@ def test_a_good_configuration(tmp_path: Path) -> None:
         ("port = 8080", "prot = 8080", "headway.toml:2: unknown setting `gateway.prot`: did you mean `port`?"),
         ("seats = 8", "seats = 0", "headway.toml:9: models.replicas.seats = 0:"),
         ("seats = 8", 'seats = "8"', "headway.toml:9: models.replicas.seats = '8': Input should be a valid integer"),
-        ('url = "http://127.0.0.1:8002/"', 'url = "127.0.0.1:8002"', 'headway.toml:12: models.replicas.url: must be like'),
-        ('url = "http://127.0.0.1:8002/"', "seats = 3", "headway.toml:11: `models.replicas.url` is missing: Where it listens"),
-        ('name = "large"', 'name = "small"', "headway.toml:1: model 'small' is there 2 times: keep one"),
+        ('url = "http://127.0.0.1:8002/"', 'url = "127.0.0.1:8002"', 'headway.toml:12: models.replicas.url: must look like'),
+        ('url = "http://127.0.0.1:8002/"', "seats = 3", "headway.toml:11: `models.replicas.url` is missing: Base URL of the server"),
+        ('name = "large"', 'name = "small"', "headway.toml:1: model 'small' is configured 2 times: keep one"),
         ("port = 8080", 'host = "0.0.0.0"', "there are no keys: set host = \"127.0.0.1\", add key_hashes"),
         ("port = 8080", 'key_hashes = ["secret"]', "headway.toml:2: gateway.key_hashes = 'secret'"),
         ('name = "standard"', 'name = "warp"', "headway.toml:16: models.tiers.name = 'warp': Input should be 'ultrafast', 'fast', 'standard' or 'flex'"),
-        ('name = "standard"', 'name = "fast"', "tier 'fast' is a promise: say which, as floor_tps = 40.0"),
-        ("max_hold_s = 5.0", "floor_tps = 9.0", "tier 'standard' promises nothing: take floor_tps out"),
-        ("seats = 8", "curve = [[1, 0]]", "headway.toml:9: models.replicas.curve: must be like [[1, 120.0]"),
+        ('name = "standard"', 'name = "fast"', "tier 'fast' needs a floor: set one, for example floor_tps = 40.0"),
+        ("max_hold_s = 5.0", "floor_tps = 9.0", "tier 'standard' cannot have a floor: remove floor_tps"),
+        ("seats = 8", "curve = [[1, 0]]", "headway.toml:9: models.replicas.curve: must look like [[1, 120.0]"),
         ("{ name =", '{ name = "fast", floor_tps = 9.0 }, { name =', "measure one with `headway calibrate URL`"),
-        ("[gateway]", "[gateway", "headway.toml: this is not TOML:"),
+        ("[gateway]", "[gateway", "headway.toml: not valid TOML:"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_answered_with_its_line_and_its_mend(tmp_path: Path, before: str, after: str, said: str) -> None:
+def test_a_problem_is_reported_with_its_line_and_a_fix(tmp_path: Path, before: str, after: str, said: str) -> None:
     assert said in complaint(tmp_path, GOOD.replace(before, after, 1))
 
 
-def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
     assert len(complaint(tmp_path, GOOD.replace("8080", "-1").replace("seats = 8", "seats = -8")).splitlines()) == 2
 
 

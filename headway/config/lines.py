@@ -1,7 +1,7 @@
-"""Which line of a TOML text a setting stands on; the standard library's parser does not say.
+"""Find the line of a setting in a TOML text, which the standard library's parser does not report.
 
-Knows tables, arrays of tables and `key =` at the start of a line, which is how a configuration is written by hand. For
-anything else (inline tables) it answers with the nearest line above that it does know.
+Recognises tables, arrays of tables and `key =` at the start of a line, as people write them. For anything else, such as
+a setting in an inline table, it returns the line of the nearest enclosing setting.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ KEY = re.compile(r"^\s*([A-Za-z0-9_\"'.-]+)\s*=")
 
 
 def line_of(text: str, location: tuple[int | str, ...]) -> int:
-    """The line of the deepest part of `location`, such as ("models", 0, "replicas", 1, "url"), that the text has."""
+    """Return the line of a location such as ("models", 0, "replicas", 1, "url"), or of its deepest part in the text."""
     lines = _lines_by_location(text)
     for length in range(len(location), 0, -1):
         if found := lines.get(tuple(location[:length])):
@@ -23,7 +23,7 @@ def line_of(text: str, location: tuple[int | str, ...]) -> int:
 
 def _lines_by_location(text: str) -> dict[tuple[int | str, ...], int]:
     lines: dict[tuple[int | str, ...], int] = {}
-    count: dict[tuple[int | str, ...], int] = {}  # array of tables -> how many so far
+    count: dict[tuple[int | str, ...], int] = {}  # array of tables -> entries seen so far
     table: tuple[int | str, ...] = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if header := HEADER.match(line):

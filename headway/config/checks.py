@@ -1,4 +1,7 @@
-"""What is wrong with a TOML file, said in one line with its mend: pydantic knows the fault, not what to do."""
+"""Read a TOML file into its tables, and report each problem with its line and a fix.
+
+Pydantic finds the problems; this module adds where they are and what to do about them.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,44 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from headway.config.lines import line_of
+from headway.config.tables import Config
 from headway.errors import SetupError
-from headway.toml_lines import line_of
 
 Location = tuple[int | str, ...]
 Root = TypeVar("Root", bound=BaseModel)
 
 
+def load(path: Path) -> Config:
+    """Read and check headway.toml. Raises SetupError with one line per problem."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        reason = error.strerror or error
+        raise SetupError(f"{path}: {reason}. Create the file, or choose another with --config.") from error
+    return checked(path, text, Config)
+
+
 def checked(path: Path, text: str, root: type[Root]) -> Root:
-    """What the text of this file says; SetupError with one line per problem, each with its place and its mend."""
+    """Parse the text of a TOML file into `root`. Raises SetupError with one line per problem."""
     try:
         return root.model_validate(tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
-        raise SetupError(f"{path}: this is not TOML: {error}") from error
+        raise SetupError(f"{path}: not valid TOML: {error}") from error
     except ValidationError as error:
         problems = [f"{path}:{line_of(text, e['loc'])}: {explain(dict(e), root)}" for e in error.errors()]
         raise SetupError("\n".join(problems)) from error
 
 
 def explain(error: dict[str, Any], root: type[BaseModel]) -> str:
-    """One problem and its mend: which setting, what is wrong, what would be right."""
+    """Describe one problem: which setting, what is wrong, how to fix it."""
     location: Location = error["loc"]
     setting = ".".join(str(part) for part in location if not isinstance(part, int))
     if error["type"] == "extra_forbidden":
         known = list(_table_at(location[:-1], root).model_fields)
         near = difflib.get_close_matches(str(location[-1]), known, n=1)
-        mend = f"did you mean `{near[0]}`?" if near else f"known here: {', '.join(known)}"
-        return f"unknown setting `{setting}`: {mend}"
+        fix = f"did you mean `{near[0]}`?" if near else f"known settings: {', '.join(known)}"
+        return f"unknown setting `{setting}`: {fix}"
     if error["type"] == "missing":
         return f"`{setting}` is missing: {_help(location, root)}"
     what = str(error["msg"]).removeprefix("Value error, ")

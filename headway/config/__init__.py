@@ -1,0 +1,31 @@
+"""headway.toml: its tables, the checks, and the lines that error messages point to."""
+
+from headway.config.checks import load
+from headway.config.tables import (
+    AutoTable,
+    Config,
+    EngineTable,
+    GatewayTable,
+    KeepPromptsTable,
+    LedgerTable,
+    ModelTable,
+    PriceTable,
+    ReplicaTable,
+    SpeculationTable,
+    TierTable,
+)
+
+__all__ = [
+    "AutoTable",
+    "Config",
+    "EngineTable",
+    "GatewayTable",
+    "KeepPromptsTable",
+    "LedgerTable",
+    "ModelTable",
+    "PriceTable",
+    "ReplicaTable",
+    "SpeculationTable",
+    "TierTable",
+    "load",
+]

@@ -1,0 +1,366 @@
+"""The tables of headway.toml: every setting with its default, its bounds and its description.
+
+docs/reference/configuration.md is generated from these fields (`make docs`), and error messages quote their
+descriptions. Rules that concern several settings are the validators below.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+
+from headway.core.types import EXPRESS, Tier
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class GatewayTable(_Table):
+    """Where Headway listens and which requests it accepts."""
+
+    host: str = Field("127.0.0.1", description="Address to listen on. Any address except loopback requires keys.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on. 0 picks a free port.")
+    key_hashes: list[Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]] = Field(
+        [],
+        description='SHA-256 of each accepted key, in hexadecimal: `printf %s "$KEY" | sha256sum`. '
+        "If empty, anyone who can reach the address may send calls.",
+    )
+    max_body_bytes: int = Field(8 * 2**20, ge=1024, le=2**30, description="Maximum size of a request body.")
+    max_connections: int = Field(10_000, ge=1, le=1_000_000, description="Maximum number of open client connections.")
+    probe_interval_s: float = Field(1.0, gt=0, le=60, description="Time between two health checks of a replica.")
+    stall_s: float = Field(
+        30.0,
+        gt=0,
+        le=600,
+        description="A replica that has running calls and makes no progress for this long is taken out of service. "
+        "Must be longer than the engine's longest step, such as a large prompt chunk or the first use of a feature "
+        "that vLLM compiles on demand (log-probabilities on a CPU: 17 s).",
+    )
+    reader_stall_s: float = Field(
+        30.0, gt=0, le=3600, description="A client that does not read its stream for this long is disconnected."
+    )
+    drain_timeout_s: float = Field(
+        300.0, ge=0, le=86_400, description="Time that running streams have to finish after SIGTERM."
+    )
+
+
+class LedgerTable(_Table):
+    """Keys, budgets and billing entries. Without this table nothing is billed."""
+
+    store: Annotated[str, StringConstraints(pattern=r"^(sqlite:///.+|postgres(ql)?://.+)$")] = Field(
+        description="Database for entries and keys: `sqlite:///books.db` for one gateway, "
+        "`postgresql://user@host/name` for several."
+    )
+    spool: str = Field(
+        "spool",
+        description="Directory on a local disk, one per gateway. Entries are written here before an answer ends and "
+        "stay until the store has them.",
+    )
+    spool_bytes: int = Field(
+        2**30,
+        ge=64 * 2**10,
+        le=2**40,
+        description="Maximum size of the spool while the store is unavailable. When it is full, new calls are refused "
+        "with 503.",
+    )
+    key_cache_s: float = Field(
+        3600.0, ge=1, le=7 * 86_400, description="How long cached keys stay valid while the store is unavailable."
+    )
+    secret: str | None = Field(
+        None,
+        description="File with the secret that signs the local copy of the keys and separates tenants in the engines' "
+        "prefix caches. All gateways of an engine must share it. If not set, it is created next to the spool.",
+    )
+
+
+class PriceTable(_Table):
+    """Price of the standard tier, in your currency. Other tiers cost a multiple of it."""
+
+    input: Annotated[float, Field(ge=0, le=1_000_000)] = Field(description="Price per million prompt tokens.")
+    output: Annotated[float, Field(ge=0, le=1_000_000)] = Field(description="Price per million output tokens.")
+    replica_hour: Annotated[float, Field(ge=0, le=1_000_000)] | None = Field(
+        None, description="Your cost of one replica per hour. If set, `headway bill` shows the margin."
+    )
+
+
+class TierTable(_Table):
+    """A speed at which a model is offered."""
+
+    name: Tier = Field(
+        description="`fast` and `ultrafast` serve the same weights with a guaranteed minimum speed, the floor. "
+        "`standard` has no guarantee. `flex` is served last, on seats that no other tier needs."
+    )
+    floor_tps: float | None = Field(
+        None,
+        gt=0,
+        le=100_000,
+        description="Minimum output tokens per second of every stream after its first token. Required for `fast` and "
+        "`ultrafast`, not allowed for other tiers.",
+    )
+    price_multiple: float | None = Field(
+        None, gt=0, le=1000, description="Price as a multiple of standard, shown in `/v1/models`. 1 if not set."
+    )
+    input_tokens_per_minute: int | None = Field(
+        None, ge=1, le=10**12, description="Prompt tokens per minute and key in this tier. No limit if not set."
+    )
+    output_tokens_per_minute: int | None = Field(
+        None, ge=1, le=10**12, description="Output tokens per minute and key in this tier. No limit if not set."
+    )
+    max_hold_s: float = Field(30.0, ge=0, le=3600, description="Maximum time that a call waits for a seat.")
+    max_held: int = Field(
+        1000, ge=0, le=1_000_000, description="Maximum number of waiting calls. Further calls are refused immediately."
+    )
+
+    @model_validator(mode="after")
+    def _floor_where_promised(self) -> TierTable:
+        if self.name in EXPRESS and self.floor_tps is None:
+            raise ValueError(f"tier {self.name!r} needs a floor: set one, for example floor_tps = 40.0")
+        if self.name not in EXPRESS and self.floor_tps is not None:
+            raise ValueError(f"tier {self.name!r} cannot have a floor: remove floor_tps")
+        return self
+
+
+class ReplicaTable(_Table):
+    """One vLLM server."""
+
+    url: str = Field(description="Base URL of the server. Keep it on loopback or a private network.")
+    kind: str = Field("vllm", description="Kind of engine. `vllm` is built in; docs/explanation/extend.md adds others.")
+    seats: int = Field(
+        64, ge=1, le=4096, description="Maximum number of concurrent streams, at most the server's `--max-num-seqs`."
+    )
+    prompt_tps: float | None = Field(
+        None,
+        gt=0,
+        le=10_000_000,
+        description="Prompt tokens read per second, as measured by `headway calibrate`. If set, a call whose prompt "
+        "would push running streams below their floor is sent to another replica.",
+    )
+    curve: list[tuple[int, float]] | None = Field(
+        None,
+        min_length=1,
+        max_length=64,
+        description="Measured speed as `[[streams, tokens per second of each stream], ...]`. Three points are enough: "
+        "`headway calibrate URL` measures them. Without a curve the replica serves no tier with a floor.",
+    )
+
+    @field_validator("curve", mode="before")
+    @classmethod
+    def _points(cls, curve: object) -> object:
+        """Convert TOML arrays to pairs, and integer speeds to floats."""
+        if not isinstance(curve, list):
+            return curve
+        pairs = [(one[0], float(one[1])) for one in curve if isinstance(one, list) and len(one) == 2]
+        if len(pairs) != len(curve) or any(batch < 1 or tps <= 0 for batch, tps in pairs):
+            raise ValueError("must look like [[1, 120.0], [16, 80.0], [64, 37.0]]: streams, tokens per second of each")
+        return pairs
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError('must look like "http://127.0.0.1:8001"')
+        return url.rstrip("/")
+
+
+class SpeculationTable(_Table):
+    """Speculative decoding: the model itself verifies draft tokens, so its output distribution does not change."""
+
+    method: Literal["ngram", "draft_model"] = Field(
+        description="`ngram` drafts tokens from the prompt and the answer so far, `draft_model` with a smaller model."
+    )
+    tokens: int = Field(4, ge=1, le=16, description="Draft tokens per step.")
+    drafter: str | None = Field(
+        None, description="Model for `draft_model`: a directory or a name on the Hugging Face Hub."
+    )
+    by_streams: list[tuple[int, int, int]] | None = Field(
+        None,
+        min_length=1,
+        max_length=16,
+        description="Draft tokens by number of concurrent streams, as `[[from, to, tokens], ...]`. 0 turns drafting "
+        "off: at large batches rejected tokens cost more than accepted ones save.",
+    )
+
+    @field_validator("by_streams", mode="before")
+    @classmethod
+    def _ranges(cls, ranges: object) -> object:
+        """Convert TOML arrays to tuples."""
+        if not isinstance(ranges, list):
+            return ranges
+        rows = [tuple(one) if isinstance(one, list) else () for one in ranges]
+        whole = all(len(one) == 3 and all(isinstance(part, int) for part in one) for one in rows)
+        if not whole or any(not 1 <= one[0] <= one[1] or not 0 <= one[2] <= 16 for one in rows):
+            raise ValueError("must look like [[1, 8, 4], [9, 64, 0]]: from streams, to streams, draft tokens")
+        return rows
+
+    @model_validator(mode="after")
+    def _drafter_where_needed(self) -> SpeculationTable:
+        if (self.method == "draft_model") != (self.drafter is not None):
+            raise ValueError('method = "draft_model" and `drafter` go together: set both or neither')
+        return self
+
+
+class EngineTable(_Table):
+    """How the model's engines are started. `headway engine` prints the commands; Headway does not run them."""
+
+    weights: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = Field(
+        description="Model that vLLM loads: a directory or a name on the Hugging Face Hub."
+    )
+    prompt_chunk: int | None = Field(
+        None,
+        ge=64,
+        le=1_000_000,
+        description="Maximum prompt tokens per step. Lower values give other streams shorter and more frequent pauses "
+        "with the same total (docs/explanation/fast-mode.md). If not set, vLLM decides.",
+    )
+    speculation: SpeculationTable | None = Field(None, description="Speculative decoding. Off by default.")
+
+
+class KeepPromptsTable(_Table):
+    """Keep the prompts of clients, to distill a student. Tell your users. Without this table nothing is kept."""
+
+    file: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = Field(
+        description="File of JSON lines for `headway distill collect`, readable only by the user who runs Headway."
+    )
+    share: float = Field(1.0, gt=0, le=1, description="Random share of the completed calls to keep.")
+    max_mb: int = Field(100, ge=1, le=100_000, description="Maximum size of the file.")
+    keys: list[str] = Field(
+        default_factory=list,
+        max_length=1000,
+        description="Keep only calls of these key ids. If empty, keep the calls of all keys.",
+    )
+
+
+class AutoTable(_Table):
+    """Offer `<model>-auto`: the student answers first, and this model if the student's answer is not trusted."""
+
+    calibration: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = Field(
+        description="File written by `headway auto calibrate`, with the measured mistakes of the student."
+    )
+    student: str | None = Field(None, description="Model that answers first. `<model>-spark` if not set.")
+    budget: float = Field(
+        0.02,
+        gt=0,
+        lt=1,
+        description="Maximum share of calls with an excess mistake: one that the student makes and this model would "
+        "not. Kept with 95 % confidence.",
+    )
+    budgets: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
+        default_factory=dict, max_length=1000, description="Budgets of individual keys, by key id."
+    )
+    audit_share: float = Field(
+        0.1,
+        gt=0,
+        le=1,
+        description="Random share of `-auto` calls to audit: this model answers too, and the answers are compared. "
+        "Audits use `flex` seats if the model offers them and are not billed to the client. While audits raise doubts, "
+        "every call is audited. If too many answers differ, the student is no longer trusted.",
+    )
+
+
+class ModelTable(_Table):
+    """A model that clients can request by name."""
+
+    name: Annotated[str, StringConstraints(min_length=1, max_length=256)] = Field(
+        description="Name that clients request and engines serve (`--served-model-name`)."
+    )
+    tiers: list[TierTable] = Field(
+        default_factory=lambda: [TierTable(name="standard")],
+        min_length=1,
+        description="Speeds at which the model is offered.",
+    )
+    standard_share: float = Field(
+        0.5, ge=0, le=1, description="Share of the replicas that always accepts standard calls."
+    )
+    replicas: list[ReplicaTable] = Field(min_length=1, description="Engines that serve the model.")
+    price: PriceTable | None = Field(None, description="Price of the model. Free if not set.")
+    max_output_tokens: int = Field(
+        4096,
+        ge=1,
+        le=2**20,
+        description="Output limit of calls that set none and whose key has a budget: the maximum cost of a call must "
+        "be known before it is served.",
+    )
+    engine: EngineTable | None = Field(None, description="How the engines are started, for `headway engine`.")
+    keep_prompts: KeepPromptsTable | None = Field(None, description="Keep prompts for distillation. Off by default.")
+    auto: AutoTable | None = Field(
+        None, description="Answer with a student first, within a budget of mistakes. Off by default."
+    )
+
+    @property
+    def auto_name(self) -> str:
+        return f"{self.name}-auto"
+
+    @property
+    def student_name(self) -> str:
+        return (self.auto.student if self.auto is not None else None) or f"{self.name}-spark"
+
+    @model_validator(mode="after")
+    def _tiers_can_be_served(self) -> ModelTable:
+        names = [tier.name for tier in self.tiers]
+        _all_different(names, "tier")
+        if "standard" not in names:
+            raise ValueError(
+                f"model {self.name!r} needs the tier standard: other tiers are priced and measured against it"
+            )
+        express = [name for name in names if name in EXPRESS]
+        if express and not any(replica.curve for replica in self.replicas):
+            raise ValueError(
+                f"model {self.name!r} offers {express[0]!r} but none of its replicas has a curve: "
+                "measure one with `headway calibrate URL` and add the lines it prints"
+            )
+        return self
+
+
+class Config(_Table):
+    """The configuration file of the gateway."""
+
+    gateway: GatewayTable = Field(default_factory=GatewayTable, description="The HTTP endpoint.")
+    ledger: LedgerTable | None = Field(None, description="Keys, budgets and bills. Off by default.")
+    models: list[ModelTable] = Field(min_length=1, description="Models to serve.")
+
+    @model_validator(mode="after")
+    def _keys_beyond_loopback(self) -> Config:
+        host = self.gateway.host
+        if not self.gateway.key_hashes and self.ledger is None and not _is_loopback(host):
+            raise ValueError(
+                f"gateway.host {host!r} can be reached from other machines and there are no keys: "
+                'set host = "127.0.0.1", add key_hashes, or add a [ledger]'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _students_are_here(self) -> Config:
+        names = [model.name for model in self.models]
+        for model in self.models:
+            if model.auto is not None and (model.student_name not in names or model.student_name == model.name):
+                raise ValueError(
+                    f"model {model.name!r} has [models.auto] but its student {model.student_name!r} is not another "
+                    "configured model: add it with `headway distill publish`, or set `student` to a configured model"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _names_and_urls_once(self) -> Config:
+        autos = [model.auto_name for model in self.models if model.auto is not None]
+        _all_different([*autos, *[model.name for model in self.models]], "model")
+        _all_different([replica.url for model in self.models for replica in model.replicas], "replica")
+        return self
+
+
+def _all_different(names: Sequence[str], what: str) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"{what} {name!r} is configured {names.count(name)} times: keep one")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

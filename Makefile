@@ -33,7 +33,7 @@ nightly: setup  ## a million steps of random walks over core (about 8 minutes)
 	HEADWAY_WALKS=17000 $(BIN)/pytest -q tests/core/test_walk.py
 
 docs: setup  ## write the reference pages from the code
-	$(BIN)/python -m headway.reference docs/reference
+	$(BIN)/python -m headway.cli.reference docs/reference
 
 format: setup  ## put the code in order
 	$(BIN)/ruff check --fix .

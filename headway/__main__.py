@@ -1,4 +1,4 @@
-"""`python -m headway` is `headway`."""
+"""`python -m headway` runs `headway`."""
 
 from headway.cli import main
 

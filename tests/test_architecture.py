@@ -14,7 +14,7 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 
-# Who may import whom. A room may always import from itself. `cli`, `run` and `reference` see everything.
+# Who may import whom. A room may always import from itself. `cli` and `run` see everything.
 ALLOWED = {
     "headway.errors": set(),
     "headway.core": {"headway.errors"},
@@ -83,19 +83,9 @@ ALLOWED = {
         "headway.core.curve",
     },
 }
-WIRES = {
-    "headway",
-    "headway.__main__",
-    "headway.cli",
-    "headway.cli_auto",
-    "headway.cli_books",
-    "headway.cli_sim",
-    "headway.cli_distill",
-    "headway.cli_eval",
-    "headway.cli_fleet",
-    "headway.cli_plan",
-    "headway.run",
-    "headway.reference",
+# A command wires the rooms it needs together, so the modules of cli/ may import any room, and no room imports cli/.
+WIRES = {"headway", "headway.__main__", "headway.run"} | {
+    module for module in MODULES if module == "headway.cli" or module.startswith("headway.cli.")
 }
 WHY_ROOMS = (
     "A request goes through the house in one straight line (docs/explanation/architecture.md). "
@@ -195,6 +185,37 @@ def test_own_imports_stand_at_the_top(module: str) -> None:
             assert any(node.lineno == statement.lineno for statement in tree.body if id(statement) in top), (
                 f"{module}:{node.lineno}: an import inside a function hides a cycle. Move the code instead."
             )
+
+
+# Modules that import others by name, each with its reason.
+IMPORTS_BY_NAME = {
+    "headway.cli.entry": "loads the module of a command when it runs; cli/commands.py is the table of names",
+    "headway.evals.inspect_run": "loads what needs inspect_ai, an optional extra, after checking that it is installed",
+}
+# What `headway --version` and `headway --help` import.
+STARTS_WITH = {"headway", "headway.cli", "headway.cli.entry", "headway.cli.commands", "headway.errors"}
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) - set(IMPORTS_BY_NAME)))
+def test_modules_are_not_imported_by_name(module: str) -> None:
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            assert name not in {"import_module", "__import__"}, (
+                f"{module}:{node.lineno}: an import by name hides who needs whom, like an import inside a function. "
+                f"Exceptions: {IMPORTS_BY_NAME}"
+            )
+
+
+def test_the_entry_point_imports_no_command() -> None:
+    found, new = set(), {"headway.cli"}
+    while new:
+        found |= new
+        new = {name for module in new for name, _ in imports_of(MODULES[module]) if name in MODULES} - found
+    assert found | {"headway"} == STARTS_WITH, (
+        "`headway --version` imports more than it needs. A command is loaded by name when it runs (cli/commands.py), "
+        "so that no command waits for the imports of the others."
+    )
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))

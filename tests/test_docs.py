@@ -8,31 +8,19 @@ import tomllib
 from pathlib import Path
 
 import pytest
-import typer
-from typer.main import get_command
 
 from headway import __version__
-from headway.cli import app
+from headway.cli.reference import EXAMPLE, PAGES
 from headway.config import Config
-from headway.reference import EXAMPLE, PAGES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-GROUP = get_command(app)
-COMMANDS = GROUP.commands if isinstance(GROUP, typer.core.TyperGroup) else {}
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_reference_pages_are_what_the_code_says(name: str) -> None:
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert written == PAGES[name](), f"docs/reference/{name} is behind the code: run `make docs`"
-
-
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help_and_an_example(name: str) -> None:
-    command = COMMANDS[name]
-    assert command.help
-    assert (command.epilog or "").startswith("Example: `headway")
 
 
 def test_the_example_configuration_is_valid() -> None:

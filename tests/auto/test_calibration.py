@@ -147,7 +147,7 @@ async def test_the_command_writes_what_the_gateway_reads_and_wants_new_tasks_aft
         (tmp_path / "auto.json.closed").write_text("9 of 20 differ")
         again = await asyncio.to_thread(run, url)
         assert isinstance(again.exception, SetupError)
-        assert "drawn since" in again.exception.message
+        assert "Use newer tasks" in again.exception.message
         write_tasks(tasks, [task(number) for number in range(501, 901)])
         assert (await asyncio.to_thread(run, url)).exit_code == 0
         assert not (tmp_path / "auto.json.closed").exists()

@@ -92,4 +92,4 @@ def test_the_commands_about_money(tmp_path: Path, store_url: str) -> None:
     assert "The books are right." in run("ledger", "verify")
     assert "up to date" in run("ledger", "migrate")
     wrong = CliRunner().invoke(app, ["keys", "create", "--tier", "warp", "--config", str(config)])
-    assert "there is no tier 'warp' here" in str(wrong.exception)
+    assert "there is no tier 'warp' in the configuration" in str(wrong.exception)

@@ -78,7 +78,7 @@ def test_the_command(tmp_path: Path) -> None:
     asked = ["--demand", "2", "--share", "60=0.2", "--prompt-tokens", "500", "--output-tokens", "300"]
     result = CliRunner().invoke(app, [*words, *asked], env={"COLUMNS": "160"})
     assert result.exit_code == 0, (result.output, result.exception)
-    assert "2 calls/s, one replica of a cell dead" in result.output
+    assert "2 calls/s, with one failed replica per cell" in result.output
     assert "measured" in result.output
     for bad in (["--share", "70=0.2"], ["--share", "60=x"], ["--share", "60=2"], ["--floor", "70", "--floor", "80"]):
         wrong = CliRunner().invoke(app, [*words, "--demand", "2", *bad])

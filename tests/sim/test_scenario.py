@@ -135,12 +135,12 @@ def test_the_command(tmp_path: Path) -> None:
     words += ["--gateway-fault", "1:60:30", "--auto", "share=0.5,replicas=1,escalated=0.4"]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "160"})
     assert result.exit_code == 0, (result.output, result.exception)
-    assert "handed on between gateways" in result.output
+    assert "forwarded between gateways" in result.output
     assert "served by the student" in result.output
     for bad in (["--gateway-fault", "0:1:1"], ["--auto", "share=2"], ["--auto", "sharp=1"], ["--auto", "share"]):
         wrong = CliRunner().invoke(app, ["simulate", *bad, "--config", str(config)])
         assert isinstance(wrong.exception, SetupError), bad
     wrong = CliRunner().invoke(app, ["simulate", "--share", "warp=1", "--config", str(config)])
-    assert "must be like fast=0.2" in str(wrong.exception)
+    assert "must look like fast=0.2" in str(wrong.exception)
     wrong = CliRunner().invoke(app, ["simulate", "--fault", "9:1:1", "--config", str(config)])
     assert "replicas are numbered" in str(wrong.exception)

@@ -1,18 +1,19 @@
-"""Writes the reference pages that follow from the code: settings, commands, metrics. `make docs` runs it."""
+"""Generate the reference pages from the code: settings, commands and metrics. `make docs` runs it."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from typer.main import get_command
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from headway.cli import app
+from headway.cli.commands import COMMANDS
+from headway.cli.entry import LoadedCommand, load_command
 from headway.config import (
     AutoTable,
     Config,
@@ -62,12 +63,13 @@ seats = 64
 curve = [[1, 21.8], [8, 17.2], [64, 9.6]]
 """
 HEAD = "| {} | {} | {} |\n|---|---|---|\n"
-WRITTEN_BY = "<!-- Written by `make docs` from the code; tests/test_docs.py compares. -->\n\n"
+WRITTEN_BY = "<!-- Generated from the code by `make docs`. Do not edit. -->\n\n"
 
 
 def configuration_page() -> str:
     parts = [
-        f"# headway.toml\n\n{WRITTEN_BY}{Config.__doc__} `headway check` tells what is wrong with one.\n\n"
+        f"# headway.toml\n\n{WRITTEN_BY}{Config.__doc__} `headway check` points to the line of each "
+        "problem and suggests a fix.\n\n"
         f"```toml\n{EXAMPLE}```\n"
     ]
     for heading, table in TABLES:
@@ -79,7 +81,8 @@ def configuration_page() -> str:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    default = "required" if field.is_required() else f"`{_toml(field.get_default(call_default_factory=True))}`"
+    value = None if field.is_required() else field.get_default(call_default_factory=True)
+    default = "required" if field.is_required() else "" if value is None else f"`{_toml(value)}`"
     meaning = f"{field.description}{_bounds(field)}".replace("|", "\\|")
     return f"| `{name}` | {default} | {meaning} |\n"
 
@@ -102,28 +105,45 @@ def _is_table(field: FieldInfo) -> bool:
 
 
 def commands_page() -> str:
-    command = get_command(app)
-    assert isinstance(command, typer.core.TyperGroup)
     parts = [f"# Commands\n\n{WRITTEN_BY}`headway COMMAND --help` shows the same.\n"]
-    for name, one in _each(command):
-        rows = []
-        for parameter in one.params:
-            label = parameter.opts[0] if parameter.param_type_name == "option" else (parameter.name or "").upper()
-            default = parameter.default if parameter.default not in (None, False) else ""
-            rows.append(
-                f"| `{label}` | {f'`{default}`' if default != '' else ''} | {getattr(parameter, 'help', '')} |\n"
-            )
-        table = "\n| option | default | meaning |\n|---|---|---|\n" + "".join(rows) if rows else ""
-        parts.append(f"## headway {name}\n\n{one.help}\n\n{one.epilog}\n{table}")
+    for panel, infos in groupby(COMMANDS, key=lambda info: info.panel):
+        parts.append(f"## {panel}\n")
+        parts += [_command_section(name, one) for info in infos for name, one in leaves(info.name, load_command(info))]
     return "\n".join(parts)
 
 
-def _each(group: typer.core.TyperGroup, before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, one in group.commands.items():
-        if isinstance(one, typer.core.TyperGroup):
-            yield from _each(one, f"{before}{name} ")
-        else:
-            yield f"{before}{name}", one
+def _command_section(name: str, command: TyperCommand) -> str:
+    rows = [f"| `{_label(one)}` | {_default(one)} | {one.help} |\n" for one in _parameters(command)]
+    table = "\n| option | default | meaning |\n|---|---|---|\n" + "".join(rows) if rows else ""
+    return f"### headway {name}\n\n{command.help}\n\n{command.epilog}\n{table}"
+
+
+def leaves(name: str, command: LoadedCommand) -> Iterator[tuple[str, TyperCommand]]:
+    """Yield a command with its name, or the commands of a group with theirs, such as `keys create`."""
+    if isinstance(command, TyperCommand):
+        yield name, command
+    else:
+        for one, inner in command.commands.items():
+            assert isinstance(inner, TyperCommand | TyperGroup)
+            yield from leaves(f"{name} {one}", inner)
+
+
+def _parameters(command: TyperCommand) -> list[TyperOption | TyperArgument]:
+    return [one for one in command.params if isinstance(one, TyperOption | TyperArgument)]
+
+
+def _label(parameter: TyperOption | TyperArgument) -> str:
+    return parameter.opts[0] if isinstance(parameter, TyperOption) else (parameter.name or "").upper()
+
+
+def _default(parameter: TyperOption | TyperArgument) -> str:
+    if parameter.required:
+        return "required"
+    if isinstance(parameter.show_default, str):
+        return parameter.show_default
+    if isinstance(parameter.default, bool):
+        return "on" if parameter.default else "off"
+    return "" if parameter.default in (None, "") else f"`{parameter.default}`"
 
 
 def metrics_page() -> str:
@@ -131,7 +151,7 @@ def metrics_page() -> str:
         f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} | {family.documentation} |\n"
         for family in Metrics(Machine({}, {}), {}).registry.collect()
     ]
-    head = f"# Metrics\n\n{WRITTEN_BY}`GET /metrics`, in Prometheus' text form.\n\n"
+    head = f"# Metrics\n\n{WRITTEN_BY}`GET /metrics`, in the Prometheus text format.\n\n"
     return head + HEAD.format("metric", "kind", "meaning") + "".join(sorted(rows))
 
 

@@ -75,7 +75,7 @@ def test_what_was_measured_is_used(tmp_path: Path) -> None:
 
 
 def test_what_is_not_known_is_said() -> None:
-    with pytest.raises(SetupError, match=r"no chip 'h999' .* wse-3"):
+    with pytest.raises(SetupError, match=r"no chip 'h999'\. Known: .* wse-3"):
         said("--model", "glm-5", "--chip", "h999")
     with pytest.raises(SetupError, match=r"config\.json"):
         said("--model", "no-such-model")

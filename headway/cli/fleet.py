@@ -1,4 +1,4 @@
-"""The part of `headway plan` that answers a demand: the cheapest fleet whose simulation keeps every promise."""
+"""`headway plan --demand`: find the cheapest fleet whose simulation keeps every promise."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ COLUMNS = ("replica", "seats", "cells x replicas", "chips", "if slow", "$/h", "f
 def demand_of(
     calls_per_s: float, said: list[str], floors: list[float], prompt_tokens: int, answer_tokens: int
 ) -> Demand:
-    """The floors, lowest first, are those of `fast` and `ultrafast`; each has a tenth of the calls unless said."""
+    """Build the demand. The floors, lowest first, are `fast` and `ultrafast`, each with DEFAULT_SHARE unless given."""
     if len(floors) >= len(EXPRESS_BY_FLOOR):
-        raise SetupError("--demand takes two floors at most: that of fast and that of ultrafast.")
+        raise SetupError("--demand takes at most two floors: that of fast and that of ultrafast.")
     shares = dict.fromkeys(floors, DEFAULT_SHARE)
     for one in said:
         floor, _, part = one.partition("=")
@@ -37,9 +37,9 @@ def demand_of(
         except ValueError:
             known = False
         if not known:
-            raise SetupError(f"--share {one}: must be like 100=0.2, of a floor that is given with --floor.")
+            raise SetupError(f"--share {one}: must look like 100=0.2, for a floor given with --floor.")
     if not all(0.0 <= part <= 1.0 for part in shares.values()) or sum(shares.values()) > 1.0:
-        raise SetupError("--share: the parts must be positive and add up to 1 at most.")
+        raise SetupError("--share: the shares must not be negative and must add up to at most 1.")
     names = EXPRESS_BY_FLOOR[len(floors)]
     tiers: dict[Tier, float] = {"standard": 1.0 - sum(shares.values())}
     tiers |= {tier: shares[floor] for tier, floor in zip(names, floors, strict=True)}
@@ -47,7 +47,7 @@ def demand_of(
 
 
 def candidates_of(setups: list[Setup], standard_tps: float) -> list[Candidate]:
-    """Each setup on every number of chips that holds its model."""
+    """Return each setup on every number of chips that fits its model."""
     planned = [planned_replica(replace(setup, chips=chips)) for setup in setups for chips in splits(setup)]
     return [candidate for one in planned if (candidate := candidate_of(one, standard_tps)) is not None]
 
@@ -56,19 +56,19 @@ def show_fleets(console: Console, candidates: list[Candidate], demand: Demand) -
     promises = Promises()
     with ProcessPoolExecutor(2) as pool:
         found = pool.map(smallest_fleet, candidates, repeat(demand), repeat(promises))
-        fleets = list(track(found, "playing fleets", total=len(candidates), console=console, transient=True))
+        fleets = list(track(found, "simulating fleets", total=len(candidates), console=console, transient=True))
     kept = [fleet for fleet in fleets if fleet is not None]
-    table = Table(*COLUMNS, title=f"{demand.calls_per_s:g} calls/s, one replica of a cell dead")
+    table = Table(*COLUMNS, title=f"{demand.calls_per_s:g} calls/s, with one failed replica per cell")
     for fleet in sorted(kept, key=lambda one: (one.price_hour is None, one.price_hour or one.replicas)):
         table.add_row(*_row(fleet))
     console.print(table)
     names = {fleet.candidate.name for fleet in kept}
     for candidate in (one for one in candidates if one.name not in names):
-        console.print(f"{candidate.name}: no number of these keeps the floors.", highlight=False)
+        console.print(f"{candidate.name}: no number of replicas keeps the floors.", highlight=False)
     console.print(
-        f"Played: floors kept {promises.kept:.0%}, downgraded at most {promises.downgraded:.0%}, refused at most "
-        f"{promises.refused:.1%}, standard waits of 99 in 100 at most {promises.wait_p99_s:g} s. "
-        "`if slow`: replicas of a cell if steps are as much slower as in one case of ten.",
+        f"Required in simulation: {promises.kept:.0%} of floors kept, at most {promises.downgraded:.0%} downgraded and "
+        f"{promises.refused:.1%} refused, p99 wait of standard at most {promises.wait_p99_s:g} s. "
+        "`if slow`: replicas per cell if steps are as slow as in the worst tenth of predictions.",
         highlight=False,
         soft_wrap=True,
     )

@@ -1,4 +1,4 @@
-"""`headway plan`: what a model's speeds would take and cost, on chips one does not have yet."""
+"""`headway plan`: predict what the speeds of a model need and cost on chips."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.bench.fares import read_frontier
-from headway.cli_fleet import candidates_of, demand_of, show_fleets
+from headway.cli.fleet import candidates_of, demand_of, show_fleets
 from headway.errors import SetupError
 from headway.plan.answers import CALIBRATED, Band, Offer, band_of, measured_offers, offers_of, quote
 from headway.plan.chips import CHIPS, Chip, Precision, this_cpu
@@ -32,25 +32,28 @@ COLUMNS = ("", "tier", "chips", "streams", "tok/s each", "9 in 10", "$/Mtok", "x
 
 
 def plan(
-    model: Annotated[str, typer.Option(help="A known model, or the path of a config.json.")],
-    chip: Annotated[list[str] | None, typer.Option(help="A chip; may be given again. Else h200 and b200.")] = None,
-    floor: Annotated[list[float] | None, typer.Option(min=0.1, help="A floor in tok/s; may be given again.")] = None,
-    standard: Annotated[float, typer.Option(min=0.1, help="What standard streams must get, in tok/s.")] = 40.0,
-    precision: Annotated[Precision, typer.Option(help="Of the weights.")] = "fp8",
-    engine: Annotated[Engine, typer.Option(help="The engine whose fixed costs count.")] = "vllm",
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Of a call, on average.")] = 1024,
-    output_tokens: Annotated[int, typer.Option(min=1, help="Of a call, on average.")] = 1024,
-    draft: Annotated[int, typer.Option(min=0, max=16, help="Tokens drafted in each step.")] = 0,
-    acceptance: Annotated[float, typer.Option(min=0, max=1, help="Chance that a drafted token is taken.")] = 0.7,
-    student: Annotated[str | None, typer.Option(help="A distilled model, shown beside on SRAM (wse-3).")] = None,
-    speeds: Annotated[bool, typer.Option(help="Also the speed of a stream by batch and number of chips.")] = False,
-    demand: Annotated[float | None, typer.Option(min=0.01, help="Calls per second at the busiest hour.")] = None,
-    share: Annotated[list[str] | None, typer.Option(help="Part of the demand for a floor: 100=0.2")] = None,
-    out: Annotated[Path | None, typer.Option(help="Draw cost against speed, with the bands, in this folder.")] = None,
-    bench: Annotated[Path | None, typer.Option(help="A bench.json: what was measured takes the model's place.")] = None,
-    replica_hour: Annotated[float | None, typer.Option(min=0, help="With --bench: a replica's cost per hour.")] = None,
+    model: Annotated[str, typer.Option(help="Known model, or path of a config.json.")],
+    chip: Annotated[
+        list[str] | None, typer.Option(help="Chip to plan for. Repeat for several.", show_default="h200 and b200")
+    ] = None,
+    floor: Annotated[list[float] | None, typer.Option(min=0.1, help="Floor in tok/s. Repeat for several.")] = None,
+    standard: Annotated[float, typer.Option(min=0.1, help="Minimum speed of standard streams, in tok/s.")] = 40.0,
+    precision: Annotated[Precision, typer.Option(help="Precision of the weights.")] = "fp8",
+    engine: Annotated[Engine, typer.Option(help="Engine, for its overhead per step.")] = "vllm",
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Average prompt tokens of a call.")] = 1024,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Average output tokens of a call.")] = 1024,
+    draft: Annotated[int, typer.Option(min=0, max=16, help="Draft tokens per step.")] = 0,
+    acceptance: Annotated[float, typer.Option(min=0, max=1, help="Acceptance rate of draft tokens.")] = 0.7,
+    student: Annotated[str | None, typer.Option(help="Distilled model to show as well, on SRAM (wse-3).")] = None,
+    speeds: Annotated[bool, typer.Option(help="Also show speeds by batch size and number of chips.")] = False,
+    demand: Annotated[
+        float | None, typer.Option(min=0.01, help="Calls per second at peak. Finds the cheapest fleet.")
+    ] = None,
+    share: Annotated[list[str] | None, typer.Option(help="Share of the demand for a floor, such as 100=0.2.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for a chart of cost and speed with error bands.")] = None,
+    bench: Annotated[Path | None, typer.Option(help="bench.json, to use measurements instead of predictions.")] = None,
+    replica_hour: Annotated[float | None, typer.Option(min=0, help="With --bench: cost of a replica per hour.")] = None,
 ) -> None:
-    """Tokens per second, what fits, cost and price multiples of floors, each with its error band."""
     floors = sorted(floor or [])
     table = Table(*COLUMNS)
     notes: list[str] = []
@@ -70,12 +73,12 @@ def plan(
     console.print(table)
     if speeds and setups:
         console.print(_speed_table(setups + students))
-    notes.append(f"Every seat taken, prompts of {prompt_tokens} and answers of {output_tokens} tokens.")
+    notes.append(f"All seats taken, prompts of {prompt_tokens} and answers of {output_tokens} tokens.")
     for note in dict.fromkeys(notes):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     if out is not None:
         draw([_drawn(setup) for setup in setups if setup.chip.price_hour], f"{model}, {precision}", out)
-        console.print(f"{out / 'plan.svg'} shows it.", highlight=False)
+        console.print(f"The chart is {out / 'plan.svg'}.", highlight=False)
     if demand is not None:
         candidates = candidates_of(setups, standard)
         if bench is not None:
@@ -88,7 +91,7 @@ def _drawn(setup: Setup) -> tuple[str, list[Offer], float, Band]:
 
 
 def _offered(table: Table, setup: Setup, standard: float, floors: list[float]) -> list[str]:
-    """Adds the rows of one model on one kind of chip; returns what must be said of them."""
+    """Add the rows of one model on one kind of chip and return the notes on them."""
     offers, band = offers_of(setup), band_of(setup)
     name = f"{setup.shape.name} on {setup.chip.name}"
     _rows(table, name, offers, setup.chip.price_hour, standard, floors, band)
@@ -99,7 +102,7 @@ def _chip(name: str) -> Chip:
     if name.lower() == THIS_CPU:
         return this_cpu()
     if name.lower() not in CHIPS:
-        raise SetupError(f"there is no chip {name!r} in the table. Known: {', '.join([*CHIPS, THIS_CPU])}.")
+        raise SetupError(f"there is no chip {name!r}. Known: {', '.join([*CHIPS, THIS_CPU])}.")
     return CHIPS[name.lower()]
 
 
@@ -107,7 +110,7 @@ def _rows(
     table: Table, name: str, offers: list[Offer], price_hour: float | None, standard: float, floors: list[float],
     band: Band,
 ) -> None:  # fmt: skip
-    """One for standard, one for each floor."""
+    """Add one row for standard and one for each floor."""
     for floor_tps in (standard, *floors):
         what, title = (f"floor {floor_tps:g}", "") if floor_tps != standard else ("standard", name)
         found = quote(offers, standard, floor_tps, band)
@@ -132,7 +135,7 @@ def _rows(
 
 
 def _speed_table(setups: list[Setup]) -> Table:
-    """Tok/s of a stream by batch, for each number of chips that holds the model; empty where so many do not fit."""
+    """Return the speed of a stream by batch size, for each number of chips that fits the model."""
     table = Table("tok/s of a stream among", *(str(batch) for batch in SHOWN_BATCHES))
     for setup in setups:
         for chips in splits(setup):
@@ -143,7 +146,7 @@ def _speed_table(setups: list[Setup]) -> Table:
 
 
 def _speeds(tps: float, band: Band) -> str:
-    """Predicted seconds are (1 + e) times the real ones, so real speeds are (1 + e) times the predicted."""
+    """Return the band of the real speed: (1 + e) times the predicted one if predicted seconds are too long by e."""
     if band.nine_in_ten is None:
         return "unknown"
     return f"{tps * (1 - band.nine_in_ten):.0f} .. {tps * (1 + band.nine_in_ten):.0f}"
@@ -163,7 +166,7 @@ def _fits(setup: Setup, offers: list[Offer]) -> str:
     holds = f"one chip holds {weights_held(chip, setup.precision, shape):.1f}B of them"
     fewest = fewest_chips(setup)
     if not offers:
-        return f"{weights}; {holds}; it takes {fewest} chips, more than can be linked ({chip.world})."
+        return f"{weights}; {holds}; it needs {fewest} chips, more than can be linked ({chip.world})."
     return f"{weights}; {holds}; it fits on {fewest} chip{'s' if fewest > 1 else ''}."
 
 

@@ -1,4 +1,4 @@
-"""`headway simulate`: the policy of a configuration in virtual time, under a demand one has or fears."""
+"""`headway simulate`: run the policy of a configuration in virtual time under a given demand."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from headway.cli.options import DEFAULT_CONFIG, ConfigPath
 from headway.config import Config, ModelTable, load
 from headway.core.types import Replica, Tier
 from headway.errors import SetupError
@@ -29,35 +30,35 @@ from headway.sim.traces import read_trace
 from headway.sim.workload import FLAT_HOURS, OFFICE_HOURS, Lengths, Recipe, synthesize
 
 console = Console()
-DEFAULT_CONFIG = Path("headway.toml")
 
 
 def simulate(
-    calls_per_s: Annotated[float, typer.Option(min=0.001, help="Mean demand.")] = 10.0,
-    share: Annotated[list[str] | None, typer.Option(help="Part of the calls that ask for a tier: fast=0.2")] = None,
-    hours: Annotated[float, typer.Option(min=0.01, help="How long to play.")] = 1.0,
-    seeds: Annotated[int, typer.Option(min=1, max=15, help="How often, each time with other chance.")] = 5,
-    replicas: Annotated[int | None, typer.Option(min=1, help="Replicas like the first; else as configured.")] = None,
-    clients: Annotated[int, typer.Option(min=1, help="Tenants, a few of which make most calls.")] = 100,
-    day: Annotated[bool, typer.Option(help="Demand follows the hours of a working day.")] = False,
-    prompt_tokens: Annotated[float, typer.Option(min=1, help="Median length of prompts.")] = 1100.0,
-    answer_tokens: Annotated[float, typer.Option(min=1, help="Median length of answers.")] = 150.0,
-    trace: Annotated[Path | None, typer.Option(help="Replay this one: Azure's CSV or Mooncake's .jsonl.")] = None,
-    fault: Annotated[
-        list[str] | None, typer.Option(help="REPLICA:AT_S:LASTS_S dies, with :FACTOR it is so much slower. 0:600:120")
+    calls_per_s: Annotated[float, typer.Option(min=0.001, help="Mean calls per second.")] = 10.0,
+    share: Annotated[list[str] | None, typer.Option(help="Share of the calls for a tier, such as fast=0.2.")] = None,
+    hours: Annotated[float, typer.Option(min=0.01, help="Simulated hours.")] = 1.0,
+    seeds: Annotated[int, typer.Option(min=1, max=15, help="Number of runs, each with its own random seed.")] = 5,
+    replicas: Annotated[
+        int | None, typer.Option(min=1, help="Number of replicas like the first one.", show_default="as configured")
     ] = None,
-    gateways: Annotated[int, typer.Option(min=1, max=1000, help="They share the replicas.")] = 1,
-    summary_s: Annotated[float, typer.Option(min=0.01, help="How old what gateways know of each other may be.")] = 0.5,
-    gateway_fault: Annotated[list[str] | None, typer.Option(help="GATEWAY:AT_S:LASTS_S dies. 0:600:120")] = None,
+    clients: Annotated[int, typer.Option(min=1, help="Number of tenants. A few of them make most calls.")] = 100,
+    day: Annotated[bool, typer.Option(help="Vary the demand over the hours of a working day.")] = False,
+    prompt_tokens: Annotated[float, typer.Option(min=1, help="Median tokens of a prompt.")] = 1100.0,
+    answer_tokens: Annotated[float, typer.Option(min=1, help="Median tokens of an answer.")] = 150.0,
+    trace: Annotated[Path | None, typer.Option(help="Trace to replay: Azure's CSV or Mooncake's .jsonl.")] = None,
+    fault: Annotated[
+        list[str] | None, typer.Option(help="REPLICA:AT_S:LASTS_S, such as 0:600:120. With :FACTOR it is only slower.")
+    ] = None,
+    gateways: Annotated[int, typer.Option(min=1, max=1000, help="Number of gateways that share the replicas.")] = 1,
+    summary_s: Annotated[float, typer.Option(min=0.01, help="Seconds between the gateways' summaries.")] = 0.5,
+    gateway_fault: Annotated[list[str] | None, typer.Option(help="GATEWAY:AT_S:LASTS_S, such as 0:600:120.")] = None,
     auto: Annotated[
         str | None,
-        typer.Option(help="Standard calls that a student serves first. share=0.5,replicas=2,faster=5,escalated=0.3"),
+        typer.Option(help="Student that answers standard calls first: share=0.5,replicas=2,faster=5,escalated=0.3."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="Which of the configured models.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Write a picture over time and a CSV here.")] = None,
-    config: Annotated[Path, typer.Option("--config", "-c", help="The configuration file.")] = DEFAULT_CONFIG,
+    model: Annotated[str | None, typer.Option(help="Model to simulate.", show_default="the first one")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for a chart over time and a CSV file.")] = None,
+    config: ConfigPath = DEFAULT_CONFIG,
 ) -> None:
-    """What the policy that serves would do: floors kept, waits, refusals, money and margin, by tier."""
     table = _model(load(config), model)
     fleet = _fleet(table, replicas)
     recipe = Recipe(
@@ -88,7 +89,7 @@ def simulate(
         out.mkdir(parents=True, exist_ok=True)
         (out / "simulation.csv").write_text(as_csv(outcomes), encoding="utf-8")
         draw(outcomes[0].moments, f"{table.name}, {len(fleet)} replicas", out)
-        console.print(f"{out / 'simulation.svg'} and simulation.csv show it.", highlight=False)
+        console.print(f"Wrote {out / 'simulation.svg'} and {out / 'simulation.csv'}.", highlight=False)
 
 
 def _faults(replicas: list[str], fleet: list[Replica], dying: list[str], gateways: int) -> tuple[AnyFault, ...]:
@@ -112,7 +113,7 @@ def _show(outcomes: list[Outcome], title: str) -> None:
         console.print("auto calls:", "; ".join(figures), highlight=False)
     if any(outcome.handed_on for outcome in outcomes):
         handed_on = figure([outcome.handed_on / outcome.calls for outcome in outcomes])
-        console.print(f"handed on between gateways: {handed_on:.1%} of the calls", highlight=False)
+        console.print(f"forwarded between gateways: {handed_on:.1%} of the calls", highlight=False)
     for name, one in money(outcomes).items():
         console.print(f"{name}: {format(one, '.1%' if 'of' in name else ',.2f')}", highlight=False)
 
@@ -125,9 +126,11 @@ def _model(settings: Config, name: str | None) -> ModelTable:
     for table in settings.models:
         if name is None or table.name == name:
             if any(replica.curve is None for replica in table.replicas):
-                raise SetupError(f"a replica of {table.name} has no curve: measure it with `headway bench`.")
+                raise SetupError(f"a replica of {table.name} has no curve: measure one with `headway bench`.")
             return table
-    raise SetupError(f"there is no model {name!r} here. Known: {', '.join(one.name for one in settings.models)}.")
+    raise SetupError(
+        f"there is no model {name!r} in the configuration. Known: {', '.join(one.name for one in settings.models)}."
+    )
 
 
 def _fleet(table: ModelTable, count: int | None) -> list[Replica]:
@@ -147,7 +150,7 @@ def _shares(said: list[str], table: ModelTable) -> dict[Tier, float]:
         except ValueError:
             known = None
         if known is None:
-            raise SetupError(f"--share {one}: must be like fast=0.2, of the tiers {', '.join(offered)}.")
+            raise SetupError(f"--share {one}: must look like fast=0.2, with one of the tiers {', '.join(offered)}.")
     if sum(shares.values()) > 1.0 or min(shares.values(), default=0.0) < 0.0:
-        raise SetupError("--share: the parts must be positive and add up to 1 at most.")
+        raise SetupError("--share: the shares must not be negative and must add up to at most 1.")
     return {"standard": 1.0 - sum(shares.values()), **shares} if "standard" not in shares else shares

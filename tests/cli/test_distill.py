@@ -29,7 +29,7 @@ def test_collect_says_what_it_takes_and_asks_before_it_starts(server: Server, tm
     url = f"http://127.0.0.1:{server.server_port}"
     ask = ("collect", prompts, "--model", "m", "--url", url, "--out", out, "--max-tokens", 100, "--output-price", 5000)
     output = run(*ask, said="n\n")
-    assert "2 calls to make (0 answered already, 1 doubles left out)" in output
+    assert "2 calls to make (0 answered already, 1 duplicates skipped)" in output
     assert "at most 200 output tokens, at most 1.00 at the prices given" in output
     assert not server.asked
     assert "2 answers, 14 + 6 tokens" in run(*ask, "--yes")
@@ -55,12 +55,12 @@ def test_publish_makes_the_spark_model(tmp_path: Path, monkeypatch: pytest.Monke
     output = run("publish", "student", "--model", "m", "--url", url, "--floor", 40, "--bench", "bench.json")
     assert "m-spark is served by http://127.0.0.1:8002 with a floor of 40 tok/s" in output
     assert load(Path("headway.toml")).models[1].replicas[0].curve == [(1, 90.0), (2, 45.0), (4, 22.5)]
-    assert "2 tokens ahead" in run("publish", "student", "--model", "m", "--acceptance", "0.8,0.7,0.1")
+    assert "2 draft tokens" in run("publish", "student", "--model", "m", "--acceptance", "0.8,0.7,0.1")
     full = load(Path("headway.toml")).models[0]
     assert full.engine is not None
     assert full.engine.speculation is not None
     assert "guesses nothing ahead" in run("publish", "student", "--model", "m", "--acceptance", "0.1")
-    with pytest.raises(SetupError, match="must be like"):
+    with pytest.raises(SetupError, match="must look like"):
         run("publish", "student", "--model", "m", "--acceptance", "2")
     with pytest.raises(SetupError, match="Nothing to publish"):
         run("publish", "student", "--model", "m")
@@ -77,5 +77,5 @@ def test_the_card_is_written_from_results(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
-    with pytest.raises(SetupError, match="is there already"):
+    with pytest.raises(SetupError, match="already exists"):
         run("quantise", tmp_path, "--out", tmp_path)

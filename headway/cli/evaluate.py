@@ -1,4 +1,4 @@
-"""`headway eval`: the same tasks through several speeds, and when to use which."""
+"""`headway eval`: send the same tasks to several speeds and recommend when to use which."""
 
 from __future__ import annotations
 
@@ -23,25 +23,34 @@ console = Console()
 
 
 def evaluate(
-    tasks: Annotated[str, typer.Argument(help="A .jsonl file, `bfcl` or `bfcl:multiple`, or an Inspect task.")],
+    tasks: Annotated[str, typer.Argument(help="A .jsonl file, `bfcl`, `bfcl:multiple`, or an Inspect task.")],
     target: Annotated[
         list[str] | None,
-        typer.Option(help="standard, fast, spark, auto, ..; may be given again. Else all that are offered but flex."),
+        typer.Option(
+            help="Speed to measure: standard, fast, spark, auto, ... Repeat for several.",
+            show_default="all except flex",
+        ),
     ] = None,
-    targets: Annotated[Path | None, typer.Option(help="A TOML file with other endpoints to hold beside.")] = None,
-    fix_minutes: Annotated[float, typer.Option(min=0, max=10_000, help="To find and fix one mistake.")] = 5.0,
-    url: Annotated[str | None, typer.Option(help="Headway; http://127.0.0.1:8000, or none with --targets.")] = None,
-    model: Annotated[str | None, typer.Option(help="The full model's name, where it serves several.")] = None,
-    baseline: Annotated[str | None, typer.Option(help="What others are held against; else standard.")] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many tasks, the first ones.")] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of an answer.")] = 1024,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="Of Headway's tiers.")] = 0.0,
-    timeout_s: Annotated[float, typer.Option(min=0.1, max=86_400, help="Longer answers count as none.")] = 120.0,
-    at_once: Annotated[int, typer.Option(min=1, max=64, help="Calls under way; more than one makes each slower.")] = 1,
+    targets: Annotated[Path | None, typer.Option(help="TOML file with other endpoints to compare.")] = None,
+    fix_minutes: Annotated[float, typer.Option(min=0, max=10_000, help="Minutes to find and fix one mistake.")] = 5.0,
+    url: Annotated[
+        str | None,
+        typer.Option(help="URL of Headway.", show_default="http://127.0.0.1:8000, or only the targets of --targets"),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="Name of the full model. Required if Headway serves several.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Target that others are compared with.", show_default="standard")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use only the first N tasks.", show_default="all")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, max=1_000_000, help="Maximum tokens of an answer.")] = 1024,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Sampling temperature of Headway's tiers.")] = 0.0,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=86_400, help="Time limit of an answer, in seconds.")] = 120.0,
+    at_once: Annotated[int, typer.Option(min=1, max=64, help="Concurrent calls. More than one slows each.")] = 1,
     run_commands: Annotated[bool, typer.Option(help="Allow tasks that check answers with a command.")] = False,
-    out: Annotated[Path, typer.Option(help="The folder for the page, the results and Inspect's logs.")] = Path("eval"),
+    out: Annotated[Path, typer.Option(help="Folder for the report, the results and Inspect's logs.")] = Path("eval"),
 ) -> None:
-    """Count the mistakes of each speed on your own tasks, and say when to use which."""
     require_inspect()
     require_pictures()
     task_set = find_tasks(tasks, run_commands)
@@ -57,7 +66,9 @@ def evaluate(
         console.print(words.reason(verdict, full), markup=False, highlight=False)
     _say_what_failed(runs)
     page = write_page(asked, runs, verdicts, out)
-    console.print(f"{page} shows it. Every answer: inspect view --log-dir {settings.log_dir}", highlight=False)
+    console.print(
+        f"The report is {page}. To see every answer: inspect view --log-dir {settings.log_dir}", highlight=False
+    )
 
 
 def _targets(
@@ -73,12 +84,12 @@ def _targets(
 def _baseline(targets: list[Target], named: str | None) -> str:
     names = [target.name for target in targets]
     if named is not None and named not in names:
-        raise SetupError(f"--baseline {named}: is none of the targets, which are {', '.join(names)}.")
+        raise SetupError(f"--baseline {named}: must be one of the targets: {', '.join(names)}.")
     return named or (STANDARD if STANDARD in names else names[0])
 
 
 def _run_all(task_set: TaskSet, targets: list[Target], full: str, settings: Settings) -> list[Run]:
-    """The full model last in each round: what engines then remember of a prompt speaks for it, not for the others."""
+    """Ask the full model last in each round, so that prefix caches favour it and not the faster targets."""
     in_order = [*(one for one in targets[::-1] if one.name != full), *(one for one in targets if one.name == full)]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:

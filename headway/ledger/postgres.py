@@ -5,15 +5,13 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headway.errors import SetupError
 from headway.ledger.store import Cursor, Store, StoreAway
 
-try:
+if TYPE_CHECKING:
     import psycopg
-except ImportError:  # the extra `postgres` is not installed
-    psycopg = None  # type: ignore[assignment]
 
 CONNECT_S = 5
 OPTIONS = "-c statement_timeout=20000 -c lock_timeout=10000"
@@ -21,8 +19,11 @@ OPTIONS = "-c statement_timeout=20000 -c lock_timeout=10000"
 
 class PostgresStore(Store):
     def __init__(self, url: str) -> None:
-        if psycopg is None:
-            raise SetupError("PostgreSQL needs its driver: pip install 'headway[postgres]'")
+        try:
+            import psycopg  # here, because it would add a fifth to the start of gateways that do not need it
+        except ImportError as error:
+            raise SetupError("PostgreSQL needs its driver: pip install 'headway[postgres]'") from error
+        self._connection_errors = (psycopg.OperationalError, psycopg.InterfaceError)
         try:
             self._db = psycopg.connect(
                 url,
@@ -44,7 +45,7 @@ class PostgresStore(Store):
                 if lock is not None:
                     cursor.execute("SELECT pg_advisory_xact_lock(%s)", (zlib.crc32(lock.encode()),))
                 yield _QuestionMarks(cursor)
-        except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        except self._connection_errors as error:
             raise StoreAway(str(error)) from error
 
     def rows(self, sql: str, values: Sequence[Any]) -> Iterator[Any]:

@@ -70,6 +70,13 @@ def test_check_loads_only_the_configuration(tmp_path: Path) -> None:
     assert loaded & HEAVY == {"pydantic"}
 
 
+def test_serve_loads_only_what_serving_needs() -> None:
+    """What it loads decides how long a gateway takes to accept its first call."""
+    loaded = loaded_by("serve", "--help")
+    serving = {"asyncio", "uvloop", "uvicorn", "httptools", "pydantic", "msgspec", "prometheus_client", "sqlite3"}
+    assert loaded & HEAVY <= serving | {"multiprocessing"}  # which uvicorn imports
+
+
 def test_the_help_of_one_command_loads_that_command_only() -> None:
     loaded = {name for name in loaded_by("mock-engine", "--help") if name.startswith("headway.cli.")}
     assert loaded == {"headway.cli.entry", "headway.cli.commands", "headway.cli.mock_engine"}

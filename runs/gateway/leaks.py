@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 import asyncio
-import collections
+import contextlib
 import json
 import os
 import random
 import resource
 import sys
+import time
 import urllib.request
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 import uvloop
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from headway.config import Config
 from headway.local.engine_process import free_port
 from headway.run import make_auto, make_gateway, make_gateway_server
 from runs.measure.streams import chat_request, scripted
+from runs.measure.verdict import Bar, Verdict, at_most, finish, none_of
 
 console = Console(width=110)
 MODEL = "m"
 SEATS = 16
 AT_ONCE = 48  # three times the seats, so that many leave while they are held
 SEED = 7
+# The prober asks for the engine's metrics every second, always over the connection that was used last. The others are
+# closed by the engine when they have been idle for 5 s.
+PROBERS = 1
+GIVE_UP_S = 60.0
+LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 
 # Where a client leaves, and how often: before the answer begins, in its head, in the middle, or not at all.
 POINTS = {"before the first byte": 4, "after some bytes": 4, "in the middle of a token": 1, "at the end": 1}
@@ -52,8 +62,27 @@ async def come_and_go(port: int, chance: random.Random, request: bytes) -> str:
     return point
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+@dataclass(frozen=True)
+class Sockets:
+    """The open files of this process, in which gateway and clients run."""
+
+    to_engine: int
+    with_clients: int  # both ends
+    others: int
+
+
+def open_files(engine_port: int, port: int) -> Sockets:
+    ports = {}  # of each TCP socket: local and remote
+    for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[3] != LISTENS:
+            ports[f"socket:[{fields[9]}]"] = [int(address.split(":")[1], 16) for address in fields[1:3]]
+    counts: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing is gone by now
+            pair = ports.get(os.readlink(f"/proc/self/fd/{name}"), [])
+            counts["engine" if engine_port in pair else "clients" if port in pair else "others"] += 1
+    return Sockets(counts["engine"], counts["clients"], counts["others"])
 
 
 def engine_record(url: str) -> dict[str, int]:
@@ -63,7 +92,38 @@ def engine_record(url: str) -> dict[str, int]:
         return record
 
 
-async def measure(cycles: int, engine_url: str) -> bool:
+@dataclass(frozen=True)
+class Figures:
+    """What is left when all clients are gone."""
+
+    clients: int
+    calls_in_core: int
+    seats_taken: int
+    calls_held: int
+    on_engine: int
+    tasks_more: int  # than before
+    files_more: int  # than before, sockets to engine and clients apart
+    sockets: Sockets
+
+
+def verdict(figures: Figures) -> Verdict:
+    bars = (
+        Bar("clients came and went", f"{figures.clients:,}", ">= 1", figures.clients > 0),
+        none_of("calls in core", figures.calls_in_core),
+        none_of("seats taken", figures.seats_taken),
+        none_of("calls held", figures.calls_held),
+        none_of("requests on the engine", figures.on_engine),
+        at_most("tasks more than before", figures.tasks_more, 0, ".0f"),
+        none_of("connections with clients", figures.sockets.with_clients),
+        at_most("connections to the engine: the prober's", figures.sockets.to_engine, PROBERS, ".0f"),
+        at_most("other files more than before", figures.files_more, 0, ".0f"),
+    )
+    is_clean = all(bar.holds for bar in bars)
+    return Verdict(f"{figures.clients:,} clients came and went: {'nothing' if is_clean else 'SOMETHING'} is left", bars)
+
+
+async def measure(cycles: int, engine_port: int) -> Figures:
+    engine_url = f"http://127.0.0.1:{engine_port}"
     config = Config.model_validate(
         {"gateway": {"port": 0}, "models": [{"name": MODEL, "replicas": [{"url": engine_url, "seats": SEATS}]}]}
     )
@@ -77,62 +137,70 @@ async def measure(cycles: int, engine_url: str) -> bool:
     pool = gateway.machine.pools[MODEL]
     while not pool.open_replicas:
         await asyncio.sleep(0.01)
-    chance = random.Random(SEED)
-    request = chat_request(MODEL, 40)
+    chance, request = random.Random(SEED), chat_request(MODEL, 40)
+
+    async def left_now(clients: int, tasks: int = 0, files: int = 0) -> Figures:
+        record = await asyncio.to_thread(engine_record, engine_url)
+        sockets = open_files(engine_port, port)
+        return Figures(
+            clients,
+            gateway.machine.calls,
+            pool.aboard(engine_url),
+            pool.waiting.held,
+            record["running"] + record["waiting"],
+            len(asyncio.all_tasks()) - tasks,
+            sockets.others - files,
+            sockets,
+        )
+
     await asyncio.gather(*[come_and_go(port, chance, request) for _ in range(AT_ONCE)])  # warm
-    await settle(engine_url)
-    tasks, files, memory = len(asyncio.all_tasks()), open_files(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    left: collections.Counter[str] = collections.Counter()
+    before = await quiet(lambda: left_now(AT_ONCE), lambda one: not (one.calls_in_core or one.sockets.with_clients))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    left = await many(cycles, lambda: come_and_go(port, chance, request))
+    clients = sum(left.values())
+    after = await quiet(lambda: left_now(clients, before.tasks_more, before.files_more), lambda one: verdict(one).ok)
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
+    console.print("clients left: " + ", ".join(f"{count:,} {point}" for point, count in left.most_common()))
+    # A seat is given to the next call as soon as its client is gone; the engine notices a moment later.
+    highest = (await asyncio.to_thread(engine_record, engine_url))["highest_running"]
+    console.print(f"most requests the engine had at once: {highest}, with {SEATS} seats")
+    console.print(f"highest memory grew by {grown:.1f} MiB; seed {SEED}")
+    server.should_exit = True
+    await serving
+    await gateway.stop()
+    return after
+
+
+async def many(cycles: int, one: Callable[[], Awaitable[str]]) -> Counter[str]:
+    """That many clients, AT_ONCE of them at a time; counts where they left."""
+    left: Counter[str] = Counter()
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("clients", total=cycles)
 
         async def keep_coming(count: int) -> None:
             for _ in range(count):
-                left[await come_and_go(port, chance, request)] += 1
+                left[await one()] += 1
                 progress.advance(bar)
 
         await asyncio.gather(*[keep_coming(cycles // AT_ONCE) for _ in range(AT_ONCE)])
-    record = await settle(engine_url)
-    await asyncio.sleep(6)  # idle connections to the engine are closed by it after 5 s
-    rows = [
-        ("calls in core", gateway.machine.calls, 0),
-        ("seats taken", pool.aboard(engine_url), 0),
-        ("calls held", pool.waiting.held, 0),
-        ("requests on the engine", record["running"] + record["waiting"], 0),
-        ("tasks more than before", len(asyncio.all_tasks()) - tasks, 0),
-        ("sockets and files more than before", open_files() - files, 0),
-    ]
-    table = Table("what is left", "measured", "at most")
-    for name, value, most in rows:
-        table.add_row(name, str(value), str(most))
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
-    console.print(table)
-    console.print("clients left: " + ", ".join(f"{count:,} {point}" for point, count in left.most_common()))
-    # A seat is given on as soon as its client is gone; the engine learns of that a moment later.
-    console.print(f"most requests the engine had at once: {record['highest_running']}, with {SEATS} seats")
-    console.print(f"highest memory grew by {grown:.1f} MiB; seed {SEED}")
-    server.should_exit = True
-    await serving
-    await gateway.stop()
-    holds = all(value <= most for _, value, most in rows)
-    console.print(f"{sum(left.values()):,} clients came and went: {'nothing' if holds else 'SOMETHING'} is left")
-    return holds
+    return left
 
 
-async def settle(engine_url: str) -> dict[str, int]:
-    """Wait until gateway and engine say they are idle, for at most 10 s."""
-    for _ in range(200):
-        record = await asyncio.to_thread(engine_record, engine_url)
-        if not record["running"] and not record["waiting"]:
-            break
-        await asyncio.sleep(0.05)
-    return record
+async def quiet(look: Callable[[], Awaitable[Figures]], is_quiet: Callable[[Figures], bool]) -> Figures:
+    """Look until everything is quiet. What is still there after GIVE_UP_S has leaked, however slow the machine is."""
+    deadline = time.monotonic() + GIVE_UP_S
+    while True:
+        figures = await look()
+        if is_quiet(figures) or time.monotonic() > deadline:
+            return figures
+        await asyncio.sleep(0.1)
 
 
 def main(cycles: int) -> int:
     port = free_port()
     with scripted(port, model=MODEL, first_token_ms=10, step_ms="1:2", seats=64):
-        return 0 if uvloop.run(measure(cycles, f"http://127.0.0.1:{port}")) else 1
+        figures = uvloop.run(measure(cycles, port))
+    return finish(console, verdict(figures))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -15,6 +16,7 @@ from headway.bench.sweep import Plan, Sweep, sweep, write
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 from headway.local.guard import group_members
+from runs.measure.verdict import Bar, Verdict, at_most, finish
 
 console = Console(width=130)
 SEATS, PROMPT_TOKENS, OUTPUT_TOKENS = 64, 32, 64
@@ -54,17 +56,28 @@ def measure(repeats: int) -> Sweep:
         return uvloop.run(sweep(process.url, MODEL_NAME, Plan(SEATS, PROMPT_TOKENS, OUTPUT_TOKENS, repeats), show))
 
 
+@dataclass(frozen=True)
+class Figures:
+    held_out: int  # points that the curve did not see
+    mape: float | None  # on these; None if there are none
+
+
+def verdict(figures: Figures) -> Verdict:
+    if figures.mape is None or not figures.held_out:
+        return Verdict("no point was held out", (Bar("points held out", "0", ">= 1", holds=False),))
+    figure = f"MAPE on the {figures.held_out} points held out: {figures.mape:.1%} (bar {BAR:.0%}, goal {GOAL:.1%})"
+    return Verdict(figure, (at_most("MAPE on the points held out", figures.mape, BAR, ".1%"),))
+
+
 def main(repeats: int) -> int:
     found = measure(repeats)
     write(found, FOLDER)
     write_report(found, FOLDER)
     console.print(frontier_table(found))
     fit = found.fit()
-    assert fit.mape is not None  # a full sweep holds points out
     through = ", ".join(map(str, fit.through))
     console.print(f"{FOLDER}/report.html shows it; the curve goes through {through} streams")
-    console.print(f"MAPE on the {len(fit.held_out)} points held out: {fit.mape:.1%} (bar {BAR:.0%}, goal {GOAL:.1%})")
-    return 0 if fit.mape <= BAR else 1
+    return finish(console, verdict(Figures(len(fit.held_out), fit.mape)))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from rich.table import Table
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 from runs.measure.token_times import TimedStream, chat, timed_call
+from runs.measure.verdict import Verdict, at_least, at_most, finish
 
 console = Console(width=150)
 SEATS, CORE = 32, 1  # vLLM wants at least as many tokens in a step as seats
@@ -28,7 +29,11 @@ PAUSE_S = 1.2  # an engine's processes spin for a second after their last work, 
 # The most tokens in one step, which is what cuts a prompt into chunks. A fourth engine would need 20 GB in all.
 CHUNKS = (2048, 512, 128)
 # By name: the lengths of the prompts sent one after the other during one turn. 2,000 and both streams fit in 2,048.
-PROMPTS = {"none": [], "5 x 200": [200] * 5, "1 x 2000": [2000]}
+SHORT, LONG = "5 x 200", "1 x 2000"
+PROMPTS = {"none": [], SHORT: [200] * 5, LONG: [2000]}
+# By chunk size, beside the largest one: the most that the p99 gap and the prompt's own first token may be.
+LIMITS = {512: (0.6, 1.2), 128: (0.25, 1.4)}
+MIN_DELAY, MIN_SHORT_DELAY = 0.5, 0.4
 ORDINARY_TOKENS = range(100, 49_000)  # of the model's vocabulary, the special ones left out
 
 
@@ -167,14 +172,52 @@ def prompts_table(results: Results) -> Table:
     return table
 
 
-def figure(results: Results) -> str:
-    parts = []
-    for chunk in CHUNKS:
-        delay = statistics.median(delays_s(results, chunk, "1 x 2000"))
-        speed = statistics.median(slowdowns(results, chunk, "1 x 2000"))
-        gap = percentile(results[chunk, "1 x 2000"].gaps_ms(), 0.99)
-        parts.append(f"chunk {chunk}: {delay:.2f} s, p99 gap {gap:.0f} ms, speed x {speed:.2f}")
-    return "delay of each stream aboard per 1,000 prompt tokens; 96 tokens beside 2,000: " + "; ".join(parts)
+@dataclass(frozen=True)
+class Row:
+    """One chunk size, medians of rounds."""
+
+    gap_p99_ms: float  # beside one prompt of 2,000
+    speed: float  # ÷ without prompts
+    delay_s: float  # of a stream, per 1,000 tokens of one prompt of 2,000
+    short_delay_s: float  # the same beside five prompts of 200
+    first_token_s: float  # of the prompt of 2,000 itself
+
+
+Figures = dict[int, Row]  # by chunk size
+
+
+def figures_of(results: Results) -> Figures:
+    return {
+        chunk: Row(
+            percentile(results[chunk, LONG].gaps_ms(), 0.99),
+            statistics.median(slowdowns(results, chunk, LONG)),
+            statistics.median(delays_s(results, chunk, LONG)),
+            statistics.median(delays_s(results, chunk, SHORT)),
+            statistics.median(results[chunk, LONG].first_tokens_s()),
+        )
+        for chunk in CHUNKS
+    }
+
+
+def verdict(figures: Figures) -> Verdict:
+    """What docs/explanation/fast-mode.md says: small chunks mend the gaps, not the sum, and cost the prompt little."""
+    whole, bars = figures[CHUNKS[0]], []
+    for chunk, (max_gap, max_first) in LIMITS.items():
+        row = figures[chunk]
+        beside = f"chunk {chunk} ÷ {CHUNKS[0]}"
+        bars += [
+            at_most(f"p99 gap, {beside}", row.gap_p99_ms / whole.gap_p99_ms, max_gap),
+            at_least(f"delay of a stream, {beside}", row.delay_s / whole.delay_s, MIN_DELAY),
+            at_most(f"first token of the prompt, {beside}", row.first_token_s / whole.first_token_s, max_first),
+        ]
+    short = statistics.median(row.short_delay_s / row.delay_s for row in figures.values())
+    bars.append(at_least("delay beside five short prompts ÷ one long, per token", short, MIN_SHORT_DELAY))
+    parts = [
+        f"chunk {chunk}: {row.delay_s:.2f} s, p99 gap {row.gap_p99_ms:.0f} ms, speed x {row.speed:.2f}"
+        for chunk, row in figures.items()
+    ]
+    figure = f"delay of each stream aboard per 1,000 prompt tokens; 96 tokens beside 2,000: {'; '.join(parts)}"
+    return Verdict(figure, tuple(bars))
 
 
 def main(rounds: int) -> int:
@@ -193,8 +236,7 @@ def main(rounds: int) -> int:
             urls[chunk] = process.url
         results = uvloop.run(measure(urls, rounds))
     console.print(streams_table(results), prompts_table(results))
-    console.print(figure(results), soft_wrap=True)
-    return 0
+    return finish(console, verdict(figures_of(results)))
 
 
 if __name__ == "__main__":

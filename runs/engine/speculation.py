@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -16,6 +16,7 @@ from headway.errors import SetupError
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from runs.engine.pairs import Pairs, Text, compare, table_of, two_engines
 from runs.measure.token_times import chat
+from runs.measure.verdict import Bar, Verdict, at_least, finish
 
 console = Console(width=170)
 TOKENS = 64
@@ -27,8 +28,10 @@ NGRAM: dict[str, object] = {
     "prompt_lookup_max": 4,
     "prompt_lookup_min": 2,
 }
+LAST_DRAFTING = 4  # streams
 # First batch, last batch, tokens to draft.
-SCHEDULED = {**NGRAM, "num_speculative_tokens_per_batch_size": [[1, 4, 4], [5, 64, 0]]}
+SCHEDULED = {**NGRAM, "num_speculative_tokens_per_batch_size": [[1, LAST_DRAFTING, 4], [LAST_DRAFTING + 1, 64, 0]]}
+MIN_GAIN, STORY_GAINS = 1.5, (0.75, 1.3)
 COLOURS = ("red", "green", "blue", "white", "black", "brown", "grey", "pink", "orange", "violet")
 THINGS = (
     *("lamp", "chair", "kettle", "bus", "clock", "piano", "ladder", "basket"),
@@ -53,18 +56,36 @@ def story(number: int) -> dict[str, object]:
 TEXTS = {name: Text(asked, len(THINGS), TOKENS) for name, asked in (("repetitive", repetitive), ("story", story))}
 
 
-def figure(pairs: Pairs) -> str:
+@dataclass(frozen=True)
+class Figures:
+    gains: dict[tuple[str, int], float]  # speculative ÷ plain, tok/s of a stream, by text and streams
+    drafted: dict[int, int]  # tokens, by streams, on an engine whose schedule ends at 4 streams; empty if it failed
+
+
+def verdict(figures: Figures) -> Verdict:
+    """What docs/explanation/fast-mode.md says: it pays on text that repeats itself and not on stories."""
+    bars = []
+    for (text, batch), gain in figures.gains.items():
+        what = f"{text}, {batch} streams: times the plain speed"
+        if text == "repetitive":
+            bars.append(at_least(what, gain, MIN_GAIN))
+        else:
+            low, high = STORY_GAINS
+            bars.append(Bar(what, f"{gain:.2f}", f"{low} .. {high}", low <= gain <= high))
+    for batch in SCHEDULED_BATCHES:
+        count = figures.drafted.get(batch)
+        drafts = batch <= LAST_DRAFTING
+        holds = count is not None and (count > 0) == drafts
+        bars.append(Bar(f"tokens drafted by schedule, {batch} streams", f"{count}", ">= 1" if drafts else "0", holds))
     parts = []
     for text in TEXTS:
-        ratios = {
-            batch: statistics.median(one.ratio for one in found) for (t, batch), found in pairs.items() if t == text
-        }
-        parts.append(f"{text}: " + ", ".join(f"{ratio:.2f} at {batch}" for batch, ratio in ratios.items()))
-    return "speculative ÷ plain, tok/s of a stream: " + "; ".join(parts)
+        gains = [f"{gain:.2f} at {batch}" for (t, batch), gain in figures.gains.items() if t == text]
+        parts.append(f"{text}: {', '.join(gains)}")
+    return Verdict(f"speculative ÷ plain, tok/s of a stream: {'; '.join(parts)}", tuple(bars))
 
 
-def measure_schedule(python: Path, model: str, rounds: int, progress: Progress) -> tuple[Pairs, str]:
-    """Whether vLLM takes a schedule by batch, and follows it; (what was measured, what to say)."""
+def measure_schedule(python: Path, model: str, rounds: int, progress: Progress) -> Pairs:
+    """Whether vLLM takes a schedule by batch, and follows it; what was measured until it failed."""
     texts = {"repetitive": TEXTS["repetitive"]}
     bar = progress.add_task("speculation by batch", total=rounds * len(SCHEDULED_BATCHES))
     pairs: Pairs = {}
@@ -72,10 +93,8 @@ def measure_schedule(python: Path, model: str, rounds: int, progress: Progress) 
         with two_engines(python, model, MODEL_NAME, SCHEDULED, 0) as (plain, scheduled):
             uvloop.run(compare(plain.url, scheduled.url, texts, SCHEDULED_BATCHES, rounds, pairs, progress, bar))
     except (SetupError, RuntimeError, OSError) as error:  # that it does not start or does not last is a result too
-        return pairs, f"an engine with num_speculative_tokens_per_batch_size failed: {error}"
-    drafted = {batch: sum(one.counted["draft_tokens"] for one in found) for (_, batch), found in pairs.items()}
-    says = ", ".join(f"{count} at {batch}" for batch, count in drafted.items())
-    return pairs, f"with {json.dumps(SCHEDULED['num_speculative_tokens_per_batch_size'])} tokens drafted: {says}"
+        console.print(f"an engine with num_speculative_tokens_per_batch_size failed: {error}", soft_wrap=True)
+    return pairs
 
 
 def main(rounds: int) -> int:
@@ -88,13 +107,13 @@ def main(rounds: int) -> int:
             with two_engines(python, model, MODEL_NAME, NGRAM, plain_core) as (plain, speculative):
                 uvloop.run(compare(plain.url, speculative.url, TEXTS, BATCHES, rounds, pairs, progress, bar))
         console.print(table_of("n-gram speculation, 4 tokens", pairs))
-        scheduled, says = measure_schedule(python, model, rounds, progress)
+        scheduled = measure_schedule(python, model, rounds, progress)
     console.print(table_of("n-gram speculation up to 4 streams, by num_speculative_tokens_per_batch_size", scheduled))
     sample = next(iter(pairs.values()))[0].speculative[0].text
     console.print(f"a repetitive stream begins: {sample[:100]!r}")
-    console.print(says, soft_wrap=True)
-    console.print(figure(pairs), soft_wrap=True)
-    return 0
+    gains = {cell: statistics.median(one.ratio for one in found) for cell, found in pairs.items()}
+    drafted = {batch: sum(one.counted["draft_tokens"] for one in found) for (_, batch), found in scheduled.items()}
+    return finish(console, verdict(Figures(gains, drafted)))
 
 
 if __name__ == "__main__":

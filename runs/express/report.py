@@ -1,4 +1,4 @@
-"""What runs/express/live.py found: the clients' own lists beside the replicas' records."""
+"""What runs/express-live.sh found: the clients' own lists beside the replicas' records, and the verdict on them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from runs.express.callers import Ended
+from runs.measure.verdict import Bar, Verdict, at_least, finish, none_of
 from runs.measure.witness import PROBE_ID_LENGTH, Company, Record, Seen, company_of, highest_running
 
 MIN_TOKENS_FOR_PROMISE = 16  # as the proof is documented: a shorter answer is promised nothing
 BORDERLINE = 0.02  # gateway and engine stamp a token a moment apart: this near to the floor they may differ
+FAULTS = ("killed", "stalls", "answers 503", "drops streams", "slow")
 ENDS = ("answered", "refused", "cut", "left", "unexplained")
 
 
@@ -86,28 +88,68 @@ def cuts_without_fault(outcome: Outcome, stall_s: float) -> int:
     return sum(not any(began <= at <= ended + grace_s for _, began, ended in outcome.faults) for at in outcome.cut_at)
 
 
-def report(console: Console, outcome: Outcome, floor_tps: float, limit: int, seats: int, stall_s: float) -> bool:
-    ids = {ended.id for ended in served_fast(outcome)}
-    company = company_of(outcome.records, ids, limit)
+@dataclass(frozen=True)
+class Figures:
+    fast_calls: int  # sent
+    limit: int  # the most streams of a replica that keep the floor
+    found: int  # fast requests on the replicas' records
+    steps: int  # that these took
+    requests_above: int  # fast requests that ever took a step in the company of more than the limit
+    compared: int  # answers with a proof and a record
+    differences: int
+    without_record: int
+    unexplained: int
+    cut_without_fault: int
+    unaccounted: int
+    left_over: int
+    kinds_of_faults: int
+
+
+def verdict(figures: Figures) -> Verdict:
+    kinds = f"{figures.kinds_of_faults} of {len(FAULTS)}"
+    bars = (
+        Bar("kinds of faults that happened", kinds, "all", figures.kinds_of_faults == len(FAULTS)),
+        at_least("fast requests on the replicas' records", figures.found, figures.fast_calls / 2, ",.0f"),
+        none_of(f"fast requests that ever took a step among more than {figures.limit}", figures.requests_above),
+        at_least("proofs compared with a record", figures.compared, figures.fast_calls / 2, ",.0f"),
+        none_of("proofs that differ from the record", figures.differences),
+        none_of("fast answers without a record", figures.without_record),
+        none_of("calls unexplained", figures.unexplained),
+        none_of("calls cut without a fault", figures.cut_without_fault),
+        none_of("calls unaccounted for", figures.unaccounted),
+        none_of("requests left on replicas", figures.left_over),
+    )
+    figure = (
+        f"fast requests ever stepped above {figures.limit}: {figures.requests_above} of {figures.found:,} in "
+        f"{figures.steps:,} steps (bar 0); proofs that differ from the replicas' records: {figures.differences} of "
+        f"{figures.compared:,} (bar 0)"
+    )
+    return Verdict(figure, bars)
+
+
+def report(console: Console, outcome: Outcome, floor_tps: float, limit: int, seats: int, stall_s: float) -> int:
+    company = company_of(outcome.records, {ended.id for ended in served_fast(outcome)}, limit)
     agreement = agreement_of(outcome, floor_tps)
-    stray_cuts = cuts_without_fault(outcome, stall_s)
-    unaccounted = outcome.sent - sum(outcome.counts.values())
     print_calls(console, outcome)
     print_findings(console, outcome, company, agreement, limit, seats)
     for line in [*outcome.unexplained[:5], *agreement.differences[:10]]:
         console.print(line, markup=False, highlight=False)
-    accounted = not (outcome.unexplained or stray_cuts or unaccounted or agreement.without_record or outcome.left_over)
-    agrees = agreement.compared > 0 and not agreement.differences
-    share = 1 - len(agreement.differences) / max(1, agreement.compared)
-    console.print(
-        f"calls unexplained {len(outcome.unexplained)}, cut without a fault {stray_cuts}, unaccounted {unaccounted}, "
-        f"fast answers without a record {agreement.without_record}, requests left on replicas {outcome.left_over}"
+    figures = Figures(
+        fast_calls=len(outcome.fast),
+        limit=limit,
+        found=company.found,
+        steps=company.steps,
+        requests_above=company.requests_above,
+        compared=agreement.compared,
+        differences=len(agreement.differences),
+        without_record=agreement.without_record,
+        unexplained=len(outcome.unexplained),
+        cut_without_fault=cuts_without_fault(outcome, stall_s),
+        unaccounted=abs(outcome.sent - outcome.counts.total()),
+        left_over=outcome.left_over,
+        kinds_of_faults=len({kind for kind, _, _ in outcome.faults}),
     )
-    console.print(
-        f"fast requests ever stepped above {limit}: {company.requests_above} of {company.found} (bar 0); "
-        f"proofs that agree with the replicas: {share:.2%} of {agreement.compared} (bar 100%)"
-    )
-    return accounted and agrees and company.found > 0 and not company.requests_above
+    return finish(console, verdict(figures))
 
 
 def print_calls(console: Console, outcome: Outcome) -> None:
@@ -126,19 +168,18 @@ def print_findings(
     console: Console, outcome: Outcome, company: Company, agreement: Agreement, limit: int, seats: int
 ) -> None:
     probes = sum(len(name) == PROBE_ID_LENGTH for record in outcome.records for name in record.requests)
-    table = Table("what", "measured", "at most")
-    table.add_row("requests a replica had at once, any tier (seats)", str(highest_running(outcome.records)), str(seats))
-    table.add_row("company of a fast request, highest", str(company.highest), str(limit))
-    table.add_row("fast requests ever stepped above the limit", f"{company.requests_above} of {company.found:,}", "0")
-    table.add_row("  their steps above it, of all steps", f"{company.steps_above} of {company.steps:,}", "0")
+    table = Table("what", "measured")
+    at_once = highest_running(outcome.records)
+    table.add_row(f"requests a replica had at once, any tier and probes ({seats} seats)", str(at_once))
+    table.add_row(f"company of a fast request, highest (limit {limit})", str(company.highest))
+    table.add_row("steps of fast requests above the limit, of all", f"{company.steps_above} of {company.steps:,}")
     for reason, steps in company.reasons.most_common():
-        table.add_row(f"  of these: {reason}", str(steps), "0")
-    table.add_row("fast calls on no record: they boarded between the last look and the kill", str(company.missing), "")
+        table.add_row(f"  of these: {reason}", str(steps))
+    table.add_row("fast calls on no record: they boarded between the last look and the kill", str(company.missing))
     unnamed = sum(not ended.id for ended in outcome.fast)
-    table.add_row("fast calls not looked at: they left before they heard their id", str(unnamed), "")
-    table.add_row("probes of the gateway, company as all others", str(probes), "")
+    table.add_row("fast calls not looked at: they left before they heard their id", str(unnamed))
+    table.add_row("probes of the gateway, company as all others", str(probes))
     kept = f"{agreement.kept_by_proof:,} and {agreement.kept_by_record:,} of {agreement.promised:,}"
-    table.add_row("floors kept, by proof and by record", kept, "")
-    table.add_row("proofs that differ from the record", f"{len(agreement.differences)} of {agreement.compared:,}", "0")
-    table.add_row(f"  and those within {BORDERLINE:.0%} of the floor", str(agreement.borderline), "")
+    table.add_row("floors kept, by proof and by record", kept)
+    table.add_row(f"proofs that differ within {BORDERLINE:.0%} of the floor, not counted", str(agreement.borderline))
     console.print(table)

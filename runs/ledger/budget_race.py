@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+import time
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -21,6 +23,7 @@ from headway.ledger.verify import verify, verify_budgets
 from headway.local.engine_process import free_port
 from runs.ledger.own_postgres import OwnPostgres
 from runs.measure.streams import Stream, call, chat_request, gateway, scripted
+from runs.measure.verdict import Verdict, finish, none_of
 
 console = Console(width=120)
 MODEL = "m"
@@ -28,16 +31,57 @@ GATEWAYS, CALLS, TOKENS = 4, 500, 10
 COST = TOKENS * 10  # micro-units: prompts are free here, so what a call may cost is what it costs
 BUDGET = COST * CALLS // 2
 PRICE = "[models.price]\ninput = 0.0\noutput = 10.0\n"
-KEYS_KNOWN_S = 3.0  # gateways look for new keys every two seconds
+GIVE_UP_S = 60.0  # on entries that are not shipped by then
 
 
-async def one_round(store: Store, number: int, ports: list[int]) -> Counter[bytes]:
+@dataclass(frozen=True)
+class Round:
+    served: int
+    over_budget: int  # refused with 402
+    billed: int  # micro-units
+
+
+@dataclass(frozen=True)
+class Figures:
+    rounds: tuple[Round, ...]
+    problems: tuple[str, ...]  # of `headway ledger verify`
+
+
+def verdict(figures: Figures) -> Verdict:
+    overrun = sum(max(0, one.billed - BUDGET) for one in figures.rounds)
+    refused = sum(max(0, BUDGET - one.billed) // COST for one in figures.rounds)
+    others = sum(CALLS - one.served - one.over_budget for one in figures.rounds)
+    unbilled = sum(one.served * COST != one.billed for one in figures.rounds)
+    bars = (
+        none_of("micro-units over the budget", overrun),
+        none_of("calls refused while there was money", refused),
+        none_of("calls that got any other answer", others),
+        none_of("rounds whose bill is not that of the calls served", unbilled),
+        none_of("problems in the ledger", len(figures.problems)),
+    )
+    figure = (
+        f"{len(figures.rounds)} rounds of {CALLS} calls, {GATEWAYS} gateways: overrun {overrun} micro-units (bar 0), "
+        f"refused while there was money {refused} (bar 0), answered otherwise {others} (bar 0)"
+    )
+    return Verdict(figure, bars)
+
+
+async def one_round(number: int, ports: list[int]) -> Counter[bytes]:
     secret = f"hw-race-{number}"
     request = chat_request(MODEL, TOKENS, key=secret)
     done: list[Stream] = await asyncio.gather(
         *[call(f"http://127.0.0.1:{ports[n % GATEWAYS]}", request) for n in range(CALLS)]
     )
     return Counter(stream.status for stream in done)
+
+
+async def until_shipped(store: Store, calls: int) -> None:
+    """Wait until the ledger has every call that was served; what is missing after GIVE_UP_S is missed by the bars."""
+    deadline = time.monotonic() + GIVE_UP_S
+    while time.monotonic() < deadline:
+        if sum(entry.kind == "released" for entry in store.entries()) >= calls:
+            return
+        await asyncio.sleep(0.2)
 
 
 async def main() -> int:
@@ -60,32 +104,22 @@ async def main() -> int:
             stack.enter_context(
                 gateway(port, folder, model=MODEL, engine_urls=urls, seats=CALLS, tiers=PRICE, ledger=ledger)
             )
-        table = Table("round", "served", "over the budget", "other", "billed ÷ budget")
-        refused_wrongly = overrun = others = 0
-        results = [await one_round(store, number, ports) for number in track(range(rounds), console=console)]
-        await asyncio.sleep(KEYS_KNOWN_S)  # the last entries are shipped
-        verdict = verify(store.entries())
-        verify_budgets(verdict, store.slices(), store.keys_since(0))
-        for number, counts in enumerate(results):
-            billed = sum(
-                amount
-                for (key, period, _), amount in verdict.spent.items()
-                if key == f"key-{number}" and len(period) > 7
-            )
-            other = CALLS - counts[b"200"] - counts[b"402"]
-            table.add_row(str(number), str(counts[b"200"]), str(counts[b"402"]), str(other), f"{billed / BUDGET:.4f}")
-            refused_wrongly += max(0, BUDGET - billed) // COST
-            overrun += max(0, billed - BUDGET)
-            others += other
+        counts = [await one_round(number, ports) for number in track(range(rounds), console=console)]
+        await until_shipped(store, sum(one[b"200"] for one in counts))
+        checked = verify(store.entries())
+        verify_budgets(checked, store.slices(), store.keys_since(0))
         store.close()
+    billed: Counter[str] = Counter()
+    for (key, period, _), amount in checked.spent.items():
+        billed[key] += amount if len(period) > len("2026-11") else 0  # days, not months
+    found = [Round(one[b"200"], one[b"402"], billed[f"key-{number}"]) for number, one in enumerate(counts)]
+    table = Table("round", "served", "over the budget", "billed ÷ budget")
+    for number, one in enumerate(found):
+        table.add_row(str(number), str(one.served), str(one.over_budget), f"{one.billed / BUDGET:.4f}")
     console.print(table)
-    for problem in verdict.problems[:10]:
+    for problem in checked.problems[:10]:
         console.print(problem, style="red", markup=False)
-    console.print(
-        f"{rounds} rounds of {CALLS} calls, {GATEWAYS} gateways: overrun {overrun} micro-units (bar 0), refused while "
-        f"there was money {refused_wrongly} (bar 0), answered otherwise {others} (bar 0)"
-    )
-    return 0 if not (overrun or refused_wrongly or others or verdict.problems) else 1
+    return finish(console, verdict(Figures(tuple(found), tuple(checked.problems))))
 
 
 if __name__ == "__main__":

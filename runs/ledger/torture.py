@@ -28,6 +28,7 @@ from headway.local.engine_process import free_port
 from runs.ledger.own_postgres import OwnPostgres
 from runs.ledger.torture_judge import Judgement, Seen, Witness, checkpoint_tokens, judge
 from runs.measure.streams import scripted
+from runs.measure.verdict import Verdict, at_least, at_most, finish, none_of
 from runs.measure.witness import set_faults
 
 console = Console(width=120)
@@ -257,30 +258,44 @@ async def torture(run: Run) -> Judgement:
         store.close()
 
 
-def report(run: Run, judgement: Judgement) -> bool:
+@dataclass(frozen=True)
+class Figures:
+    streams: int
+    streams_wanted: int
+    faults: int
+    faults_wanted: int
+    judgement: Judgement
+
+
+def verdict(figures: Figures) -> Verdict:
+    found = figures.judgement
+    low, killed = max(found.killed_low, default=0), len(found.killed_low)
+    bars = (
+        at_least("streams", figures.streams, figures.streams_wanted, ",.0f"),
+        at_least("faults", figures.faults, figures.faults_wanted, ",.0f"),
+        at_least("calls in the ledger", found.calls, figures.streams, ",.0f"),
+        none_of("entries lost", len(found.lost)),
+        none_of("over-billed", len(found.over_billed)),
+        none_of("complete, and not exact", len(found.wrong_when_complete)),
+        none_of("billed twice, or otherwise wrong", len(found.problems)),
+        at_most(f"tokens not billed, most of {killed} killed streams", low, checkpoint_tokens(STEP_S), ",.0f"),
+    )
+    figure = (
+        f"{found.calls:,} calls in the ledger, {figures.faults:,} faults: {len(found.lost)} lost, "
+        f"{len(found.over_billed)} over-billed, {len(found.problems)} billed twice or wrong"
+    )
+    return Verdict(figure, bars)
+
+
+def show(run: Run, judgement: Judgement) -> None:
     table = Table("fault", "times", title=f"seed {run.seed}: {run.sent:,} streams, {sum(run.done.values()):,} faults")
     for kind in KINDS:
         table.add_row(kind, f"{run.done[kind]:,}")
     console.print(table)
     console.print("what clients saw:", dict(sorted(run.statuses.items())))
-    console.print("how calls ended, by the books:", dict(sorted(judgement.outcomes.items())))
-    low, most = max(judgement.killed_low, default=0), checkpoint_tokens(STEP_S)
-    bars = Table("what", "count", "bar", "")
-    rows = [
-        ("streams", run.sent, run.streams, run.sent >= run.streams),
-        ("faults", sum(run.done.values()), run.faults, sum(run.done.values()) >= run.faults),
-        ("entries lost", len(judgement.lost), 0, not judgement.lost),
-        ("over-billed", len(judgement.over_billed), 0, not judgement.over_billed),
-        ("complete, and not exact", len(judgement.wrong_when_complete), 0, not judgement.wrong_when_complete),
-        ("doubled, or otherwise wrong", len(judgement.problems), 0, not judgement.problems),
-        (f"tokens low, most of {len(judgement.killed_low)} killed streams", low, most, low <= most),
-    ]
-    for what, count, bar, holds in rows:
-        bars.add_row(what, f"{count:,}", f"{bar:,}", "holds" if holds else "MISSED")
-    console.print(bars)
+    console.print("how calls ended, by the ledger:", dict(sorted(judgement.outcomes.items())))
     for problem in [*judgement.lost, *judgement.over_billed, *judgement.wrong_when_complete, *judgement.problems][:10]:
         console.print(problem, style="red", markup=False)
-    return all(holds for *_, holds in rows)
 
 
 async def main() -> int:
@@ -302,12 +317,8 @@ async def main() -> int:
         leaving = set(random.Random(seed).sample(range(1, streams), planned * KINDS["client leaves"] // 100))
         run = Run(seed, streams, faults, gateways, [Witness(url) for url in urls], database, leaving, planned)
         judgement = await torture(run)
-        holds = report(run, judgement)
-    console.print(
-        f"{judgement.calls:,} calls in the books, {sum(run.done.values()):,} faults: {len(judgement.lost)} lost, "
-        f"{len(judgement.over_billed)} over-billed, {len(judgement.problems)} doubled or wrong"
-    )
-    return 0 if holds else 1
+    show(run, judgement)
+    return finish(console, verdict(Figures(run.sent, streams, sum(run.done.values()), faults, judgement)))
 
 
 if __name__ == "__main__":

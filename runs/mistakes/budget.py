@@ -20,7 +20,9 @@ from rich.table import Table
 
 from headway.auto.calibration import Compared, Endpoint, allowed, calibrate
 from headway.auto.gate import Evidence, Gate
-from headway.auto.risk import CONFIDENCE, Watch, at_most, watched_rate
+from headway.auto.risk import CONFIDENCE, Watch, watched_rate
+from headway.auto.risk import at_most as upper_bound
+from runs.measure.verdict import Verdict, at_most, finish
 
 BUDGETS = (0.01, 0.02, 0.05)
 TASKS = 2400  # of known answer: half teach the gate, half show what a score lets through
@@ -113,13 +115,48 @@ def serve(dice: np.random.Generator, watch: Watch, margin: float, times: float) 
     return None, float(excess.mean())
 
 
+@dataclass(frozen=True)
+class Row:
+    """One budget, over all repetitions."""
+
+    broken: int  # repetitions whose true rate is above the budget
+    false_alarms: int  # in which the gate was closed though the student had not changed
+    realised: dict[float, float]  # excess over the budget that 95 of 100 stay below, by how much worse the student got
+
+
+@dataclass(frozen=True)
+class Figures:
+    repetitions: int
+    rows: dict[float, Row]  # by budget
+
+
+def verdict(figures: Figures) -> Verdict:
+    bars = []
+    for budget, row in figures.rows.items():
+        broken, false = row.broken / figures.repetitions, row.false_alarms / figures.repetitions
+        bars.append(at_most(f"budget {budget:.0%}: broken", broken, MAX_BROKEN, ".1%"))
+        bars.append(at_most(f"budget {budget:.0%}: closed without a reason", false, MAX_BROKEN, ".1%"))
+        for times, realised in row.realised.items():
+            what = f"budget {budget:.0%}: realised ÷ budget in 95 of 100, {times:g} times worse"
+            bars.append(at_most(what, realised, MAX_TIMES))
+    broken = max(row.broken for row in figures.rows.values()) / figures.repetitions
+    false = max(row.false_alarms for row in figures.rows.values()) / figures.repetitions
+    most = max(realised for row in figures.rows.values() for realised in row.realised.values())
+    figure = (
+        f"broken in at most {broken:.1%} of repetitions (bar {MAX_BROKEN:.0%}), closed without a reason in "
+        f"{false:.1%} (bar {MAX_BROKEN:.0%}), realised excess at the most {most:.2f} times the budget in 95 of 100 "
+        f"(bar {MAX_TIMES:g})"
+    )
+    return Verdict(figure, tuple(bars))
+
+
 def main(repetitions: int) -> int:
     dice = np.random.default_rng(2026)
     table = Table("budget", "broken (95 % interval)", "true rate, mean", "student serves", "closed without a reason")
     table.title = f"{repetitions} repetitions, {TASKS} tasks of known answer each"
     drift = Table("budget", "worse", "closed in time", "calls until then, median (95 %)", "realised ÷ budget (95 %)")
     drift.title = f"worse after {WORSE_AFTER:,} of {CALLS:,} calls, {AUDITED:.0%} of them audited"
-    most_broken, most_false, most_times = 0.0, 0.0, 0.0
+    found: dict[float, Row] = {}
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("calibrate, then serve", total=repetitions * len(BUDGETS))
         for budget in BUDGETS:
@@ -129,39 +166,35 @@ def main(repetitions: int) -> int:
                 progress.advance(bar)
             broken = sum(one.is_broken for one in rows)
             false = sum(one.closed_after[1.0] is not None for one in rows)
-            high, low = at_most(broken, repetitions, 0.975), 1 - at_most(repetitions - broken, repetitions, 0.975)
+            high, low = (
+                upper_bound(broken, repetitions, 0.975),
+                1 - upper_bound(repetitions - broken, repetitions, 0.975),
+            )
             table.add_row(
                 f"{budget:.0%}", f"{broken / repetitions:.1%} ({low:.1%} .. {high:.1%})",
                 f"{np.mean([one.rate for one in rows]):.2%}", f"{np.mean([one.served for one in rows]):.0%}",
                 f"{false / repetitions:.1%}",
             )  # fmt: skip
-            most_broken, most_false = max(most_broken, broken / repetitions), max(most_false, false / repetitions)
-            most_times = max(most_times, show_drift(drift, budget, rows))
+            found[budget] = Row(broken, false, show_drift(drift, budget, rows))
     console.print(table)
     console.print(drift)
-    console.print(
-        f"broken in at most {most_broken:.1%} of repetitions (bar {MAX_BROKEN:.0%}), closed without a reason in "
-        f"{most_false:.1%} (bar {MAX_BROKEN:.0%}), realised excess at the most {most_times:.2f} times the budget in 95 "
-        f"of 100 (bar {MAX_TIMES:g})"
-    )
-    return 0 if most_broken <= MAX_BROKEN and most_false <= MAX_BROKEN and most_times < MAX_TIMES else 1
+    return finish(console, verdict(Figures(repetitions, found)))
 
 
-def show_drift(table: Table, budget: float, rows: list[Repetition]) -> float:
-    """Returns the realised excess over the budget that 95 of 100 repetitions stay below, at the worst."""
-    worst = 0.0
+def show_drift(table: Table, budget: float, rows: list[Repetition]) -> dict[float, float]:
+    """Returns the realised excess over the budget that 95 of 100 repetitions stay below."""
+    found = {}
     for times in WORSE[1:]:
         after = [one.closed_after[times] for one in rows]
         closed = [one for one in after if one is not None and one > 0]
         realised = np.array([one.realised[times] for one in rows]) / budget
-        high = float(np.quantile(realised, 0.95))
-        worst = max(worst, high)
+        found[times] = high = float(np.quantile(realised, 0.95))
         said = f"{np.median(closed):,.0f} ({np.quantile(closed, 0.95):,.0f})" if closed else "-"
         table.add_row(
             f"{budget:.0%}", f"{times:g} times", f"{np.mean(realised < MAX_TIMES):.1%}", said,
             f"{np.median(realised):.2f} ({high:.2f})",
         )  # fmt: skip
-    return worst
+    return found
 
 
 if __name__ == "__main__":

@@ -26,11 +26,12 @@ from rich.table import Table
 from headway.local.engine_process import free_port
 from runs.gateway.tax import all_complete, percentile, spread
 from runs.measure.streams import Stream, at_once, call, chat_request, cpu_seconds, gateway, on_schedule, scripted
+from runs.measure.verdict import finish
 from runs.peers.haproxy import haproxy
 from runs.peers.litellm import litellm
 from runs.peers.peer import MODEL, Gateway, Progress
 from runs.peers.rust import smg, vllm_router
-from runs.peers.standings import OURS, FirstToken, Relay, Rounds, Row, standings, verdict
+from runs.peers.standings import OURS, FirstToken, Relay, Rounds, Row, verdict
 
 console = Console(width=120)
 BARE = "bare engine"
@@ -187,8 +188,8 @@ def show(table: Sequence[Row], gateways: Sequence[Gateway], rounds: int) -> None
         core, failed = f"{statistics.median(row.full.core):.0%}", f"{row.full.failed}"
         relay.add_row(versions[row.gateway], *cells, core, failed)
     console.print(f"median of {rounds} rounds (lowest .. highest)", first, relay, *NOTES, sep="\n")
-    console.print("\nwho leads, by medians", *standings(table), sep="\n")
     console.print("\nsettings", *(f"{versions[one.name]}: {one.settings}" for one in gateways), sep="\n")
+    console.print("\nthe bars, and who leads by medians")
 
 
 def measure(gateways: Sequence[Gateway], rounds: int) -> list[Row]:
@@ -208,12 +209,7 @@ def main(rounds: int) -> int:
         gateways = all_gateways(status.update)
     table = measure(gateways, rounds)
     show(table, gateways, rounds)
-    bars = verdict(table)
-    result = Table("what", "measured", "bar", "")
-    for bar in bars:
-        result.add_row(bar.what, bar.measured, bar.limit, "holds" if bar.holds else "MISSED")
-    console.print("\nthe bars", result, sep="\n")
-    return 0 if all(bar.holds for bar in bars) else 1
+    return finish(console, verdict(table))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from runs.measure.verdict import Bar, Verdict
+
 OURS, LITELLM = "Headway", "LiteLLM"
 GATEWAYS = (OURS, "HAProxy", "vllm-router", "smg", LITELLM)
 MAX_ADDED_SHARE, MAX_CPU_SHARE = 1 / 5, 1 / 15
@@ -56,14 +58,6 @@ class Measure:
     max_share: float | None = None  # of LiteLLM's
 
 
-@dataclass(frozen=True)
-class Bar:
-    what: str
-    measured: str
-    limit: str
-    holds: bool
-
-
 MEASURES = (
     Measure("added first token p50, one call at a time", "ms", 2, lambda row: row.alone.p50_ms, MAX_ADDED_SHARE),
     Measure("added first token p50, Poisson", "ms", 2, lambda row: row.half_load.p50_ms, MAX_ADDED_SHARE),
@@ -90,14 +84,14 @@ def standings(table: Sequence[Row]) -> list[str]:
     return lines
 
 
-def verdict(table: Sequence[Row]) -> list[Bar]:
+def verdict(table: Sequence[Row]) -> Verdict:
     rows = complete_rows(table)
     missing = [name for name in GATEWAYS if name not in rows]
     bars = [Bar("a row for each gateway", f"missing: {', '.join(missing)}" if missing else "all", "all", not missing)]
     if OURS in rows and LITELLM in rows:
         bars += [_share_bar(measure, rows[OURS], rows[LITELLM]) for measure in MEASURES if measure.max_share]
         bars.append(_load_bar(rows[LITELLM]))
-    return bars
+    return Verdict("\n".join(standings(table)), tuple(bars))
 
 
 def _share_bar(measure: Measure, ours: Row, theirs: Row) -> Bar:

@@ -8,6 +8,7 @@ import sys
 import tempfile
 from collections import Counter
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -16,6 +17,7 @@ from rich.console import Console
 from headway.gateway.events import replay
 from headway.local.engine_process import free_port
 from runs.measure.streams import call, chat_request, gateway, scripted
+from runs.measure.verdict import Bar, Verdict, at_least, finish
 from runs.measure.witness import set_faults
 
 console = Console(width=120)
@@ -37,7 +39,34 @@ CURVE = "curve = [[1, 87.0], [8, 45.0]]\nprompt_tps = 20000.0"
 CALLS_PER_S = 40.0
 
 
-async def load(port: int, urls: list[str], seconds: float) -> Counter[str]:
+MIN_EVENTS = 1_000
+
+
+@dataclass(frozen=True)
+class Figures:
+    calls: int
+    complete: int
+    events: int
+    actions: int
+    first_difference: str | None
+
+
+def verdict(figures: Figures) -> Verdict:
+    same = figures.first_difference is None
+    said = "identical in the replay" if same else "DIFFERENT"
+    bars = (
+        Bar("actions in the replay", "the same" if same else "different", "the same", same),
+        at_least("events", figures.events, MIN_EVENTS, ",.0f"),
+        at_least("calls answered to the end", figures.complete, figures.calls / 4, ",.0f"),
+    )
+    figure = (
+        f"{figures.events:,} events of a live run of {figures.calls:,} calls, {figures.actions:,} actions: {said} "
+        "(bar: identical)"
+    )
+    return Verdict(figure, bars)
+
+
+async def load(port: int, urls: list[str], calls_to_make: int) -> Counter[str]:
     chance, answers = random.Random(5), Counter[str]()
     calls = set[asyncio.Task[None]]()
 
@@ -45,9 +74,7 @@ async def load(port: int, urls: list[str], seconds: float) -> Counter[str]:
         stream = await call(f"http://127.0.0.1:{port}", chat_request(MODEL, tokens, service_tier=tier))
         answers[f"{tier}: {'complete' if stream.complete else stream.status.decode() or 'cut'}"] += 1
 
-    loop = asyncio.get_running_loop()
-    until = loop.time() + seconds
-    while loop.time() < until:
+    for _ in range(calls_to_make):
         tier = chance.choices(["default", "fast", "flex"], [0.6, 0.3, 0.1])[0]
         task = asyncio.create_task(one(tier, chance.randint(5, 80)))
         calls.add(task)
@@ -60,7 +87,7 @@ async def load(port: int, urls: list[str], seconds: float) -> Counter[str]:
 
 
 def main() -> int:
-    seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 60.0
+    calls = int(sys.argv[1]) if len(sys.argv) > 1 else 2_400
     folder = Path(tempfile.mkdtemp(prefix="headway-parity-"))
     record, ports, port = folder / "record.jsonl", [free_port() for _ in range(REPLICAS)], free_port()
     urls = [f"http://127.0.0.1:{one}" for one in ports]
@@ -70,16 +97,14 @@ def main() -> int:
         stack.enter_context(
             gateway(port, folder, model=MODEL, engine_urls=urls, seats=SEATS, tiers=TIERS, curve=CURVE, record=record)
         )
-        answers = uvloop.run(load(port, urls, seconds))
+        answers = uvloop.run(load(port, urls, calls))
     result = replay(record)
     console.print("answers:", dict(sorted(answers.items())))
     if result.first_difference:
         console.print(result.first_difference, style="red", markup=False)
-    console.print(
-        f"{result.events:,} events of a live run of {seconds:g} s, {result.actions:,} actions: "
-        f"{'identical in the replay' if result.first_difference is None else 'DIFFERENT'} (bar: identical)"
-    )
-    return 0 if result.first_difference is None and result.events > 1_000 else 1
+    complete = sum(count for how, count in answers.items() if how.endswith("complete"))
+    figures = Figures(answers.total(), complete, result.events, result.actions, result.first_difference)
+    return finish(console, verdict(figures))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 from rich.table import Table
@@ -15,6 +16,7 @@ from headway.distill.fit import fits, places, weigh
 from headway.evals.shares import Share
 from headway.evals.tool_calls import MISTAKES
 from headway.local.engine_process import cache_dir
+from runs.measure.verdict import Verdict, at_least, at_most, finish
 from runs.students.stages import (
     SPEED_STREAMS,
     TINY,
@@ -33,7 +35,7 @@ from runs.students.stages import (
     tune_teacher,
 )
 
-MIN_TEACHER, MIN_OF_TEACHER, MIN_TIMES, GOAL_TIMES, MAX_MINUTES = 0.95, 0.90, 5.0, 15.0, 150.0
+MIN_TEACHER, MIN_OF_TEACHER, MIN_TIMES, GOAL_TIMES, MAX_PARAMS, MAX_MINUTES = 0.95, 0.90, 5.0, 15.0, 0.5, 150.0
 Verdicts = dict[str, dict[str, int]]
 
 
@@ -103,7 +105,7 @@ def report(work: Work, results: dict[str, Any]) -> int:
         console.print(table)
     console.print(speed_table(work, results["speeds"]))
     write_card(work, results, mistakes)
-    return verdict(work, results, mistakes)
+    return finish(console, verdict(figures_of(work, results, mistakes)))
 
 
 def speed_table(work: Work, rows: list[dict[str, Any]]) -> Table:
@@ -159,28 +161,48 @@ def write_card(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts
     console.print(f"card: {work.folder / 'CARD.md'}", highlight=False)
 
 
-def verdict(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts]) -> int:
+@dataclass(frozen=True)
+class Figures:
+    teacher: Share  # right on routine tasks
+    students: tuple[Share, ...]  # the same, one for each seed
+    params: float  # of the student ÷ of the teacher
+    minutes: float
+    spark_tps: float  # of a stream, while standard streams fill the teacher's engine
+    standard_tps: float  # of one of these
+
+
+def verdict(figures: Figures) -> Verdict:
+    ratio = min(ratio_interval(student, figures.teacher)[0] for student in figures.students)
+    times = figures.spark_tps / figures.standard_tps
+    bars = (
+        at_least("teacher right on routine tasks", figures.teacher.value, MIN_TEACHER, ".1%"),
+        at_least("student ÷ teacher on routine tasks, lowest seed", ratio, MIN_OF_TEACHER, ".3f"),
+        at_least("spark ÷ standard under load, tok/s", times, MIN_TIMES, ".1f"),
+        at_most("parameters of the student ÷ teacher", figures.params, MAX_PARAMS, ".0%"),
+        at_most("minutes, all stages", figures.minutes, MAX_MINUTES, ".0f"),
+    )
+    figure = (
+        f"teacher right on routine {figures.teacher.value:.1%} (bar {MIN_TEACHER:.0%}); student ÷ teacher "
+        f"{ratio:.3f} (bar {MIN_OF_TEACHER}); spark {figures.spark_tps:.1f} beside standard "
+        f"{figures.standard_tps:.1f} tok/s: {times:.1f} times (bar {MIN_TIMES:g}, goal {GOAL_TIMES:g})"
+    )
+    return Verdict(figure, bars)
+
+
+def figures_of(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts]) -> Figures:
     shares = {name: Share(counts.get("right", 0), sum(counts.values())) for name, counts in mistakes["routine"].items()}
-    ratios = []
-    for seed in range(work.sizes.seeds):
-        ratio, low, high = ratio_interval(shares[f"student-{seed}"], shares["teacher"])
-        ratios.append(ratio)
+    students = tuple(shares[f"student-{seed}"] for seed in range(work.sizes.seeds))
+    for seed, share in enumerate(students):
+        ratio, low, high = ratio_interval(share, shares["teacher"])
         console.print(f"student ÷ teacher on routine, seed {seed}: {ratio:.3f} ({low:.3f} .. {high:.3f})")
-    params = results["cut"]["params"] / results["cut"]["teacher_params"]
-    beside, minutes = results["beside"], work.minutes(results)
-    times = beside["spark_tps"] / beside["standard_tps"]
     tps = {(row["model"], row["streams"]): row["stream_tps"] for row in results["speeds"]}
     for name in ("student-0", "student-int8"):
         alone, many = (tps[name, streams] / tps["teacher", streams] for streams in (1, SPEED_STREAMS))
         console.print(f"{name} ÷ teacher, tok/s: {alone:.1f} at 1 stream, {many:.1f} at {SPEED_STREAMS}")
-    console.print(f"parameters {params:.0%} of the teacher's (at most 50 %); {minutes:.0f} min (bar {MAX_MINUTES:.0f})")
-    console.print(
-        f"teacher right on routine {shares['teacher'].value:.1%} (bar {MIN_TEACHER:.0%}); student ÷ teacher "
-        f"{min(ratios):.3f} (bar {MIN_OF_TEACHER}); spark {beside['spark_tps']:.1f} beside standard "
-        f"{beside['standard_tps']:.1f} tok/s: {times:.1f} times (bar {MIN_TIMES:g}, goal {GOAL_TIMES:g})"
+    params, beside = results["cut"]["params"] / results["cut"]["teacher_params"], results["beside"]
+    return Figures(
+        shares["teacher"], students, params, work.minutes(results), beside["spark_tps"], beside["standard_tps"]
     )
-    holds = shares["teacher"].value >= MIN_TEACHER and min(ratios) >= MIN_OF_TEACHER and times >= MIN_TIMES
-    return 0 if holds and params <= 0.5 and minutes <= MAX_MINUTES else 1
 
 
 if __name__ == "__main__":

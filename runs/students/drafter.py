@@ -7,6 +7,7 @@ import json
 import os
 import statistics
 import sys
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,6 +25,7 @@ from headway.evals.two_samples import divergence, same_distribution
 from headway.run import vllm_speculation
 from runs.engine.pairs import COUNTERS, SEATS, Pairs, Text, compare, table_of, two_engines
 from runs.measure.token_times import timed_call
+from runs.measure.verdict import Bar, Verdict, at_least, finish
 from runs.students.distill import open_work, run_stages
 from runs.students.drafter_plan import CHIP, PAYS, planned_table
 from runs.students.stages import TEACHER, Work, console, quantise
@@ -187,22 +189,48 @@ def main(rounds: int) -> int:
         measured[name] = work.once(f"drafter-{name}", partial(measure, work, name, config, rounds), 10)
     choice = decide(measured)
     console.print(f"chosen: {choice.method or 'none'}, tokens by streams {choice.by_streams}")
+    report(work, measured)
     if choice.method is None:
-        return report(work, measured, choice, None, None)
+        return finish(console, verdict(Figures(None, {}, 0.0, 0.0)))
     weights = DRAFTER if choice.method == "draft_model" else None
     config = settings(work, weights, choice.schedule(SEATS))
     chosen = work.once("drafter-chosen", lambda: measure(work, "as chosen", config, rounds), 10)
     differences = work.once("drafter-differences", lambda: look_for_differences(work, config), 12)
-    return report(work, measured, choice, chosen, differences)
+    show_differences(differences)
+    gains = {cell: statistics.median(ratios) for cell, ratios in gains_of(chosen).items()}
+    figures = Figures(choice.method, gains, differences["p_value"], differences["control_p_value"])
+    return finish(console, verdict(figures))
 
 
-def report(
-    work: Work,
-    measured: dict[str, Any],
-    choice: Choice,
-    chosen: dict[str, Any] | None,
-    differences: dict[str, Any] | None,
-) -> int:
+@dataclass(frozen=True)
+class Figures:
+    method: str | None  # what was chosen; None if nothing is faster than no speculation
+    gains: dict[tuple[str, int], float]  # as chosen, times the plain speed, by text and streams
+    p_value: float  # that samples with and without speculation are of one distribution
+    control_p_value: float  # the same of samples at two temperatures, which are not
+
+
+def verdict(figures: Figures) -> Verdict:
+    if figures.method is None:
+        chosen = Bar("a choice that is faster than no speculation", "none", "one", holds=False)
+        return Verdict("nothing is faster than no speculation here, which is what is run", (chosen,))
+    at_one, least = figures.gains["routine", 1], min(figures.gains.values())
+    control = f"temperature {CONTROL_TEMPERATURE} against 1, p"
+    bars = (
+        at_least("times the plain speed on tool calls, 1 stream", at_one, MIN_GAIN),
+        at_least("the same at the least, over texts and streams", least, NOISE),
+        at_least("with and without speculation the same distribution, p", figures.p_value, MIN_P, ".3f"),
+        Bar(control, f"{figures.control_p_value:.3f}", f"< {MIN_P:.3f}", figures.control_p_value < MIN_P),
+    )
+    figure = (
+        f"{figures.method} as chosen: {at_one:.2f} times the plain speed on tool calls at 1 stream (bar {MIN_GAIN}), "
+        f"{least:.2f} at the least over texts and batches (bar {NOISE}); same distribution with p = "
+        f"{figures.p_value:.3f} (bar {MIN_P})"
+    )
+    return Verdict(figure, bars)
+
+
+def report(work: Work, measured: dict[str, Any]) -> None:
     for name, one in measured.items():
         for text, counted in one["counted"].items():
             gains = {batch: statistics.median(r) for (t, batch), r in gains_of(one).items() if t == text}
@@ -210,24 +238,14 @@ def report(
             console.print(f"{name}, {text}: {taken(counted):.0%} of the guesses taken; times the plain speed: {said}")
     add_to_card(work, measured)
     show_plan(measured)
-    if chosen is None or differences is None:
-        console.print("none is chosen: nothing is faster than no speculation here, which is what is run")
-        return 1
-    found = differences
+
+
+def show_differences(found: dict[str, Any]) -> None:
     console.print(
         f"greedy, {found['compared']} answers: {found['same']} the same, right {found['right_plain']} without and "
         f"{found['right_speculative']} with; at temperature 1, {found['different_answers']:.1f} different answers of "
-        f"{SAMPLES} to a prompt: same distribution with p = {found['p_value']:.3f} (bar {MIN_P}; temperature "
-        f"{CONTROL_TEMPERATURE} against 1: p = {found['control_p_value']:.3f}, which must be below)"
+        f"{SAMPLES} to a prompt"
     )
-    by_cell = {cell: statistics.median(ratios) for cell, ratios in gains_of(chosen).items()}
-    least, at_one = min(by_cell.values()), by_cell["routine", 1]
-    console.print(
-        f"{choice.method} as chosen: {at_one:.2f} times the plain speed on tool calls at 1 stream (bar {MIN_GAIN}), "
-        f"{least:.2f} at the least over texts and batches (bar {NOISE})"
-    )
-    is_the_same = found["p_value"] >= MIN_P > found["control_p_value"]
-    return 0 if at_one >= MIN_GAIN and least >= NOISE and is_the_same else 1
 
 
 def show_plan(measured: dict[str, Any]) -> None:

@@ -29,11 +29,11 @@ OTHERS = [
 
 
 def missed(table: list[Row]) -> list[str]:
-    return [bar.what for bar in verdict(table) if not bar.holds]
+    return [bar.what for bar in verdict(table).bars if not bar.holds]
 
 
 def test_a_table_within_all_bars_passes_whoever_leads() -> None:
-    bars = verdict([HEADWAY, *OTHERS, LITELLM])
+    bars = verdict([HEADWAY, *OTHERS, LITELLM]).bars
     assert [bar.measured for bar in bars] == ["all", "1/21.8", "1/21.8", "1/54.6", "1/54.6", "15.70 ÷ 15.70 ms"]
     assert all(bar.holds for bar in bars)
 
@@ -61,7 +61,7 @@ def test_one_measure_alone_can_fail() -> None:
 
 def test_an_added_time_below_nothing_is_noise_and_fails() -> None:
     noisy = row("Headway", added_ms=-0.1, cpu_us=15.5)
-    bars = {bar.what: bar for bar in verdict([noisy, *OTHERS, LITELLM])}
+    bars = {bar.what: bar for bar in verdict([noisy, *OTHERS, LITELLM]).bars}
     bar = bars["added first token p50, Poisson, Headway ÷ LiteLLM"]
     assert (bar.measured, bar.holds) == ("-0.10 ms", False)
 
@@ -69,7 +69,7 @@ def test_an_added_time_below_nothing_is_noise_and_fails() -> None:
 def test_a_row_that_is_missing_or_has_no_rounds_fails() -> None:
     empty = replace(OTHERS[0], full=Relay((), (), ()))
     for table in ([HEADWAY, *OTHERS[1:], LITELLM], [HEADWAY, empty, *OTHERS[1:], LITELLM]):
-        bar = verdict(table)[0]
+        bar = verdict(table).bars[0]
         assert (bar.measured, bar.holds) == ("missing: HAProxy", False)
     assert missed([]) == ["a row for each gateway"]
     assert missed([HEADWAY, *OTHERS]) == ["a row for each gateway"]
@@ -77,7 +77,7 @@ def test_a_row_that_is_missing_or_has_no_rounds_fails() -> None:
 
 def test_a_machine_so_slow_that_litellm_queues_fails() -> None:
     queueing = replace(LITELLM, half_load=FirstToken((3587.0,), (6566.0,), (0.24,)))
-    bar = verdict([HEADWAY, *OTHERS, queueing])[-1]
+    bar = verdict([HEADWAY, *OTHERS, queueing]).bars[-1]
     assert (bar.measured, bar.holds) == ("3587.00 ÷ 15.70 ms", False)
 
 

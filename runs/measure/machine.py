@@ -1,0 +1,76 @@
+"""Whether this machine can judge a bar: how fast its cores are, and whether they are free.
+
+Some bars are absolute times or rates. On a machine that is slower than these assume, or that is busy with something
+else, missing them says nothing about Headway. A run with such a bar measures the machine first and ends with exit code
+TOO_SLOW, which is neither "holds" nor "missed".
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import NoReturn
+
+import msgspec
+from rich.console import Console
+
+TOO_SLOW = 3
+EVENTS = 150_000  # about half a second of work
+EVENT = (
+    b'data: {"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m","choices":[{"index":0,"delta":'
+    b'{"content":" token"},"finish_reason":null}],"usage":{"prompt_tokens":12,"completion_tokens":34}}\n\n'
+)
+
+
+@dataclass(frozen=True)
+class Machine:
+    events_per_cpu_s: float  # stream events decoded and encoded, median of the cores
+    core_share: float  # of a core, what a busy process gets while all cores are asked; the lowest
+
+
+def measure_machine() -> Machine:
+    """The same work on every core at once."""
+    cores = len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(cores) as pool:
+        list(pool.map(_work, [1_000] * cores))  # starts the processes
+        times = list(pool.map(_work, [EVENTS] * cores))
+    rates = sorted(EVENTS / cpu_s for cpu_s, _ in times)
+    return Machine(rates[len(rates) // 2], min(cpu_s / wall_s for cpu_s, wall_s in times))
+
+
+def _work(events: int) -> tuple[float, float]:
+    """(seconds of CPU, seconds)"""
+    cpu, wall = time.process_time(), time.perf_counter()
+    for number in range(events):
+        event = msgspec.json.decode(EVENT[EVENT.index(b"{") :])
+        event["created"] = number
+        msgspec.json.encode(event)
+    return time.process_time() - cpu, time.perf_counter() - wall
+
+
+def shortfall(machine: Machine, *, events_per_cpu_s: float = 0.0, core_share: float = 0.0) -> str | None:
+    """What the machine lacks for a bar that needs this much; None if it lacks nothing."""
+    if machine.events_per_cpu_s < events_per_cpu_s:
+        return f"its cores do {machine.events_per_cpu_s:,.0f} events per CPU-second, {events_per_cpu_s:,.0f} are needed"
+    if machine.core_share < core_share:
+        return f"a busy process gets {machine.core_share:.0%} of a core, {core_share:.0%} is needed"
+    return None
+
+
+def require(console: Console, *, events_per_cpu_s: float = 0.0, core_share: float = 0.0) -> None:
+    """Measure the machine, and end the run with TOO_SLOW if it cannot judge."""
+    machine = measure_machine()
+    lacks = shortfall(machine, events_per_cpu_s=events_per_cpu_s, core_share=core_share)
+    if lacks:
+        too_slow(console, lacks)
+    console.print(
+        f"machine: {machine.events_per_cpu_s:,.0f} events per CPU-second, {machine.core_share:.0%} of a core free",
+        highlight=False,
+    )
+
+
+def too_slow(console: Console, why: str) -> NoReturn:
+    console.print(f"this machine is too slow to judge: {why}", highlight=False, soft_wrap=True)
+    raise SystemExit(TOO_SLOW)

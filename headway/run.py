@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import shlex
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import get_args
 from urllib.parse import urlsplit
@@ -198,6 +200,25 @@ async def run_gateway(
         if books is not None:
             await books.stop()
     return 1 if server.cut_calls else 0
+
+
+@asynccontextmanager
+async def running_gateway(config: Config) -> AsyncIterator[tuple[Gateway, int]]:
+    """A gateway without a ledger on the running event loop, and its port. It ends with the block."""
+    gateway = make_gateway(config)
+    auto = make_auto(config, gateway)
+    server = make_gateway_server(config, gateway, auto)
+    listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    server.on_listening = listening.set_result
+    gateway.start()
+    serving = asyncio.create_task(server.serve())
+    try:
+        yield gateway, await listening
+    finally:
+        server.should_exit = True
+        await serving
+        await auto.stop()
+        await gateway.stop()
 
 
 def serve(config: Config, record_to: Path | None = None, on_listening: Callable[[int], None] | None = None) -> int:

@@ -65,6 +65,15 @@ ALLOWED = {
     "headway.bench": {"headway.core", "headway.errors", "headway.charts", "headway.http1"},
     "headway.plan": {"headway.core", "headway.price", "headway.sim", "headway.errors", "headway.charts"},
     "headway.local": {"headway.errors"},
+    # A whole Headway on one event loop, for the demo. Only `cli` can hand it a gateway, which is made by `run`.
+    "headway.local.race": {
+        "headway.config",
+        "headway.core",
+        "headway.engines",
+        "headway.errors",
+        "headway.gateway.serve",
+        "headway.local.engine_process",
+    },
     # Verdicts are needed wherever a model is compared: by `headway eval`, by the card of a student, by the runs.
     "headway.evals": {
         "headway.config.checks",

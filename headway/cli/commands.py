@@ -24,8 +24,8 @@ COMMANDS = (
         "Serve",
         "demo",
         "headway.cli.demo:demo",
-        "Start a real vLLM and a gateway in front of it, and print three calls to paste.",
-        "headway demo",
+        "Start a gateway in front of a real vLLM, or race fast against standard on scripted engines.",
+        "headway demo --scripted",
     ),
     CommandInfo(
         "Serve",

@@ -1,0 +1,181 @@
+"""Runs the race: starts engines and gateway on one event loop, then the other callers, then round after round.
+
+Knows: the order in which things start and end. Does not know: how a gateway is made; that is handed in as
+`open_gateway`. Everything runs in this process, so its end leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import Protocol
+
+import uvloop
+from rich.console import Console
+from rich.live import Live
+
+from headway.config import Config
+from headway.core.pool import Pool
+from headway.engines.scripted import running
+from headway.gateway.serve import Gateway
+from headway.http1 import ConnectionPool
+from headway.local.engine_process import require_free_port
+from headway.local.race import stage
+from headway.local.race.calls import call, keep_calling, read_offers
+from headway.local.race.drawing import draw, in_words, introduction, round_in_words
+from headway.local.race.state import Lane, Race, ReplicaSeats, Result
+
+OpenGateway = Callable[[Config], AbstractAsyncContextManager[tuple[Gateway, int]]]
+
+FRAME_S = 0.1
+READING_S = 3.0  # between two rounds, for whoever watches
+ROUNDS_UNWATCHED = 3  # where the output is not a terminal and no number is given
+POLL_S = 0.02
+
+
+class Screen(Protocol):
+    """Where the race is shown."""
+
+    reading_s: float
+
+    def show(self, race: Race) -> None:
+        """Called for every frame."""
+
+    def end_round(self, race: Race, result: Result | None) -> None: ...
+
+    def end(self, race: Race) -> None: ...
+
+
+class LiveScreen:
+    """A terminal: the picture moves, on the alternate screen; its last state stays when the race is over."""
+
+    reading_s = READING_S
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, screen=True, auto_refresh=False)
+
+    def show(self, race: Race) -> None:
+        self._live.start()
+        self._live.update(draw(race), refresh=True)
+
+    def end_round(self, race: Race, result: Result | None) -> None:
+        """The picture says it."""
+
+    def end(self, race: Race) -> None:
+        self._live.stop()
+        self._console.print(draw(race))
+
+
+class LineScreen:
+    """A file or a pipe: a line for each round."""
+
+    reading_s = 0.0
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._say(introduction())
+
+    def show(self, race: Race) -> None:
+        """Nothing moves here."""
+
+    def end_round(self, race: Race, result: Result | None) -> None:
+        self._say(round_in_words(race, result))
+
+    def end(self, race: Race) -> None:
+        self._say(in_words(race))
+
+    def _say(self, words: str) -> None:
+        self._console.print(words, markup=False, highlight=False, soft_wrap=True)
+
+
+def run_race(console: Console, open_gateway: OpenGateway, *, port: int, rounds: int | None) -> int:
+    """Race until Ctrl-C, or for so many rounds. Returns the exit code: 0 unless a round has no result."""
+    if port:
+        require_free_port(port, "--port")
+    screen: Screen = LiveScreen(console) if console.is_terminal else LineScreen(console)
+    if not console.is_terminal and rounds is None:
+        rounds = ROUNDS_UNWATCHED
+    is_complete = True
+    try:
+        race = uvloop.run(race_on(screen, open_gateway, port=port, rounds=rounds))
+        is_complete = len(race.results) == race.round
+    except (KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C, SIGTERM: the usual end
+        pass
+    console.print("Engines and gateway have stopped.", highlight=False)
+    return 0 if is_complete else 1
+
+
+async def race_on(screen: Screen, open_gateway: OpenGateway, *, port: int, rounds: int | None) -> Race:
+    _end_on_sigterm()
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(running(stage.script())) for _ in range(stage.REPLICAS)]
+        urls = [engine.url for engine in engines]
+        gateway, port = await stack.enter_async_context(open_gateway(stage.config(urls, port)))
+        pool = gateway.machine.pools[stage.MODEL]
+        await _until_up(pool, len(urls))
+        gateway_url = f"http://127.0.0.1:{port}"
+        client = ConnectionPool(gateway_url)
+        stack.callback(client.close)
+        offers = await read_offers(client, stage.MODEL)
+        standard, fast = (Lane(offers[tier], stage.RACE_TOKENS) for tier in ("standard", "fast"))
+        replicas = [ReplicaSeats(url, [None] * stage.SEATS) for url in urls]
+        race = Race(stage.PROMPT, gateway_url, standard, fast, replicas, stage.CALLERS)
+        stack.callback(screen.end, race)
+        await _run_rounds(race, client, pool, screen, rounds)
+        return race
+
+
+def _end_on_sigterm() -> None:
+    this = asyncio.current_task()
+    assert this is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
+
+
+async def _run_rounds(race: Race, client: ConnectionPool, pool: Pool, screen: Screen, rounds: int | None) -> None:
+    async with asyncio.TaskGroup() as group:
+        beside = [group.create_task(_keep_showing(race, pool, screen))]
+        for tier, count in race.callers.items():
+            for _ in range(count):
+                lengths = stage.call_lengths(len(beside))
+                beside.append(group.create_task(keep_calling(client, stage.MODEL, tier, race.prompt, lengths)))
+            await _until_present(pool, len(beside) - 1)
+        while rounds is None or race.round < rounds:
+            race.start_round()
+            await asyncio.gather(*(call(client, stage.MODEL, lane, race.prompt) for lane in race.lanes))
+            screen.end_round(race, race.end_round())
+            await asyncio.sleep(screen.reading_s)
+        for task in beside:
+            task.cancel()
+
+
+async def _until_up(pool: Pool, replicas: int) -> None:
+    while pool.open_replicas < replicas:  # noqa: ASYNC110 (core has no one to tell)
+        await asyncio.sleep(POLL_S)
+
+
+async def _until_present(pool: Pool, calls: int) -> None:
+    while pool.streams + pool.waiting.held < calls:  # noqa: ASYNC110
+        await asyncio.sleep(POLL_S)
+
+
+async def _keep_showing(race: Race, pool: Pool, screen: Screen) -> None:
+    while True:
+        _look(race, pool)
+        screen.show(race)
+        await asyncio.sleep(FRAME_S)
+
+
+def _look(race: Race, pool: Pool) -> None:
+    """Note who sits where, as the gateway's pool has it."""
+    race.held = pool.waiting.held
+    for replica in race.replicas:
+        state = pool.replica_state(replica.url)
+        if state is None:  # taken out: it does not answer
+            replica.update({}, is_light=False, limit=0, stream_tps=0.0)
+        else:
+            aboard = {call_id: stream.tier for call_id, stream in state.aboard.items()}
+            stream_tps = stage.CURVE.speed_tps(max(1, len(aboard)))
+            replica.update(aboard, is_light=state.light, limit=state.limit, stream_tps=stream_tps)

@@ -40,7 +40,7 @@ def a_race() -> Race:
     standard = Lane(Offer("standard", None, 1.0), 110)
     fast = Lane(Offer("fast", 60.0, 2.1), 110)
     replicas = [ReplicaSeats(f"http://{number}", [None] * stage.SEATS) for number in (1, 2)]
-    return Race("Tell me.", "http://127.0.0.1:12345", standard, fast, replicas, {"fast": 3, "standard": 35})
+    return Race(stage.PROMPT, "http://127.0.0.1:12345", standard, fast, replicas, {"fast": 3, "standard": 35})
 
 
 def drawn(race: Race, width: int = 80) -> list[str]:
@@ -118,6 +118,7 @@ def test_the_picture_fits_a_terminal_of_24_lines_and_keeps_its_height(width: int
     lines = drawn(race, width)
     assert {*heights, len(lines)} == {len(lines)}
     assert len(lines) <= 24
+    assert stage.PROMPT in lines[0]
     assert max(map(len, lines)) <= width
 
 

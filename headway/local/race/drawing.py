@@ -49,7 +49,7 @@ def round_in_words(race: Race, result: Result | None) -> str:
         return f"round {race.round}: no result. {problems or 'An answer ended without its proof.'}"
     lanes = "; ".join(
         f"{lane.offer.name} {_tps(lane.tokens_per_second)} at {_price(lane)}, "
-        f"proof: {_verdict(lane.proof)}, seat time {_seat_time(lane.proof)}"
+        f"proof: {_verdict(lane.proof)}, seat-time {_seat_time(lane.proof)}"
         for lane in race.lanes
         if lane.proof is not None
     )
@@ -69,7 +69,7 @@ def in_words(race: Race) -> str:
 
 
 def _heading(race: Race) -> RenderableType:
-    title = Text.assemble(("Headway", "bold"), f': one model, two speeds, one prompt: "{race.prompt}"')
+    title = Text.assemble(("Headway", "bold"), f': two speeds, one prompt: "{race.prompt}"')
     note = Text(SCRIPTED, style="yellow")
     return Padding(Group(_to_both_ends(title, Text(f"round {race.round}" if race.round else "")), note), (0, 1))
 
@@ -97,7 +97,7 @@ def _lane(lane: Lane) -> Panel:
     facts = Table.grid(padding=(0, 2))
     facts.add_row(Text("floor", style="dim"), _floor(lane))
     facts.add_row(Text("proof", style="dim"), _verdict(lane.proof))
-    facts.add_row(Text("seat time", style="dim"), _seat_time(lane.proof))
+    facts.add_row(Text("seat-time", style="dim"), _seat_time(lane.proof))
     bar = _Bar(lane.tokens / lane.max_tokens, colour)
     body = Group(_to_both_ends(speed, progress), bar, _Tail(_said(lane), TEXT_LINES), facts)
     title = Text.assemble((f" {lane.offer.name} ", f"bold black on {colour}"), f" price {_price(lane)} ")

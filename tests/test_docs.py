@@ -15,6 +15,7 @@ from headway.config import Config
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -35,6 +36,23 @@ def test_the_readmes_tree_is_the_tree() -> None:
     there = {f"{path.name}/" for path in (ROOT / "headway").iterdir() if (path / "__init__.py").exists()}
     there |= {path.name for path in (ROOT / "headway").glob("*.py") if not path.name.startswith("__")}
     assert named - {"headway/"} == there
+
+
+# What the product calls its own things (CONTRIBUTING.md): a word that names something new is defined once.
+VOCABULARY = """
+    aboard audit board budget call cell curve doors downgrade drafter entry escalate excess-mistake express-tier fare floor
+    frontier gate grant heavy hold ledger light mistake mistake-budget offer pool preempt price-multiple proof receipt refund
+    refuse replica reserve ride rung scripted-engine seat seat-time spool standard-share stream student teacher tenant tier
+"""
+
+
+def test_the_glossary_defines_each_of_our_words_in_one_sentence() -> None:
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \| (.+) \|$", GLOSSARY, re.MULTILINE)
+    words = [word.replace(" ", "-") for word, _ in rows]
+    assert words == sorted(words)
+    assert words == sorted(VOCABULARY.split())
+    for word, meaning in rows:
+        assert re.fullmatch(r"[A-Z`][^.]*(\.\d[^.]*)*\.", meaning), f"{word}: one sentence, please"
 
 
 @pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=str)

@@ -176,6 +176,6 @@ def _look(race: Race, pool: Pool) -> None:
         if state is None:  # taken out: it does not answer
             replica.update({}, is_light=False, limit=0, stream_tps=0.0)
         else:
-            aboard = {call_id: stream.tier for call_id, stream in state.aboard.items()}
+            aboard = {call_id: stream.call.tier for call_id, stream in state.aboard.items()}
             stream_tps = stage.CURVE.speed_tps(max(1, len(aboard)))
             replica.update(aboard, is_light=state.light, limit=state.limit, stream_tps=stream_tps)

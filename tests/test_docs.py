@@ -6,6 +6,7 @@ import re
 import subprocess
 import tomllib
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -15,6 +16,7 @@ from headway.config import Config
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 GLOSSARY = (ROOT / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
 
 
@@ -28,14 +30,35 @@ def test_the_example_configuration_is_valid() -> None:
     Config.model_validate(tomllib.loads(EXAMPLE))
 
 
-def test_the_readmes_tree_is_the_tree() -> None:
-    """Every folder of the package is in the README's tree, and everything in the tree is there."""
-    tree = re.search(r"```text\n(headway/.*?)```", README, re.DOTALL)
-    assert tree, "README.md has no tree"
+def test_the_architectures_tree_is_the_tree() -> None:
+    """Every folder of the package is in the tree of architecture.md, and everything in the tree is there."""
+    tree = re.search(r"```text\n(headway/.*?)```", ARCHITECTURE, re.DOTALL)
+    assert tree, "docs/explanation/architecture.md has no tree"
     named = set(re.findall(r"^\s*(?:headway/)?([a-z0-9_]+(?:/|\.py))", tree[1], re.MULTILINE))
     there = {f"{path.name}/" for path in (ROOT / "headway").iterdir() if (path / "__init__.py").exists()}
     there |= {path.name for path in (ROOT / "headway").glob("*.py") if not path.name.startswith("__")}
     assert named - {"headway/"} == there
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150, "details belong in docs/"
+
+
+def test_every_row_of_the_readmes_table_says_where_it_was_measured() -> None:
+    """A figure without its script, its engine or its limit claims more than was shown."""
+    header, *rows = re.findall(r"^\|(.*)\|$", README, re.MULTILINE)
+    assert [cell.strip() for cell in header.split("|")] == ["what", "figure", "measured on", "limit"]
+    for row in rows[1:]:
+        _, figure, measured_on, limit = (cell.strip() for cell in row.split("|"))
+        for script in re.findall(r"`([a-z-]+\.sh)`", figure) or [f"none in: {figure}"]:
+            assert (ROOT / "runs" / script).exists(), script
+        assert re.match(r"vLLM, |scripted|simulated, |public figures ", measured_on), measured_on
+        assert limit
+
+
+def test_the_picture_is_well_formed() -> None:
+    picture = ElementTree.parse(ROOT / "docs" / "demo.svg")
+    assert "scripted" in "".join(picture.getroot().itertext())
 
 
 # What the product calls its own things (CONTRIBUTING.md): a word that names something new is defined once.

@@ -24,7 +24,7 @@ from rich.terminal_theme import TerminalTheme
 
 from headway.local.race.drawing import draw
 from headway.local.race.loop import race_on
-from headway.local.race.state import Race, Result
+from headway.local.race.state import Race, RoundResult
 from headway.run import running_gateway
 
 PICTURE = Path("docs/demo.svg")
@@ -73,7 +73,7 @@ class Recorder:
             rows = self._console.render_lines(draw(race), pad=False)
             self.frames.append((time.monotonic(), [tuple(_runs(row)) for row in rows]))
 
-    def end_round(self, race: Race, result: Result | None) -> None:
+    def end_round(self, race: Race, result: RoundResult | None) -> None:
         pass
 
     def end(self, race: Race) -> None:

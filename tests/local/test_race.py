@@ -25,8 +25,9 @@ from rich.console import Console
 from headway.core.types import Tier
 from headway.local.guard import group_members
 from headway.local.race import stage
+from headway.local.race.calls import AnswerReader
 from headway.local.race.drawing import draw, in_words, round_in_words
-from headway.local.race.state import Lane, Offer, Proof, Race, ReplicaSeats
+from headway.local.race.state import Lane, OfferedTier, Proof, Race, ReplicaSeats
 
 COMMAND = [sys.executable, "-m", "headway", "demo", "--scripted"]
 ALTERNATE_SCREEN_OFF, CURSOR_ON = "\x1b[?1049l", "\x1b[?25h"
@@ -37,8 +38,8 @@ def proof(tier: Tier, *, tps: float, kept: bool | None = None, served: Tier | No
 
 
 def a_race() -> Race:
-    standard = Lane(Offer("standard", None, 1.0), 110)
-    fast = Lane(Offer("fast", 60.0, 2.1), 110)
+    standard = Lane(OfferedTier("standard", None, 1.0), 110)
+    fast = Lane(OfferedTier("fast", 60.0, 2.1), 110)
     replicas = [ReplicaSeats(f"http://{number}", [None] * stage.SEATS) for number in (1, 2)]
     return Race(stage.PROMPT, "http://127.0.0.1:12345", standard, fast, replicas, {"fast": 3, "standard": 35})
 
@@ -71,13 +72,35 @@ def test_a_light_replica_above_its_limit_has_no_open_seat() -> None:
 
 
 def test_the_speed_is_the_clients_until_the_proof_is_there() -> None:
-    lane = Lane(Offer("fast", 60.0, 2.1), 110)
+    lane = Lane(OfferedTier("fast", 60.0, 2.1), 110)
     assert lane.tokens_per_second is None
     for number in range(11):
         lane.add_token(" word", now=100 + number / 50)
     assert lane.tokens_per_second == pytest.approx(50)
     lane.proof = proof("fast", tps=61.5, kept=True)
     assert lane.tokens_per_second == 61.5
+
+
+def test_an_answer_is_read_event_by_event_wherever_it_is_cut() -> None:
+    events = (
+        b'data: {"id":"chatcmpl-7","choices":[{"delta":{"content":"the"}}]}\n\n'
+        b'data: {"id":"chatcmpl-7","choices":[{"delta":{"content":" train"}}]}\n\n'
+        b'data: {"id":"chatcmpl-7","choices":[],"usage":{"completion_tokens":2,"headway":'
+        b'{"tier_asked":"fast","tier_served":"fast","tokens_per_second":70.0,"kept":true}}}\n\ndata: [DONE]\n\n'
+    )
+    for cut in range(len(events)):
+        lane = Lane(OfferedTier("fast", 60.0, 2.1), 110)
+        reader = AnswerReader(lane)
+        reader.feed(events[:cut])
+        reader.feed(events[cut:])
+        assert (lane.call_id, lane.text, lane.tokens) == ("7", "the train", 2)
+        assert lane.proof == Proof("fast", "fast", 70.0, kept=True)
+
+
+def test_an_error_in_the_middle_of_an_answer_is_told() -> None:
+    lane = Lane(OfferedTier("fast", 60.0, 2.1), 110)
+    AnswerReader(lane).feed(b'data: {"error":{"message":"the engine is lost","type":"server_error"}}\n\n')
+    assert lane.problem == "the engine is lost"
 
 
 def test_rounds_are_counted_with_their_results() -> None:

@@ -10,7 +10,7 @@ import msgspec
 from headway.core.types import Tier
 from headway.errors import ConnectionFailed
 from headway.http1 import ConnectionPool
-from headway.local.race.state import Lane, Offer, Proof
+from headway.local.race.state import Lane, OfferedTier, Proof
 
 PATH = "/v1/chat/completions"
 EVENT_END = b"\n\n"
@@ -19,32 +19,37 @@ DONE = b"[DONE]"
 RETRY_S = 1.0
 
 
-class _Delta(msgspec.Struct):
+class _StreamedDelta(msgspec.Struct):
     content: str | None = None
 
 
-class _Choice(msgspec.Struct):
-    delta: _Delta
+class _StreamedChoice(msgspec.Struct):
+    delta: _StreamedDelta
 
 
-class _Usage(msgspec.Struct):
+class _StreamedUsage(msgspec.Struct):
     completion_tokens: int = 0
     headway: Proof | None = None
 
 
-class _Chunk(msgspec.Struct):
+class _StreamedError(msgspec.Struct):
+    message: str
+
+
+class _StreamedChunk(msgspec.Struct):
+    id: str = ""
+    choices: list[_StreamedChoice] = []
+    usage: _StreamedUsage | None = None
+    error: _StreamedError | None = None  # in the place of all others
+
+
+class _OfferedModel(msgspec.Struct):
     id: str
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
+    service_tiers: list[OfferedTier]
 
 
-class _Model(msgspec.Struct):
-    id: str
-    service_tiers: list[Offer]
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
+class _ModelsPage(msgspec.Struct):
+    data: list[_OfferedModel]
 
 
 def request_body(model: str, tier: Tier, prompt: str, max_tokens: int) -> bytes:
@@ -60,10 +65,10 @@ def request_body(model: str, tier: Tier, prompt: str, max_tokens: int) -> bytes:
     )
 
 
-async def read_offers(gateway: ConnectionPool, model: str) -> dict[Tier, Offer]:
+async def read_offers(gateway: ConnectionPool, model: str) -> dict[Tier, OfferedTier]:
     answer = await gateway.request(b"GET", "/v1/models")
     try:
-        models = msgspec.json.decode(await answer.read(), type=_Models).data
+        models = msgspec.json.decode(await answer.read(), type=_ModelsPage).data
     finally:
         answer.close()
     return {offer.name: offer for one in models if one.id == model for offer in one.service_tiers}
@@ -78,14 +83,14 @@ async def call(gateway: ConnectionPool, model: str, lane: Lane, prompt: str) -> 
             if answer.status != 200:
                 lane.problem = f"status {answer.status}: {(await answer.read()).decode(errors='replace')}"
                 return
-            await answer.pipe(_Events(lane).feed)
+            await answer.pipe(AnswerReader(lane).feed)
         finally:
             answer.close()
     except ConnectionFailed as error:
         lane.problem = str(error)
 
 
-class _Events:
+class AnswerReader:
     """Reads the events of one answer into its lane."""
 
     def __init__(self, lane: Lane) -> None:
@@ -98,10 +103,13 @@ class _Events:
         for event in events:
             payload = event.removeprefix(DATA)
             if payload != DONE:
-                self._read(msgspec.json.decode(payload, type=_Chunk), now)
+                self._read(msgspec.json.decode(payload, type=_StreamedChunk), now)
 
-    def _read(self, chunk: _Chunk, now: float) -> None:
+    def _read(self, chunk: _StreamedChunk, now: float) -> None:
         lane = self._lane
+        if chunk.error is not None:
+            lane.problem = chunk.error.message
+            return
         lane.call_id = chunk.id.removeprefix("chatcmpl-")  # the engine's request id is the gateway's call id
         for choice in chunk.choices:
             if choice.delta.content:

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from headway.core.types import Tier
-from headway.local.race.state import Lane, Proof, Race, ReplicaSeats, Result
+from headway.local.race.state import Lane, Proof, Race, ReplicaSeats, RoundResult
 
 MAX_WIDTH = 110
 TEXT_LINES = 3
@@ -42,7 +42,7 @@ def introduction() -> str:
     return f"{SCRIPTED}\n{IDEA}"
 
 
-def round_in_words(race: Race, result: Result | None) -> str:
+def round_in_words(race: Race, result: RoundResult | None) -> str:
     """A round as a line, for where nothing can move."""
     if result is None:
         problems = "; ".join(f"{lane.offer.name}: {lane.problem}" for lane in race.lanes if lane.problem)

@@ -25,7 +25,7 @@ from headway.local.engine_process import require_free_port
 from headway.local.race import stage
 from headway.local.race.calls import call, keep_calling, read_offers
 from headway.local.race.drawing import draw, in_words, introduction, round_in_words
-from headway.local.race.state import Lane, Race, ReplicaSeats, Result
+from headway.local.race.state import Lane, Race, ReplicaSeats, RoundResult
 
 OpenGateway = Callable[[Config], AbstractAsyncContextManager[tuple[Gateway, int]]]
 
@@ -43,7 +43,7 @@ class Screen(Protocol):
     def show(self, race: Race) -> None:
         """Called for every frame."""
 
-    def end_round(self, race: Race, result: Result | None) -> None: ...
+    def end_round(self, race: Race, result: RoundResult | None) -> None: ...
 
     def end(self, race: Race) -> None: ...
 
@@ -61,7 +61,7 @@ class LiveScreen:
         self._live.start()
         self._live.update(draw(race), refresh=True)
 
-    def end_round(self, race: Race, result: Result | None) -> None:
+    def end_round(self, race: Race, result: RoundResult | None) -> None:
         """The picture says it."""
 
     def end(self, race: Race) -> None:
@@ -81,7 +81,7 @@ class LineScreen:
     def show(self, race: Race) -> None:
         """Nothing moves here."""
 
-    def end_round(self, race: Race, result: Result | None) -> None:
+    def end_round(self, race: Race, result: RoundResult | None) -> None:
         self._say(round_in_words(race, result))
 
     def end(self, race: Race) -> None:

@@ -14,7 +14,7 @@ import msgspec
 from headway.core.types import Tier
 
 
-class Offer(msgspec.Struct, frozen=True):
+class OfferedTier(msgspec.Struct, frozen=True):
     """A tier as `GET /v1/models` offers it."""
 
     name: Tier
@@ -38,7 +38,7 @@ class Proof(msgspec.Struct, frozen=True):
 class Lane:
     """One tier's call in the present round."""
 
-    offer: Offer
+    offer: OfferedTier
     max_tokens: int
     call_id: str = ""
     text: str = ""
@@ -97,7 +97,7 @@ class ReplicaSeats:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RoundResult:
     """One finished round."""
 
     standard: Proof
@@ -122,7 +122,7 @@ class Race:
     callers: dict[Tier, int]  # how many others call meanwhile
     round: int = 0
     held: int = 0  # calls that wait for a seat
-    results: list[Result] = field(default_factory=list)
+    results: list[RoundResult] = field(default_factory=list)
 
     @property
     def lanes(self) -> tuple[Lane, Lane]:
@@ -133,11 +133,11 @@ class Race:
         for lane in self.lanes:
             lane.start()
 
-    def end_round(self) -> Result | None:
+    def end_round(self) -> RoundResult | None:
         """Note the result; None if a call failed."""
         if self.standard.proof is None or self.fast.proof is None:
             return None
-        self.results.append(Result(self.standard.proof, self.fast.proof))
+        self.results.append(RoundResult(self.standard.proof, self.fast.proof))
         return self.results[-1]
 
     @property

@@ -72,6 +72,7 @@ ALLOWED = {
         "headway.engines",
         "headway.errors",
         "headway.gateway.serve",
+        "headway.http1",
         "headway.local.engine_process",
     },
     # Verdicts are needed wherever a model is compared: by `headway eval`, by the card of a student, by the runs.

@@ -1,12 +1,12 @@
 """Public measurements of engines in AIConfigurator's CSV form, as what the planner predicts. See runs/plan-accuracy.sh.
 
 Which rows are in scope is decided here, by what a row says of its configuration, never by how well it is predicted.
+Rows whose prompts are read on other chips (disaggregated) are not in the committed table; data/README.md counts them.
 """
 
 from __future__ import annotations
 
 import csv
-import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,8 @@ from headway.plan.chips import CHIPS, Precision
 from headway.plan.models import model_shape
 from headway.plan.step import Engine, Setup
 
-DATA = Path(os.environ.get("HEADWAY_DATA", Path(__file__).parents[3] / "shared" / "data"))
-SAMPLE, REFS = DATA / "aic_silicon_sample.csv", DATA / "aic_silicon_refs.csv"
+DATA = Path(__file__).parents[2] / "data"
+SAMPLE, REFS = DATA / "silicon_sample.csv", DATA / "silicon_refs.csv"
 MODELS = {
     "MiniMax-M2.5": "minimax-m2.5",
     "Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
@@ -41,7 +41,6 @@ MOST_TP = 8
 
 # Why a row is not in scope, in the order in which it is asked.
 R1 = "DeepSeek-R1: speculative and plain decoding mixed, without a label"
-DISAGGREGATED = "prompts read on other chips (disaggregated)"
 MANY_CHIPS = "tp_size above 8: several nodes, or tp times ep written into it"
 UNRECORDED = "parallelism recorded as 0 chips: not known what was run"
 DP_ATTENTION = "attention replicated (data parallel): the batch of a replica is not the row's"
@@ -83,12 +82,9 @@ def _raw_rows(path: Path) -> list[dict[str, str]]:
 
 
 def _reasons(raw: dict[str, str]) -> list[str]:
-    is_r1 = "DeepSeek-R1" in raw["model_path"]
-    if raw["mode"] != "agg":
-        return [R1, DISAGGREGATED] if is_r1 else [DISAGGREGATED]
     chips, moe_chips = int(raw["tp_size"]), int(raw["moe_tp_size"] or 1) * int(raw["moe_ep_size"] or 1)
     found = {
-        R1: is_r1,
+        R1: "DeepSeek-R1" in raw["model_path"],
         MANY_CHIPS: chips > MOST_TP,
         UNRECORDED: "0" in (raw["moe_tp_size"], raw["moe_ep_size"]),
         DP_ATTENTION: raw["attention_dp_size"] not in {"", "0", "1"} or moe_chips > chips,

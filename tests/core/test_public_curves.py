@@ -7,13 +7,11 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-import pytest
-
 from headway.core.curve import fit
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "aic_silicon_sample.csv"
-# What is not part of a configuration: the row's name and source, the batch, and what was measured.
-MEASURED = {"id", "silicon_data_source", "batch_size", "silicon_ttft_ms", "silicon_tpot_ms"}
+DATA = Path(__file__).parents[2] / "data" / "silicon_sample.csv"
+# What is not part of a configuration: the batch, and what was measured.
+MEASURED = {"batch_size", "silicon_ttft_ms", "silicon_tpot_ms"}
 MIN_BATCHES = 5
 MAX_MAPE, MAX_MEDIAN = 0.04, 0.02
 
@@ -25,15 +23,12 @@ def public_curves() -> list[dict[int, float]]:
         for row in csv.DictReader(file):
             if "DeepSeek-R1" in row["model_path"]:
                 continue  # its rows mix speculative and plain decoding and do not say which is which
-            if row["mode"] != "agg":
-                continue  # prompts are read elsewhere, and the batch is of two kinds of engine
             configuration = tuple(value for name, value in row.items() if name not in MEASURED)
             found[configuration][int(row["batch_size"])].append(float(row["silicon_tpot_ms"]) / 1000)
     curves = [{batch: statistics.median(values) for batch, values in curve.items()} for curve in found.values()]
     return [curve for curve in curves if len(curve) >= MIN_BATCHES]
 
 
-@pytest.mark.skipif(not DATA.exists(), reason=f"the public measurements are not there: {DATA.name}")
 def test_three_points_tell_the_rest_of_a_public_curve() -> None:
     curves = public_curves()
     errors = []

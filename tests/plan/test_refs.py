@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import statistics
 
-import pytest
-
 from headway.plan.step import seconds_per_token
 from runs.planning.rows import REFS, SAMPLE, read_rows
 
 MOST_MEDIAN, MOST_MAPE = 0.12, 0.15
 
 
-@pytest.mark.skipif(not REFS.exists(), reason=f"the public measurements are not there: {REFS.name}")
 def test_reference_points() -> None:
     rows, out = read_rows(REFS)
     errors = [abs(seconds_per_token(row.setup, row.batch) / row.measured_s - 1) for row in rows]
@@ -22,7 +19,6 @@ def test_reference_points() -> None:
     assert statistics.mean(errors) <= MOST_MAPE
 
 
-@pytest.mark.skipif(not SAMPLE.exists(), reason=f"the public measurements are not there: {SAMPLE.name}")
 def test_the_whole_sample() -> None:
     rows, _ = read_rows(SAMPLE)
     errors = [abs(seconds_per_token(row.setup, row.batch) / row.measured_s - 1) for row in rows]

@@ -1,0 +1,59 @@
+"""Makes the tables of this folder again from the files they come from: `python data/reduce.py FOLDER`.
+
+FOLDER holds the originals under the names that data/README.md gives. Only standard library, no headway: whoever wants
+to check the tables needs nothing else.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from itertools import islice
+from pathlib import Path
+
+DATA = Path(__file__).parent
+# What the planner reads of a row, and what tells one configuration from another.
+COLUMNS = (
+    "backend", "backend_version", "model_path", "system", "precision", "isl", "osl", "gemm_quant_mode",
+    "moe_quant_mode", "batch_size", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size", "silicon_ttft_ms",
+    "silicon_tpot_ms",
+)  # fmt: skip
+MEASURED = ("silicon_ttft_ms", "silicon_tpot_ms")
+TRACE_CALLS = 1000
+PREFIX_BLOCKS = 2  # all that headway/sim/traces.py reads of a call's blocks
+
+
+def reduce_measurements(original: Path, reduced: Path) -> None:
+    """Rows whose prompts and answers are computed on the same chips; times to six digits."""
+    with original.open(newline="", encoding="utf-8") as source, reduced.open("w", encoding="utf-8") as target:
+        writer = csv.DictWriter(target, COLUMNS, extrasaction="ignore", lineterminator="\n")
+        writer.writeheader()
+        for row in csv.DictReader(source):
+            if row["mode"] == "agg":
+                writer.writerow(row | {name: f"{float(row[name]):.6g}" for name in MEASURED})
+
+
+def reduce_azure(original: Path, reduced: Path) -> None:
+    with original.open(newline="", encoding="utf-8") as source, reduced.open("w", encoding="utf-8") as target:
+        csv.writer(target, lineterminator="\n").writerows(islice(csv.reader(source), 1 + TRACE_CALLS))
+
+
+def reduce_mooncake(original: Path, reduced: Path) -> None:
+    with original.open(encoding="utf-8") as source, reduced.open("w", encoding="utf-8") as target:
+        for line in islice(source, TRACE_CALLS):
+            call = json.loads(line)
+            call["hash_ids"] = call["hash_ids"][:PREFIX_BLOCKS]
+            target.write(json.dumps(call, separators=(",", ":")) + "\n")
+
+
+def main() -> None:
+    originals = Path(sys.argv[1])
+    reduce_measurements(originals / "silicon_sample.csv", DATA / "silicon_sample.csv")
+    reduce_measurements(originals / "silicon_refs.csv", DATA / "silicon_refs.csv")
+    reduce_azure(originals / "AzureLLMInferenceTrace_conv.csv", DATA / "azure_conversations.csv")
+    reduce_mooncake(originals / "conversation_trace.jsonl", DATA / "mooncake_conversations.jsonl")
+
+
+if __name__ == "__main__":
+    main()

@@ -13,12 +13,12 @@ from headway.cli import app
 from headway.core.curve import Curve
 from headway.errors import SetupError
 from headway.plan import fleet
-from headway.plan.answers import SEEN, SRAM
+from headway.plan.answers import SRAM, Band
 from headway.plan.fleet import Candidate, Demand, Promises, measured_candidate, smallest_fleet
 from headway.sim.scenario import play
 
 CURVE = Curve(a=0.010, c=0.0005, d=0.0)  # 95 tok/s alone, 38 among 32
-KIND = Candidate("kind", CURVE, 32, 20_000.0, 3.0, 2, SEEN)
+KIND = Candidate("kind", CURVE, 32, 20_000.0, 3.0, 2, Band(0.1, 0.26, "70 tok/s alone at its slow end"))
 DEMAND = Demand(4.0, {"standard": 0.8, "fast": 0.2}, {"fast": 60.0}, 500.0, 300.0)
 
 

@@ -1,0 +1,261 @@
+"""Which code each published figure was measured with: runs/published.toml, and whether that code has changed since.
+
+    python -m runs.publish           every figure and its state
+    python -m runs.publish tax       after runs/tax.sh: its figures are of today, of this commit and of this code
+    python -m runs.publish --mark    mark the figures whose code has changed as stale, and unmark the others
+
+A figure depends on its script, on the Python that the script runs, on what that imports from the repository, on the
+`headway` commands that it starts as processes, and on the tables of data/ that it names. Comments, docstrings and
+layout do not count. tests/runs/test_published.py fails if a figure's code has changed and the page does not say so.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).parent.parent
+PUBLISHED = "runs/published.toml"
+MARK = "`python -m runs.publish --mark`"
+# Where the code of a command begins. Of any other it is `headway.cli`, which imports everything.
+STARTED = {
+    "serve": "headway.run",
+    "mock-engine": "headway.engines.scripted.engine",
+    "auto": "headway.auto.calibration",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    id: str
+    page: str
+    text: str  # as it stands on the page
+    script: str
+    date: date
+    commit: str
+    code: str
+    stale: bool = False
+
+    @property
+    def note(self) -> str:
+        """What the page must say in the figure's section, or in its first one, if the figure is stale."""
+        return f"measured {self.date} on an earlier version"
+
+
+class Module:
+    """One Python file: what it means, what it imports, which commands it starts, which strings it has."""
+
+    def __init__(self, path: Path) -> None:
+        self._tree = ast.parse(path.read_text(encoding="utf-8"))
+        self.imports: set[str] = set()
+        self.starts: set[str] = set()
+        self.strings: set[str] = set()
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Import):
+                self.imports |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                # `from headway.api import limits` imports the module headway.api.limits.
+                self.imports |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+            elif isinstance(node, ast.List):
+                self.starts |= _started(node)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                self.strings.add(node.value)
+
+    @cached_property
+    def meaning(self) -> bytes:
+        """The syntax tree without docstrings: the same for every version of Python and every layout of the text."""
+        return repr(_plain(self._tree)).encode()
+
+
+def _started(command: ast.List) -> set[str]:
+    """The command of [sys.executable, "-m", "headway", "serve", ...]: serve."""
+    words = [str(part.value) if isinstance(part, ast.Constant) else "" for part in command.elts]
+    return {words[at + 2] for at in range(len(words) - 2) if words[at : at + 2] == ["-m", "headway"]}
+
+
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def _plain(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_plain(one) for one in node]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = {name: value for name, value in ast.iter_fields(node) if value not in (None, [])}
+    if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
+        fields["body"] = node.body[1:]
+    elif isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty strings between the parts
+        fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]
+    return type(node).__name__, [(name, _plain(value)) for name, value in fields.items()]
+
+
+class Code:
+    """The repository's code, by what depends on what."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._modules: dict[Path, Module] = {}
+        self._hashes: dict[str, str] = {}
+        self._paths: dict[tuple[str, Path], Path | None] = {}
+
+    def hash(self, script: str) -> str:
+        if script not in self._hashes:
+            digest = hashlib.sha256()
+            for path in sorted(self.files(script)):
+                digest.update(f"{path.relative_to(self.root).as_posix()}\0".encode())
+                digest.update(self._content(path))
+            self._hashes[script] = digest.hexdigest()[:16]
+        return self._hashes[script]
+
+    def files(self, script: str) -> set[Path]:
+        """What the figures of this script depend on."""
+        start = self._entry(self.root / script)
+        found, todo = {self.root / script}, [start]
+        while todo:
+            path = todo.pop()
+            if path in found:
+                continue
+            found.add(path)
+            module = self._module(path)
+            names = module.imports | {STARTED.get(command, "headway.cli") for command in module.starts}
+            # The package's own __init__ holds the version, which every release changes, and nothing that is measured.
+            names.discard("headway")
+            todo += [at for name in names if (at := self._path(name, start.parent)) is not None]
+            found |= {table for table in (self.root / "data").glob("*.*") if table.name in module.strings}
+        return found
+
+    def _entry(self, script: Path) -> Path:
+        line = re.search(r'"\$PY" (?:-m ([\w.]+)|(\S+\.py))', script.read_text(encoding="utf-8"))
+        if line is None:
+            raise SystemExit(f'{script} does not run "$PY" -m MODULE: its code cannot be told.')
+        return self.root / (line[2] or f"{line[1].replace('.', '/')}.py")
+
+    def _path(self, name: str, beside: Path) -> Path | None:
+        """None for what is not of this repository. A script that is run by its path imports what is beside it."""
+        if (name, beside) not in self._paths:
+            places = [folder.joinpath(*name.split(".")) for folder in (self.root, beside)]
+            files = [path for at in places for path in (at.with_suffix(".py"), at / "__init__.py")]
+            self._paths[name, beside] = next((path for path in files if path.is_file()), None)
+        return self._paths[name, beside]
+
+    def _module(self, path: Path) -> Module:
+        if path not in self._modules:
+            self._modules[path] = Module(path)
+        return self._modules[path]
+
+    def _content(self, path: Path) -> bytes:
+        if path.suffix == ".py":
+            return self._module(path).meaning
+        if path.suffix == ".sh":
+            lines = path.read_text(encoding="utf-8").splitlines()
+            return "\n".join(line for line in lines if not line.startswith("#")).encode()
+        return path.read_bytes()
+
+
+def read_figures(root: Path) -> list[Figure]:
+    return [Figure(**entry) for entry in _document(root).unwrap().get("figures", [])]
+
+
+def problems(root: Path) -> Iterator[str]:
+    """What is wrong with each figure, and what to do about it."""
+    code = Code(root)
+    for figure in read_figures(root):
+        name = f"{figure.id} in {PUBLISHED}"
+        first, *others = sections_of(root / figure.page)
+        having = [one for one in (first, *others) if _words(figure.text) in one]
+        if not having:
+            yield f"{name}: {figure.page} does not say {figure.text!r}. Correct the text, or delete the entry."
+        is_stale = code.hash(figure.script) != figure.code
+        again = f"run {figure.script} and then `python -m runs.publish {Path(figure.script).stem}`"
+        if is_stale and not figure.stale:
+            yield f"{name}: its code has changed since it was measured. Either {again}, or mark it: {MARK}."
+        elif figure.stale and not is_stale:
+            yield f"{name}: its code is the one it was measured with. Unmark it: {MARK}."
+        elif is_stale and not any(figure.note in one for one in (first, *having)):
+            yield f'{name}: {figure.page} must say "{figure.note}", beside it or in its first section. Or {again}.'
+
+
+def sections_of(page: Path) -> list[str]:
+    """The page from heading to heading, the title with the first. Single spaces: a line break is no difference."""
+    found: list[list[str]] = [[]]
+    is_code = False
+    for line in page.read_text(encoding="utf-8").splitlines():
+        is_code ^= line.startswith("```")
+        if line.startswith("##") and not is_code:
+            found.append([])
+        found[-1].append(line)
+    return [_words("\n".join(lines)) for lines in found]
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())
+
+
+def mark(root: Path) -> None:
+    code, document = Code(root), _document(root)
+    for entry in document.get("figures", []):
+        if code.hash(entry["script"]) != entry["code"]:
+            entry["stale"] = True
+        else:
+            entry.pop("stale", None)
+    _write(root, document)
+
+
+def renew(root: Path, name: str, today: date) -> int:
+    """The number of figures of runs/NAME.sh, which were measured just now."""
+    code, document, script = Code(root), _document(root), f"runs/{name}.sh"
+    files = [path.relative_to(root).as_posix() for path in code.files(script)]
+    if subprocess.run(["git", "diff", "--quiet", "HEAD", "--", *files], cwd=root).returncode:
+        raise SystemExit(f"Commit the code that {script} was run with first: a figure names the commit it is of.")
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=root, check=True, capture_output=True, text=True
+    )
+    mine = [entry for entry in document.get("figures", []) if entry["script"] == script]
+    for entry in mine:
+        entry.update({"date": today, "commit": commit.stdout.strip(), "code": code.hash(script)})
+        entry.pop("stale", None)
+    _write(root, document)
+    return len(mine)
+
+
+def _document(root: Path) -> tomlkit.TOMLDocument:
+    return tomlkit.parse((root / PUBLISHED).read_text(encoding="utf-8"))
+
+
+def _write(root: Path, document: tomlkit.TOMLDocument) -> None:
+    (root / PUBLISHED).write_text(tomlkit.dumps(document), encoding="utf-8")
+
+
+def main() -> None:
+    console = Console(width=130)
+    if len(sys.argv) > 1 and sys.argv[1] == "--mark":
+        mark(ROOT)
+    elif len(sys.argv) > 1:
+        count = renew(ROOT, sys.argv[1], datetime.now(UTC).date())
+        console.print(
+            f"{count} figures of runs/{sys.argv[1]}.sh are of today. Compare each text with what the run printed."
+        )
+    table = Table("figure", "page", "script", "measured", "commit", "code")
+    for figure in read_figures(ROOT):
+        state = "changed since" if figure.stale else "the same"
+        table.add_row(figure.id, figure.page, figure.script, str(figure.date), figure.commit, state)
+    console.print(table)
+    for problem in problems(ROOT):
+        console.print(problem, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -187,7 +187,6 @@ async def run_gateway(
         await books.start()
     gateway.start()
     # What is here now stays. Without this each full garbage collection walks all of it, and no stream moves meanwhile.
-    gc.collect()
     gc.freeze()
     try:
         await server.serve()

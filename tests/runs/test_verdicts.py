@@ -17,7 +17,7 @@ from headway.evals.shares import Share
 from runs.bench import frontier, referee, truth
 from runs.engine import long_prompts, speculation
 from runs.express import fast_mode, report, rule
-from runs.gateway import leaks, tax
+from runs.gateway import leaks, relay_change, tax
 from runs.ledger import budget_race, cost, outages, torture
 from runs.ledger.torture_judge import Judgement
 from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish, none_of
@@ -257,6 +257,11 @@ def sim_speed() -> Case:
     )
 
 
+def relay_change_case() -> Case:
+    good = relay_change.Turns([20.0] * 21, [20.4] * 21)
+    return Case(relay_change.verdict, good, [replace(good, after=[20.7] * 21), relay_change.Turns([20.0], [20.0])])
+
+
 CASES = {
     "bench-truth": bench_truth(),
     "budget-race": budget_race_case(),
@@ -275,6 +280,7 @@ CASES = {
     "mistake-budget": mistake_budget(),
     "mistakes": mistakes_case(),
     "referee": referee_case(),
+    "relay-change": relay_change_case(),
     "sim-fidelity": sim_fidelity(),
     "sim-parity": sim_parity(),
     "sim-speed": sim_speed(),

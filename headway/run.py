@@ -21,7 +21,7 @@ from headway.config import AutoTable, Config, KeepPromptsTable, ModelTable, Pric
 from headway.core.curve import fit
 from headway.core.machine import Machine
 from headway.core.rate_limit import TokenLimit
-from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy, own_pools
+from headway.core.types import ModelPolicy, Offer, Replica, Tier, TierPolicy, own_pools
 from headway.engines.base import Engine
 from headway.engines.kinds import KINDS
 from headway.errors import SetupError
@@ -36,7 +36,10 @@ from headway.price import MICRO, MILLI, Price
 
 
 def make_gateway(config: Config, record_to: Path | None = None, books: Books | None = None) -> Gateway:
-    pools, offers = own_pools({model.name: policy_of(model) for model in config.models})
+    pools, offers = own_pools({model.name: policy_of(model) for model in config.models if model.replicas_of is None})
+    for model in config.models:
+        if model.replicas_of is not None:
+            offers[model.name] = Offer(model.replicas_of, policy_of(model).tiers)
     fleet: list[tuple[Replica, Engine]] = [
         (replica_of(model, replica, name=replica.url), engine_of(model, replica))
         for model in config.models

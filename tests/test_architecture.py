@@ -260,3 +260,14 @@ def test_broad_excepts_are_counted() -> None:
         and (node.type is None or getattr(node.type, "id", "") in {"Exception", "BaseException"})
     ]
     assert len(broad) <= 4, broad
+
+
+def test_no_two_classes_share_a_name() -> None:
+    """Whoever searches for a class finds one. Private classes count too."""
+    where: dict[str, list[str]] = {}
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                where.setdefault(node.name, []).append(module)
+    twice = {name: modules for name, modules in where.items() if len(modules) > 1}
+    assert not twice, f"{twice}: name each after what is special about it."

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-from headway.bench.client import Call, Client
+from headway.bench.client import LoadCall, LoadClient
 from headway.errors import SetupError
 
 TOKENS, PROMPT_TOKENS, LONG_PROMPT_TOKENS = 64, 16, 600
@@ -46,7 +46,7 @@ def nearly_all_got(speeds: list[float]) -> float:
 
 async def calibrate(url: str, model: str, seats: int, on_point: Callable[[int], None]) -> CurveCalibration:
     """Measure; `on_point` is called with each number of streams before it is measured."""
-    client = Client(url, model, seed=int(time.time()))  # a cache may still know the prompts of the last time
+    client = LoadClient(url, model, seed=int(time.time()))  # a cache may still know the prompts of the last time
     try:
         prompt_tps = await measure_prompts(client)
         points = []
@@ -62,15 +62,15 @@ async def calibrate(url: str, model: str, seats: int, on_point: Callable[[int], 
         client.close()
 
 
-async def measure_prompts(client: Client) -> float:
+async def measure_prompts(client: LoadClient) -> float:
     """Tokens of a long prompt per second until its answer's first: the slowest of three, after one to warm up."""
     calls = [await _call(client, LONG_PROMPT_TOKENS, 2) for _ in range(4)]
     return min(call.prompt_tokens / call.ttft_s for call in calls[1:])
 
 
-async def _call(client: Client, prompt_tokens: int, max_tokens: int) -> Call:
+async def _call(client: LoadClient, prompt_tokens: int, max_tokens: int) -> LoadCall:
     request = client.request(prompt_tokens, max_tokens)
-    call = Call(time.perf_counter(), max_tokens)
+    call = LoadCall(time.perf_counter(), max_tokens)
     await client.make(call, request, lambda _at, _tokens: None)
     if call.error:
         raise SetupError(f"The server cannot be measured: {call.error}")

@@ -35,7 +35,7 @@ WORDS = _TEXT.split()
 
 
 @dataclass(slots=True)
-class Call:
+class LoadCall:
     """One call and its times, in seconds of this process' clock."""
 
     scheduled_at: float  # when it was to be made: what its caller waits from
@@ -79,7 +79,7 @@ class Prompts:
 class _TokenCounter:
     """Reads one answer: when tokens came, and how many. `feed` is called straight from the socket."""
 
-    def __init__(self, call: Call, response: Response, on_tokens: Callable[[float, int], None]) -> None:
+    def __init__(self, call: LoadCall, response: Response, on_tokens: Callable[[float, int], None]) -> None:
         self._call = call
         self._response = response
         self._on_tokens = on_tokens
@@ -114,7 +114,7 @@ def _number_at(data: bytes, start: int) -> int:
     return int(data[start : start + 16].split(b",")[0].split(b"}")[0])
 
 
-class Client:
+class LoadClient:
     """Makes calls to one model behind one URL, over as many connections as there are calls at once."""
 
     def __init__(self, url: str, model: str, key: str | None = None, seed: int = 0) -> None:
@@ -136,7 +136,7 @@ class Client:
             }
         )
 
-    async def make(self, call: Call, request: bytes, on_tokens: Callable[[float, int], None]) -> None:
+    async def make(self, call: LoadCall, request: bytes, on_tokens: Callable[[float, int], None]) -> None:
         """Send now, return when the answer has ended; `on_tokens` hears when tokens come, and how many."""
         call.status, call.error = 0, ""
         call.sent_at = time.perf_counter()  # what comes now, a connection included, is not the client's delay

@@ -20,7 +20,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from math import ceil
 
-from headway.bench.client import Call, Client
+from headway.bench.client import LoadCall, LoadClient
 from headway.errors import SetupError
 
 CALL_TIMEOUT_S = 600.0
@@ -45,7 +45,7 @@ class Arrival:
 class Load:
     """What was measured between two moments, with warm-up apart."""
 
-    calls: list[Call] = field(default_factory=list)  # to be made in the window, complete or failed
+    calls: list[LoadCall] = field(default_factory=list)  # to be made in the window, complete or failed
     began_at: float = 0.0
     ended_at: float = 0.0
     tokens: int = 0  # that came in the window, of whichever call
@@ -54,7 +54,7 @@ class Load:
     open_loop: bool = False
 
     @property
-    def complete(self) -> list[Call]:
+    def complete(self) -> list[LoadCall]:
         return [call for call in self.calls if not call.error]
 
     @property
@@ -148,7 +148,7 @@ class LagMeter:
 
 
 async def closed_loop(
-    client: Client, streams: int, prompt_tokens: int, output_tokens: int, generations: int = 1
+    client: LoadClient, streams: int, prompt_tokens: int, output_tokens: int, generations: int = 1
 ) -> Load:
     """So many slots that call again at once, until each has made `generations` calls since the last one was warm.
 
@@ -158,7 +158,9 @@ async def closed_loop(
 
 
 class _ClosedLoop:
-    def __init__(self, client: Client, streams: int, prompt_tokens: int, output_tokens: int, generations: int) -> None:
+    def __init__(
+        self, client: LoadClient, streams: int, prompt_tokens: int, output_tokens: int, generations: int
+    ) -> None:
         self._client = client
         self._streams = streams
         self._lengths = prompt_tokens, output_tokens
@@ -208,9 +210,9 @@ class _ClosedLoop:
             if call.error:
                 await asyncio.sleep(TRY_AGAIN_S)
 
-    async def _call(self, prompt_tokens: int, output_tokens: int) -> Call:
+    async def _call(self, prompt_tokens: int, output_tokens: int) -> LoadCall:
         request = self._client.request(prompt_tokens, output_tokens)
-        call = Call(time.perf_counter(), output_tokens)
+        call = LoadCall(time.perf_counter(), output_tokens)
         await _make(self._client, call, request, self._load)
         while call.status in REFUSALS and time.perf_counter() - call.scheduled_at < CALL_TIMEOUT_S:
             # Its caller still waits: the time goes on from when it was first to be made.
@@ -220,7 +222,7 @@ class _ClosedLoop:
         return call
 
 
-async def open_loop(client: Client, arrivals: list[Arrival], warm_up_s: float = 0.0) -> Load:
+async def open_loop(client: LoadClient, arrivals: list[Arrival], warm_up_s: float = 0.0) -> Load:
     """Calls at their times. Those of the first `warm_up_s` are made and not counted; a refused call has failed."""
     load = Load(open_loop=True)
     todo = sorted(arrivals, key=lambda arrival: arrival.at_s)
@@ -230,7 +232,7 @@ async def open_loop(client: Client, arrivals: list[Arrival], warm_up_s: float = 
         start = time.perf_counter() + 0.05
         load.began_at = start + warm_up_s
         for arrival, request in zip(todo, requests, strict=True):
-            call = Call(start + arrival.at_s, arrival.output_tokens)
+            call = LoadCall(start + arrival.at_s, arrival.output_tokens)
             await _until(call.scheduled_at)
             if arrival.at_s >= warm_up_s:
                 load.calls.append(call)
@@ -240,7 +242,7 @@ async def open_loop(client: Client, arrivals: list[Arrival], warm_up_s: float = 
     return load
 
 
-async def _make(client: Client, call: Call, request: bytes, load: Load) -> None:
+async def _make(client: LoadClient, call: LoadCall, request: bytes, load: Load) -> None:
     def note(at: float, tokens: int) -> None:
         if 0 < load.began_at <= at and not load.ended_at:
             load.tokens += tokens

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from headway.bench.calibrate import CurveCalibration, batches_for, measure_prompts, nearly_all_got
-from headway.bench.client import Call, Client
+from headway.bench.client import LoadCall, LoadClient
 from headway.bench.load import Load, closed_loop, quantile
 from headway.core.curve import Curve, fit
 from headway.errors import SetupError
@@ -67,7 +67,7 @@ class Point:
         return any(not run.problems() for run in self.repeats)
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[LoadCall]:
         return [call for run in self.runs for call in run.complete]
 
     @property
@@ -164,7 +164,7 @@ async def sweep(
     """Measure; `on_run` hears the number of streams before each run, and with what was measured after it."""
     points = {streams: Point(streams) for streams in plan.streams}
     found = Sweep(model, plan, list(points.values()))
-    client = Client(url, model, key, seed=int(time.time()))  # a cache may still know the prompts of the last time
+    client = LoadClient(url, model, key, seed=int(time.time()))  # a cache may still know the prompts of the last time
     try:
         found.prompt_tps = await measure_prompts(client)
         for streams in plan.order():

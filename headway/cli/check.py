@@ -14,5 +14,8 @@ def check(config: ConfigPath = DEFAULT_CONFIG) -> None:
     settings = load(config)
     for model in settings.models:
         seats = sum(replica.seats for replica in model.replicas)
-        console.print(f"{model.name}: {len(model.replicas)} replica(s), {seats} seats")
+        if model.replicas_of is not None:
+            console.print(f"{model.name}: shares the replicas of {model.replicas_of}")
+        else:
+            console.print(f"{model.name}: {len(model.replicas)} replica(s), {seats} seats")
     console.print(f"[green]{config} is valid.[/green]")

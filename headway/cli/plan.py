@@ -14,7 +14,7 @@ from rich.table import Table
 from headway.bench.fares import read_frontier
 from headway.cli.fleet import candidates_of, demand_of, show_fleets
 from headway.errors import SetupError
-from headway.plan.answers import CALIBRATED, Band, Offer, band_of, measured_offers, offers_of, quote
+from headway.plan.answers import CALIBRATED, Band, PricedFloor, band_of, measured_offers, offers_of, quote
 from headway.plan.chips import CHIPS, Chip, Precision, this_cpu
 from headway.plan.fleet import measured_candidate
 from headway.plan.memory import fewest_chips, seats, splits, weights_held
@@ -86,7 +86,7 @@ def plan(
         show_fleets(console, candidates, demand_of(demand, share or [], floors, prompt_tokens, output_tokens))
 
 
-def _drawn(setup: Setup) -> tuple[str, list[Offer], float, Band]:
+def _drawn(setup: Setup) -> tuple[str, list[PricedFloor], float, Band]:
     return setup.chip.name, offers_of(setup), setup.chip.price_hour or 0.0, band_of(setup)
 
 
@@ -107,7 +107,7 @@ def _chip(name: str) -> Chip:
 
 
 def _rows(
-    table: Table, name: str, offers: list[Offer], price_hour: float | None, standard: float, floors: list[float],
+    table: Table, name: str, offers: list[PricedFloor], price_hour: float | None, standard: float, floors: list[float],
     band: Band,
 ) -> None:  # fmt: skip
     """Add one row for standard and one for each floor."""
@@ -158,7 +158,7 @@ def _between(low: float | None, high: float | None) -> str:
     return f"{low:.1f} .. {'not reached' if high is None else f'{high:.1f}'}"
 
 
-def _fits(setup: Setup, offers: list[Offer]) -> str:
+def _fits(setup: Setup, offers: list[PricedFloor]) -> str:
     shape, chip = setup.shape, setup.chip
     weights = (
         f"{shape.params / 1e9:.0f}B weights, {shape.weight_bytes(setup.precision) / 1e9:.0f} GB in {setup.precision}"

@@ -125,6 +125,8 @@ def _replayed(trace: Path, model: str, _seed: int) -> Iterator[Job]:
 def _model(settings: Config, name: str | None) -> ModelTable:
     for table in settings.models:
         if name is None or table.name == name:
+            if table.replicas_of is not None:
+                raise SetupError(f"{table.name} shares the replicas of {table.replicas_of}: simulate that model.")
             if any(replica.curve is None for replica in table.replicas):
                 raise SetupError(f"a replica of {table.name} has no curve: measure one with `headway bench`.")
             return table

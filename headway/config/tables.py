@@ -277,7 +277,12 @@ class ModelTable(_Table):
     standard_share: float = Field(
         0.5, ge=0, le=1, description="Share of the replicas that always accepts standard calls."
     )
-    replicas: list[ReplicaTable] = Field(min_length=1, description="Engines that serve the model.")
+    replicas: list[ReplicaTable] = Field(default_factory=list, description="Engines that serve the model.")
+    replicas_of: str | None = Field(
+        None,
+        description="Name of another model whose replicas serve this one too, such as the base of a LoRA adapter. The "
+        "models share its seats.",
+    )
     price: PriceTable | None = Field(None, description="Price of the model. Free if not set.")
     max_output_tokens: int = Field(
         4096,
@@ -308,12 +313,8 @@ class ModelTable(_Table):
             raise ValueError(
                 f"model {self.name!r} needs the tier standard: other tiers are priced and measured against it"
             )
-        express = [name for name in names if name in EXPRESS]
-        if express and not any(replica.curve for replica in self.replicas):
-            raise ValueError(
-                f"model {self.name!r} offers {express[0]!r} but none of its replicas has a curve: "
-                "measure one with `headway calibrate URL` and add the lines it prints"
-            )
+        if bool(self.replicas) == (self.replicas_of is not None):
+            raise ValueError(f"model {self.name!r} needs either [[models.replicas]] or replicas_of")
         return self
 
 
@@ -342,6 +343,24 @@ class Config(_Table):
                 raise ValueError(
                     f"model {model.name!r} has [models.auto] but its student {model.student_name!r} is not another "
                     "configured model: add it with `headway distill publish`, or set `student` to a configured model"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _replicas_can_serve(self) -> Config:
+        owners = {model.name: model.replicas for model in self.models if model.replicas}
+        for model in self.models:
+            replicas = owners.get(model.replicas_of or model.name)
+            if replicas is None:
+                raise ValueError(
+                    f"model {model.name!r} uses the replicas of {model.replicas_of!r}, which is not a configured model "
+                    "with replicas of its own"
+                )
+            express = [tier.name for tier in model.tiers if tier.name in EXPRESS]
+            if express and not any(replica.curve for replica in replicas):
+                raise ValueError(
+                    f"model {model.name!r} offers {express[0]!r} but none of its replicas has a curve: "
+                    "measure one with `headway calibrate URL` and add the lines it prints"
                 )
         return self
 

@@ -42,7 +42,7 @@ CALIBRATED = Band(0.047, 0.09, "a measured curve: mean and largest error of poin
 
 
 @dataclass(frozen=True, slots=True)
-class Offer:
+class PricedFloor:
     chips: int
     batch: int
     stream_tps: float
@@ -57,7 +57,7 @@ class Quote:
     """The cheapest offer that keeps a floor, and its cost beside standard's, with that at both ends of the band."""
 
     floor_tps: float
-    offer: Offer | None
+    offer: PricedFloor | None
     multiple: float | None
     lowest_multiple: float | None
     highest_multiple: float | None  # None where the floor cannot be kept at all at one end of the band
@@ -92,29 +92,29 @@ def batches_to(room: int) -> list[int]:
     return sorted({*(batch for batch in BATCHES if batch <= room), *([room] if room else [])})
 
 
-def offers_of(setup: Setup) -> list[Offer]:
+def offers_of(setup: Setup) -> list[PricedFloor]:
     """Every number of chips that holds the model, with every batch that fits; `setup.chips` does not matter."""
     found = []
     for n in splits(setup):
         split = replace(setup, chips=n)
         for batch in batches_to(seats(split)):
             seconds = seconds_per_token(split, batch)
-            found.append(Offer(n, batch, 1.0 / seconds, seconds * n / batch))
+            found.append(PricedFloor(n, batch, 1.0 / seconds, seconds * n / batch))
     return found
 
 
-def measured_offers(points: list[tuple[int, float]]) -> list[Offer]:
+def measured_offers(points: list[tuple[int, float]]) -> list[PricedFloor]:
     """From points (streams, tok/s of each) of `headway bench`: one replica, whatever it runs on."""
     curve: Curve = fit([(batch, 1.0 / tps) for batch, tps in points])
     room = max(batch for batch, _ in points)
-    return [Offer(1, b, curve.speed_tps(b), curve.seconds_per_token(b) / b) for b in batches_to(room)]
+    return [PricedFloor(1, b, curve.speed_tps(b), curve.seconds_per_token(b) / b) for b in batches_to(room)]
 
 
-def cheapest(offers: list[Offer], floor_tps: float) -> Offer | None:
+def cheapest(offers: list[PricedFloor], floor_tps: float) -> PricedFloor | None:
     return min((one for one in offers if one.stream_tps >= floor_tps), key=lambda one: one.cost_s, default=None)
 
 
-def quote(offers: list[Offer], standard_tps: float, floor_tps: float, band: Band) -> Quote:
+def quote(offers: list[PricedFloor], standard_tps: float, floor_tps: float, band: Band) -> Quote:
     """If all steps take so much longer or shorter, both floors are met by other offers: that is the multiple's band."""
     off = band.nine_in_ten
     scales = (1.0,) if off is None else (1.0, 1.0 / (1.0 - off), 1.0 / (1.0 + off))
@@ -125,6 +125,6 @@ def quote(offers: list[Offer], standard_tps: float, floor_tps: float, band: Band
     return Quote(floor_tps, cheapest(offers, floor_tps), multiples[0], lowest, highest)
 
 
-def _multiple(offers: list[Offer], standard_tps: float, floor_tps: float) -> float | None:
+def _multiple(offers: list[PricedFloor], standard_tps: float, floor_tps: float) -> float | None:
     standard, fast = cheapest(offers, standard_tps), cheapest(offers, max(standard_tps, floor_tps))
     return None if standard is None or fast is None else fast.cost_s / standard.cost_s

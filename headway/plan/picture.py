@@ -6,23 +6,23 @@ from pathlib import Path
 from typing import Any
 
 from headway.charts import BLUE, GREEN, GREY, ORANGE, PINK, YELLOW, write_picture
-from headway.plan.answers import Band, Offer
+from headway.plan.answers import Band, PricedFloor
 
 COLOURS = (BLUE, ORANGE, GREEN, PINK, GREY, YELLOW)
 DASHES = ([1, 0], [6, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3])
 WIDE, HIGH = 760, 380
 
 
-def frontier(offers: list[Offer]) -> list[Offer]:
+def frontier(offers: list[PricedFloor]) -> list[PricedFloor]:
     """Those beside which no other is both faster and cheaper, slowest first."""
-    best: list[Offer] = []
+    best: list[PricedFloor] = []
     for offer in sorted(offers, key=lambda one: -one.stream_tps):
         if not best or offer.cost_s < best[-1].cost_s:
             best.append(offer)
     return best[::-1]
 
 
-def draw(kinds: list[tuple[str, list[Offer], float, Band]], title: str, out: Path) -> None:
+def draw(kinds: list[tuple[str, list[PricedFloor], float, Band]], title: str, out: Path) -> None:
     """Each kind has a name, its offers, the price of a chip's hour and its band. Writes `plan.svg` and `.png`."""
     rows = []
     for name, offers, price_hour, band in kinds:

@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from headway.bench.client import Client
+from headway.bench.client import LoadClient
 from headway.bench.load import closed_loop
 from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2, run_command
 from headway.local.engine_process import cache_dir, free_port
@@ -84,7 +84,7 @@ def ensure_guidellm(progress: Callable[[str], None]) -> Path:
 
 
 def ours(url: str, streams: int) -> Turn:
-    client = Client(url, "m")
+    client = LoadClient(url, "m")
     try:
         load = uvloop.run(closed_loop(client, streams, PROMPT_TOKENS, OUTPUT_TOKENS, GENERATIONS[streams]))
     finally:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from headway.bench.client import Client
+from headway.bench.client import LoadClient
 from headway.bench.load import Load, closed_loop, quantile
 from headway.local.engine_process import free_port
 from runs.measure.machine import too_slow
@@ -38,7 +38,7 @@ Figures = dict[int, list[Round]]  # by number of streams
 
 
 async def measure(url: str, streams: int) -> Load:
-    client = Client(url, "m")
+    client = LoadClient(url, "m")
     try:
         return await closed_loop(client, streams, 32, TOKENS, max(1, 4 // streams))
     finally:

@@ -24,7 +24,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from headway.bench.calibrate import SpeedPoint, measure_prompts, nearly_all_got
-from headway.bench.client import Client
+from headway.bench.client import LoadClient
 from headway.engines.vllm import read_metrics
 from headway.http1 import ConnectionPool, fetch
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
@@ -107,7 +107,7 @@ async def measure_curve(light: str, heavy: str, into: Measured) -> None:
         usual_tps = statistics.median(stream.speed_tps for stream in first)
         if usual_tps < MIN_STANDARD_TPS:
             too_slow(console, f"a stream of a full engine gets {usual_tps:.2f} tok/s of {MIN_STANDARD_TPS:.2f} needed")
-        client = Client(light, MODEL_NAME, seed=int(time.time()))
+        client = LoadClient(light, MODEL_NAME, seed=int(time.time()))
         into.prompt_tps = await measure_prompts(client)
         client.close()
         for batch, rounds in ((1, 12), (LIGHT_STREAMS, 12), (8, 3)):

@@ -11,7 +11,7 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from headway.plan.answers import Offer, band_of, offers_of, quote
+from headway.plan.answers import PricedFloor, band_of, offers_of, quote
 from headway.plan.chips import CHIPS, Precision
 from headway.plan.memory import fewest_chips
 from headway.plan.models import model_shape
@@ -71,13 +71,13 @@ def public_figures(rows: list[Row], console: Console) -> None:
 
 def _measured_multiples(rows: list[Row], console: Console) -> None:
     """The price of a floor beside 40 tok/s, from the measured rows and from what is predicted for the same rows."""
-    measured: dict[str, dict[int, list[Offer]]] = defaultdict(lambda: defaultdict(list))
-    predicted: dict[str, dict[int, list[Offer]]] = defaultdict(lambda: defaultdict(list))
+    measured: dict[str, dict[int, list[PricedFloor]]] = defaultdict(lambda: defaultdict(list))
+    predicted: dict[str, dict[int, list[PricedFloor]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         name = f"{row.model} {row.chip} {row.setup.precision} {row.engine} {row.lengths}"
         for found, seconds in ((measured, row.measured_s), (predicted, seconds_per_token(row.setup, row.batch))):
             n = row.setup.chips
-            found[name][n].append(Offer(n, row.batch, 1 / seconds, seconds * n / row.batch))
+            found[name][n].append(PricedFloor(n, row.batch, 1 / seconds, seconds * n / row.batch))
     off: dict[float, list[float]] = defaultdict(list)
     for name in measured:
         for floor_tps in FLOORS_TPS:
@@ -95,7 +95,7 @@ def _measured_multiples(rows: list[Row], console: Console) -> None:
         )
 
 
-def _interpolated(by_chips: dict[int, list[Offer]], floor_tps: float) -> float | None:
+def _interpolated(by_chips: dict[int, list[PricedFloor]], floor_tps: float) -> float | None:
     costs = []
     for tps in (STANDARD_TPS, floor_tps):
         found = [cost for offers in by_chips.values() if (cost := _cost_at(offers, tps)) is not None]
@@ -104,7 +104,7 @@ def _interpolated(by_chips: dict[int, list[Offer]], floor_tps: float) -> float |
     return None if standard is None or fast is None else fast / standard
 
 
-def _cost_at(offers: list[Offer], tps: float) -> float | None:
+def _cost_at(offers: list[PricedFloor], tps: float) -> float | None:
     """Between two neighbours in speed, on a logarithmic scale; nothing beyond the ends."""
     line = sorted(offers, key=lambda one: one.stream_tps)
     for slow, fast in pairwise(line):

@@ -10,7 +10,7 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from headway.bench.client import Call, Client, Prompts
+from headway.bench.client import LoadCall, LoadClient, Prompts
 from headway.bench.load import Arrival, Load, bursts, closed_loop, open_loop, poisson
 from headway.engines.scripted import Faults, Script, running
 from headway.errors import SetupError
@@ -26,7 +26,7 @@ async def test_what_the_engine_did_is_reported(streams: int) -> None:
     """By the engine's own record, so that a busy box, on which the engine itself is late, changes nothing. That it is
     what was programmed is shown by runs/bench-truth.sh."""
     with mock_engine(100.0, "1:20") as url:
-        client = Client(url, "scripted")
+        client = LoadClient(url, "scripted")
         load = await closed_loop(client, streams, 32, 64, max(1, 4 // streams))
         pool = ConnectionPool(url)
         _, page = await fetch(pool, "/scripted/record", 5.0)
@@ -45,7 +45,7 @@ async def test_what_the_engine_did_is_reported(streams: int) -> None:
 async def test_throughput_is_that_of_full_load() -> None:
     """Nothing of the slow start or of the end is in it: as many tokens as 8 streams get in the time each call takes."""
     async with running(Script(model="m", first_token_s=0.1, step_s=((1, 0.02),))) as engine:
-        client = Client(engine.url, "m")
+        client = LoadClient(engine.url, "m")
         load = await closed_loop(client, 8, 16, 16, 3)
         client.close()
     took_s = statistics.mean(call.latency_s for call in load.complete)
@@ -58,7 +58,7 @@ async def test_throughput_is_that_of_full_load() -> None:
 async def test_a_gateway_is_measured_as_an_engine_is() -> None:
     script = Script(model=MODEL, first_token_s=0.1, step_s=((1, 0.02),))
     async with running(script) as engine, running_gateway(config_for([engine])) as gateway:
-        client = Client(gateway.url, MODEL)
+        client = LoadClient(gateway.url, MODEL)
         load = await closed_loop(client, 4, 16, 16)
         client.close()
         await gateway.until_empty()
@@ -72,7 +72,7 @@ async def test_a_gateway_is_measured_as_an_engine_is() -> None:
 async def test_latency_counts_from_the_schedule() -> None:
     """One seat, 0.2 s per call, a call each 0.1 s: the last caller waits for all before, though the seat is quick."""
     async with running(Script(model="m", first_token_s=0.1, step_s=((1, 0.05),), max_num_seqs=1)) as engine:
-        client = Client(engine.url, "m")
+        client = LoadClient(engine.url, "m")
         load = await open_loop(client, [Arrival(0.1 * number, 8, 3) for number in range(10)], warm_up_s=0.05)
         client.close()
     waits = [call.ttft_s for call in load.calls]
@@ -85,7 +85,7 @@ async def test_latency_counts_from_the_schedule() -> None:
 
 async def test_a_client_that_is_the_bottleneck_says_so() -> None:
     async with running(Script(model="m")) as engine:
-        client = Client(engine.url, "m")
+        client = LoadClient(engine.url, "m")
         measuring = asyncio.create_task(open_loop(client, poisson(50, 1.0, 8, 4)))
         while not measuring.done():
             await asyncio.sleep(0.02)
@@ -97,23 +97,23 @@ async def test_a_client_that_is_the_bottleneck_says_so() -> None:
 
 
 def test_a_run_of_failures_is_invalid() -> None:
-    good = Call(0.0, 2, first_at=0.5, last_at=0.6, tokens=2, first_tokens=1)
+    good = LoadCall(0.0, 2, first_at=0.5, last_at=0.6, tokens=2, first_tokens=1)
     assert Load([good], lags_s=[0.0005]).problems() == []
-    assert Load([good, Call(0.0, 2, error="gone")], lags_s=[0.0]).problems() == ["1 calls failed: gone"]
+    assert Load([good, LoadCall(0.0, 2, error="gone")], lags_s=[0.0]).problems() == ["1 calls failed: gone"]
     assert Load([], lags_s=[0.0]).problems() == ["no call was answered"]
 
 
 async def test_a_refused_call_is_made_again_and_its_time_goes_on() -> None:
     async with running(Script(model="m")) as engine:
         engine.faults = Faults(refuse=True)
-        client = Client(engine.url, "m")
+        client = LoadClient(engine.url, "m")
         measuring = asyncio.create_task(closed_loop(client, 1, 8, 4))
         await asyncio.sleep(0.25)
         engine.faults = Faults()
         load = await measuring
         assert [call.refusals for call in load.calls] == [0]
         with pytest.raises(SetupError, match="status 404"):
-            await closed_loop(Client(engine.url, "another"), 1, 8, 4)
+            await closed_loop(LoadClient(engine.url, "another"), 1, 8, 4)
 
 
 @asynccontextmanager
@@ -146,7 +146,7 @@ async def test_tokens_are_the_servers_count_and_not_the_pieces() -> None:
     middle = cut.index(b"12,") + 1
     pieces = [event(0), event(4), event(8), cut[:middle], cut[middle:], event(12), b"data: [DONE]\n\n"]
     async with answering(pieces, 0.05) as url:
-        client, call, heard = Client(url, "m"), Call(time.perf_counter(), 12), []
+        client, call, heard = LoadClient(url, "m"), LoadCall(time.perf_counter(), 12), []
         await client.make(call, client.request(8, 12), lambda at, tokens: heard.append(tokens))
         client.close()
     assert (call.error, call.tokens, call.first_tokens, call.prompt_tokens) == ("", 12, 4, 31)
@@ -159,7 +159,7 @@ async def test_tokens_are_the_servers_count_and_not_the_pieces() -> None:
 async def test_a_server_that_counts_only_at_the_end_is_not_measured() -> None:
     async with answering([b'data: {"choices":[]}\n\n', event(12)], 0.0) as url:
         with pytest.raises(SetupError, match="continuous_usage_stats"):
-            await closed_loop(Client(url, "m"), 1, 8, 12)
+            await closed_loop(LoadClient(url, "m"), 1, 8, 12)
 
 
 def test_arrivals_have_the_rate_and_the_bursts_asked_for() -> None:
@@ -187,8 +187,8 @@ async def test_a_key_is_shown() -> None:
     server = await asyncio.start_server(listen, "127.0.0.1", 0)
     async with server:
         url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        for client in (Client(url, "m", "k1"), Client(url, "m")):
-            call = Call(time.perf_counter(), 4)
+        for client in (LoadClient(url, "m", "k1"), LoadClient(url, "m")):
+            call = LoadCall(time.perf_counter(), 4)
             await client.make(call, client.request(8, 4), lambda _at, _tokens: None)
             assert call.error == "the server closed the connection"
     assert b"\r\nauthorization: Bearer k1\r\n" in heads[0]

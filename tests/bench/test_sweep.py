@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from headway.bench.client import Call
+from headway.bench.client import LoadCall
 from headway.bench.load import Load
 from headway.bench.report import picture, write_report
 from headway.bench.sweep import Plan, Point, Sweep, sweep, write
@@ -27,7 +27,7 @@ CURVE = Curve(0.008, 0.0002, 0.001)
 def load(streams: int, *, first_s: float = 0.2, tokens: int = 64, lag_s: float = 0.0001, slower: float = 1.0) -> Load:
     """What a server on CURVE gives: every slot's call, and the window in which they were made."""
     took_s = first_s + (tokens - 1) * CURVE.seconds_per_token(min(streams, 64)) * slower
-    calls = [Call(0.0, tokens, 0.0, first_s, took_s, 130, tokens, first_tokens=1) for _ in range(streams)]
+    calls = [LoadCall(0.0, tokens, 0.0, first_s, took_s, 130, tokens, first_tokens=1) for _ in range(streams)]
     return Load(calls, 0.0, took_s, streams * tokens, streams * 130, [lag_s])
 
 

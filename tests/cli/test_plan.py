@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from headway.cli import app
 from headway.errors import SetupError
-from headway.plan.answers import Offer
+from headway.plan.answers import PricedFloor
 from headway.plan.models import CONFIGS
 from headway.plan.picture import frontier
 
@@ -31,7 +31,7 @@ def test_the_example_of_the_help() -> None:
 def test_the_picture(tmp_path: Path) -> None:
     said("--model", "llama-3.1-70b", "--chip", "h200", "--chip", "wse-3", "--out", str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"plan.svg", "plan.png"}
-    found = frontier([Offer(1, 1, 50.0, 2.0), Offer(1, 2, 40.0, 3.0), Offer(1, 4, 30.0, 1.0)])
+    found = frontier([PricedFloor(1, 1, 50.0, 2.0), PricedFloor(1, 2, 40.0, 3.0), PricedFloor(1, 4, 30.0, 1.0)])
     assert [one.stream_tps for one in found] == [30.0, 50.0]
 
 

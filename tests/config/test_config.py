@@ -8,6 +8,7 @@ import pytest
 
 from headway.config import load
 from headway.errors import SetupError
+from headway.run import make_gateway
 
 GOOD = """\
 [gateway]
@@ -69,6 +70,9 @@ def test_a_good_configuration(tmp_path: Path) -> None:
         ("seats = 8", "curve = [[1, 0]]", "headway.toml:9: models.replicas.curve: must look like [[1, 120.0]"),
         ("{ name =", '{ name = "fast", floor_tps = 9.0 }, { name =', "measure one with `headway calibrate URL`"),
         ("[gateway]", "[gateway", "headway.toml: not valid TOML:"),
+        ('name = "small"', 'name = "small"\nreplicas_of = "large"', "needs either [[models.replicas]] or replicas_of"),
+        ('name = "large"', 'name = "other"\n[[models]]\nname = "large"', "needs either [[models.replicas]] or replicas_of"),
+        ('name = "large"', 'name = "adapter"\nreplicas_of = "none"\n[[models]]\nname = "large"', "uses the replicas of 'none', which is not"),
     ],
 )  # fmt: skip
 def test_a_problem_is_reported_with_its_line_and_a_fix(tmp_path: Path, before: str, after: str, said: str) -> None:
@@ -88,3 +92,13 @@ def test_beyond_loopback_keys_are_needed(tmp_path: Path) -> None:
     path = tmp_path / "headway.toml"
     path.write_text(GOOD.replace("port = 8080", f'host = "0.0.0.0"\nkey_hashes = ["{"a" * 64}"]'))
     assert load(path).gateway.host == "0.0.0.0"
+
+
+def test_models_can_share_replicas(tmp_path: Path) -> None:
+    path = tmp_path / "headway.toml"
+    path.write_text(GOOD + '\n[[models]]\nname = "adapter"\nreplicas_of = "small"\n')
+    config = load(path)
+    assert config.models[2].replicas == []
+    gateway = make_gateway(config)
+    assert list(gateway.machine.pools) == ["small", "large"]
+    assert gateway.machine.pool_of("adapter") is gateway.machine.pools["small"]

@@ -13,7 +13,7 @@ from headway.plan.answers import (
     SEEN,
     SRAM,
     UNSEEN,
-    Offer,
+    PricedFloor,
     band_of,
     cheapest,
     measured_offers,
@@ -83,7 +83,7 @@ def test_the_cheapest_offer_keeps_the_floor_and_a_higher_floor_costs_more() -> N
 
 
 def test_cost_in_money() -> None:
-    offer = Offer(chips=2, batch=64, stream_tps=40.0, cost_s=2 / (64 * 40.0))
+    offer = PricedFloor(chips=2, batch=64, stream_tps=40.0, cost_s=2 / (64 * 40.0))
     # Two chips at 2 dollars give 2,560 tok/s: 9.2 million an hour for 4 dollars.
     assert offer.per_mtok(2.0) == pytest.approx(4 / (2560 * 3600 / 1e6))
     assert offer.per_mtok(None) is None

@@ -24,7 +24,7 @@ check: setup  ## lint, types, and the rules of the house
 	$(BIN)/pytest -q tests/test_architecture.py tests/test_docs.py
 
 test: setup  ## everything that needs no model
-	$(BIN)/pytest -q -m 'not engine'
+	$(BIN)/pytest -q -m 'not engine' -n auto --dist worksteal
 
 e2e: engine  ## the tests on real vLLM
 	$(BIN)/pytest -q -m engine --timeout 600

@@ -30,9 +30,11 @@ RefusalReason = Literal[
     "engine_failed",
     "books_full",
     "books_away",
+    "too_many_choices",
 ]
 
-# What the client is told: 429 says "ask again", 402 "not before there is money", 503 "we are not able to".
+# What the client is told: 429 says "ask again", 402 "not before there is money", 503 "we are not able to", 400 "change
+# the request".
 REFUSALS: dict[RefusalReason, tuple[int, str]] = {
     "full": (429, "All seats for this model are taken and too many calls are already waiting."),
     "hold_timeout": (429, "No seat for this model became free in time."),
@@ -46,6 +48,10 @@ REFUSALS: dict[RefusalReason, tuple[int, str]] = {
     "engine_failed": (503, "The engines that were tried for this call failed before they answered."),
     "books_full": (503, "What this call costs could not be recorded at the moment."),
     "books_away": (503, "The store of keys and budgets cannot be reached at the moment."),
+    "too_many_choices": (
+        400,
+        "No replica of this model can serve so many choices at once at this tier; lower `n`.",
+    ),
 }
 
 

@@ -25,9 +25,9 @@ class Doors:
         self.ready = 0  # free seats of open light replicas
         self.free_heavy = 0  # free seats of open heavy replicas
         self.heavy = BucketQueue()  # heavy, open and with a free seat, by load
+        self.heavy_by_free = BucketQueue()  # heavy and open, by free seats; full ones are in bucket 0
         self.light = BucketQueue()  # light, open and with a free light seat, by how many
         self.light_with_flex: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and somebody to preempt
-        self._full: OrderedDict[str, ReplicaState] = OrderedDict()  # heavy, open and full
         self._idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and no express stream aboard
         self._never_light: set[str] = set()  # those that cannot keep any floor: no curve, or too slow
         self._draining: set[str] = set()
@@ -91,7 +91,7 @@ class Doors:
     def provide(self, wanted: int, now: float) -> None:
         """Close and open doors so that there are as many light seats, taken and ready, as are wanted."""
         while self.light_seats < wanted and self.may_another_be_light:
-            full = (state for name, state in self._full.items() if name not in self._never_light)
+            full = (state for state in self.heavy_by_free.bucket(0) if state.light_seats)
             state = self.emptiest_heavy() or next(full, None)
             if state is None:
                 break
@@ -113,37 +113,46 @@ class Doors:
 
     def place(self, state: ReplicaState, now: float) -> None:
         """Put the replica where it belongs after any change of it, and count its seats."""
-        name, load = state.replica.name, len(state.aboard)
-        if state.queue is not None:
-            if state.queue is self.heavy:
-                self.free_heavy -= state.free
-            else:
-                self.ready -= state.free
-            state.queue.take(state)
-            state.free = 0
-        self._full.pop(name, None)
-        self._idle_light.pop(name, None)
-        self.light_with_flex.pop(name, None)
-        if state.light and not state.express and not (state.open and state.light_seats):
+        self._take_out(state)
+        if state.light and not state.express_seats and not (state.open and state.light_seats):
             self.set_light(state, now, value=False)
-        self._count_light(state)
+        if state.light or state.counted_seats or state.counted_replicas:
+            self._count_light(state)
         if not state.open:
             return
-        state.free = max(0, state.limit - load)
-        if not state.light:
+        state.free = max(0, state.limit - state.load)
+        if state.light:
+            state.is_among_light = True
             if state.free:
-                self.heavy.put(state, load)
+                self.light.put(state, state.free)
+                self.ready += state.free
+            if state.flex:
+                self.light_with_flex[state.replica.name] = state
+            if not state.express_seats:
+                self._idle_light[state.replica.name] = state
+        else:
+            state.is_among_heavy = True
+            self.heavy_by_free.put(state, state.free)
+            if state.free:
+                state.bucket = state.load
+                self.heavy.put(state, state.bucket)
                 self.free_heavy += state.free
-            else:
-                self._full[name] = state
-            return
-        if state.free:
-            self.light.put(state, state.free)
-            self.ready += state.free
-        if state.flex:
-            self.light_with_flex[name] = state
-        if not state.express:
-            self._idle_light[name] = state
+
+    def _take_out(self, state: ReplicaState) -> None:
+        if state.is_among_heavy:
+            state.is_among_heavy = False
+            self.heavy_by_free.take(state, state.free)
+            if state.free:
+                self.heavy.take(state, state.bucket)
+                self.free_heavy -= state.free
+        elif state.is_among_light:
+            state.is_among_light = False
+            if state.free:
+                self.light.take(state, state.free)
+                self.ready -= state.free
+            self.light_with_flex.pop(state.replica.name, None)
+            self._idle_light.pop(state.replica.name, None)
+        state.free = 0
 
     def _count_light(self, state: ReplicaState) -> None:
         """Count the replica among the light ones. One that is draining takes nobody: only the seats that express
@@ -151,7 +160,7 @@ class Doors:
         replicas = seats = 0
         if state.light:
             replicas = 0 if state.draining else 1
-            seats = sum(state.express.values()) if state.draining else state.light_seats
+            seats = state.express_seats if state.draining else state.light_seats
         self.light_replicas += replicas - state.counted_replicas
         self.light_seats += seats - state.counted_seats
         state.counted_replicas, state.counted_seats = replicas, seats

@@ -1,9 +1,10 @@
 """Held calls of one tier: in order of arrival within a tenant; between tenants, who has been served least comes first.
 
 Virtual token counters: each tenant's counter grows by the tokens it was served. A tenant that comes back after a pause
-is lifted to the least of those that are waiting, so that nobody can save up. Knows nothing of seats or replicas.
+is lifted to the least of those that are waiting, so that nobody can save up. A call that did not fit where there was
+room for others is set aside, so that those behind it are next. Knows nothing of seats or replicas.
 
-Invariant: every held call is in its tenant's line and in the heap of deadlines.
+Invariant: every held call is in its tenant's line or set aside, and in the heap of deadlines.
 Cost: O(log held) per call. Calls that leave before their deadline stay in the heap until most of it is such calls.
 """
 
@@ -13,8 +14,11 @@ from collections import OrderedDict
 from collections.abc import Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 from headway.core.types import Call
+
+SPARE_DEADLINES = 64  # of calls that are gone may be in a heap, however few are held
 
 
 @dataclass(slots=True)
@@ -24,16 +28,16 @@ class HeldCall:
     avoid: Set[str]  # shared with the machine: replicas that failed this call
 
 
-SPARE_DEADLINES = 64  # of calls that are gone may be in a heap, however few are held
-
-
 class FairQueue:
     def __init__(self) -> None:
-        self.held_of: dict[str, int] = {}  # by model; no zeros
+        self.by_model: dict[str, int] = {}  # calls held
+        self.by_choices: dict[int, int] = {}
+        self.seats = 0  # that they want
         self._held: dict[str, HeldCall] = {}
         self._deadlines: list[tuple[float, int, HeldCall]] = []  # heap; the number keeps calls in order of arrival
         self._pushed = 0
         self._lines: dict[str, OrderedDict[str, HeldCall]] = {}
+        self._aside: OrderedDict[str, HeldCall] = OrderedDict()  # the one that was tried last is the last
         self._served: dict[str, float] = {}
         self._order: list[tuple[float, str]] = []  # heap of (served, tenant); entries may be out of date
 
@@ -51,7 +55,7 @@ class FairQueue:
             heappush(self._order, (self._served.get(tenant, 0.0), tenant))
         line[held.call.id] = held
         self._held[held.call.id] = held
-        self.held_of[held.call.model] = self.held_of.get(held.call.model, 0) + 1
+        self._count(held.call, +1)
         self._pushed += 1
         heappush(self._deadlines, (held.until, self._pushed, held))
         if len(self._deadlines) > 2 * len(self._held) + SPARE_DEADLINES:
@@ -63,18 +67,32 @@ class FairQueue:
         tenant = self._first_tenant()
         return next(iter(self._lines[tenant].values())) if tenant is not None else None
 
+    def set_aside(self, held: HeldCall) -> None:
+        """The call was tried and does not fit."""
+        call_id = held.call.id
+        if call_id in self._aside:
+            self._aside.move_to_end(call_id)
+        else:
+            self._leave_line(held)
+            self._aside[call_id] = held
+
+    def aside(self, most: int) -> list[HeldCall]:
+        """Calls that were set aside, those first that were not tried for longest."""
+        return list(islice(self._aside.values(), most)) if self._aside else []
+
+    def _leave_line(self, held: HeldCall) -> None:
+        line = self._lines[held.call.tenant]
+        del line[held.call.id]
+        if not line:
+            del self._lines[held.call.tenant]
+
     def remove(self, call_id: str) -> bool:
         held = self._held.pop(call_id, None)
         if held is None:
             return False
-        line = self._lines[held.call.tenant]
-        del line[call_id]
-        if not line:
-            del self._lines[held.call.tenant]
-        model = held.call.model
-        self.held_of[model] -= 1
-        if not self.held_of[model]:
-            del self.held_of[model]
+        if self._aside.pop(call_id, None) is None:
+            self._leave_line(held)
+        self._count(held.call, -1)
         return True
 
     def charge(self, tenant: str, tokens: float) -> None:
@@ -91,6 +109,11 @@ class FairQueue:
                 self.remove(held.call.id)
                 due.append(held.call)
         return due
+
+    def _count(self, call: Call, change: int) -> None:
+        self.by_model[call.model] = self.by_model.get(call.model, 0) + change
+        self.by_choices[call.choices] = self.by_choices.get(call.choices, 0) + change
+        self.seats += change * call.choices
 
     def _is_held(self, held: HeldCall) -> bool:
         return self._held.get(held.call.id) is held

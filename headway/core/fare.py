@@ -9,7 +9,7 @@ Invariant, to the microsecond, whenever nobody is aboard: busy = charged to call
 in seconds and is counted in microseconds, shares in a fine part of those, so that nothing is lost however many come.
 
 Cost: O(1) per change, whatever the batch: two counters grow by what a stream of either kind takes, and a call pays the
-difference between when it boarded and when it left.
+difference between when it boarded and when it left, for each of its seats.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class SeatTime:
         """What a stream of this kind has taken since the start; the difference of two such marks is a call's."""
         return self._express_took if express else self._other_took
 
-    def charge(self, mark: int, *, express: bool, is_last: bool) -> int:
-        """The seat-time of a stream that leaves, in microseconds. The last one aboard settles what rounding left."""
+    def charge(self, mark: int, seats: int = 1, *, express: bool, is_last: bool) -> int:
+        """The seat-time of a call that leaves, in microseconds. The last one aboard settles what rounding left."""
         if is_last:
             paid = self.busy_us - self.reserve_us - self.charged_us
             self._loose = 0
         else:
-            paid, self._loose = divmod(self.taken(express=express) - mark + self._loose, FINE)
+            paid, self._loose = divmod((self.taken(express=express) - mark) * seats + self._loose, FINE)
         self.charged_us += paid
         return paid
 

@@ -129,22 +129,24 @@ class Machine:
     # --- calls ---
 
     def _arrived(self, event: Arrived, now: float, actions: list[Action]) -> None:
-        call = event.call
-        pool = self._pool_of_model[call.model]
-        reason: RefusalReason | None = None
-        if self._draining:
-            reason = "draining"
-        elif not pool.known_replicas:
-            reason = "no_replica"
+        call, pool = event.call, self._pool_of_model[event.call.model]
         journey = self._journeys[call.id] = _Journey(call, pool)
-        if reason:
-            self._refuse(journey, reason, now, actions)
+        if self._draining:
+            self._refuse(journey, "draining", now, actions)
             return
-        journey.rate_limit = self._rate_limit(call, now)
+        if not pool.known_replicas:
+            self._refuse(journey, "no_replica", now, actions)
+            return
+        if call.choices > 1 and not pool.could_seat(call):
+            if not (self._falls_back(call) and pool.could_seat(replace(call, tier="standard"))):
+                self._refuse(journey, "too_many_choices", now, actions)
+                return
+            self._downgrade(journey, "too_many_choices", now, actions)
+        journey.rate_limit = self._rate_limit(journey.call, now)
         if journey.rate_limit is not None and journey.rate_limit.is_used_up:
             self._refuse_or_downgrade(journey, "over_limit", now, actions)
         else:
-            self._spend(call, now, requests=1)
+            self._spend(journey.call, now, requests=1)
             self._board_or_hold(journey, now, actions, returned=False)
         if call.tier in EXPRESS:
             self._settle(pool, now, actions)
@@ -233,8 +235,8 @@ class Machine:
         pool, call = journey.pool, journey.call
         if call.tier in EXPRESS and not journey.counted:
             journey.counted = True
-            pool.express_present(+1, now)
-        # A new call cannot overtake one that is held: as long as anyone is held for want of a seat, there is none.
+            pool.express_present(call.choices, now)
+        # A new call overtakes only those that do not fit where it does: as long as others are held, there is no seat.
         journey.replica = pool.seat(call, journey.avoid, now)
         if journey.replica is not None:
             actions.append(self._board(journey, journey.replica))
@@ -251,8 +253,7 @@ class Machine:
     def _settle(self, pool: Pool, now: float, actions: list[Action]) -> None:
         """After anything that can free a seat or change what is wanted: set the doors, then board who can."""
         pool.set_doors(now)
-        while boarded := pool.next_boarding(now):
-            call, replica = boarded
+        for call, replica in pool.board_held(now):
             journey = self._journeys[call.id]
             journey.replica = replica
             actions.append(self._board(journey, replica))
@@ -261,16 +262,23 @@ class Machine:
             journey.call = replace(journey.call, was_preempted=True)  # also if its replica fails before it lets go
             actions.append(Preempt(call_id))
 
+    @staticmethod
+    def _falls_back(call: Call) -> bool:
+        return call.falls_back and call.tier in EXPRESS
+
     def _refuse_or_downgrade(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
-        if journey.call.tier not in EXPRESS or not journey.call.falls_back:
+        if not self._falls_back(journey.call):
             self._refuse(journey, reason, now, actions)
             return
+        self._downgrade(journey, reason, now, actions)
+        # One that must avoid a replica does not stand in line, where those behind it would wait for its sake.
+        self._board_or_hold(journey, now, actions, returned=bool(journey.avoid))
+
+    def _downgrade(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
         self._no_longer_express(journey, now)
         journey.call = replace(journey.call, tier="standard", falls_back=False)
         journey.reason, journey.rate_limit = reason, None
         actions.append(Downgrade(journey.call.id, reason))
-        # One that must avoid a replica does not stand in line, where those behind it would wait for its sake.
-        self._board_or_hold(journey, now, actions, returned=bool(journey.avoid))
 
     def _refuse(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
         self._no_longer_express(journey, now)
@@ -298,4 +306,4 @@ class Machine:
     def _no_longer_express(self, journey: _Journey, now: float) -> None:
         if journey.counted:
             journey.counted = False
-            journey.pool.express_present(-1, now)
+            journey.pool.express_present(-journey.call.choices, now)

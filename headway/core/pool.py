@@ -11,21 +11,21 @@ Invariants (tests/core/test_walk.py):
 - nobody boards a replica beyond its limit: its seats, or what the strictest floor aboard allows;
 - a heavy replica carries no express stream;
 - no more replicas are light than the standard share leaves;
-- a call is held only while there is no seat that it may take.
+- a call is held only while there is no seat that it may take (`board_held` says how far that is looked for).
 
-Cost: O(1) per call in replicas and held calls (O(log tenants) for fairness): replicas are in buckets by a small number,
-and a bit mask says which buckets are not empty.
+Cost: O(1) per call in replicas and held calls (O(log held) for fairness and deadlines): replicas are in buckets by a
+small number, and a bit mask says which buckets are not empty.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Set
 from itertools import islice
 
+from headway.core.caps import Caps
 from headway.core.doors import Doors
+from headway.core.fairness import FairQueue
 from headway.core.fare import SeatTime
-from headway.core.feedback import Feedback
 from headway.core.prefix_affinity import PrefixAffinity
 from headway.core.replicas import ReplicaState, Stream
 from headway.core.reserve import Reserve
@@ -34,7 +34,9 @@ from headway.core.waiting import WaitingRoom
 
 AFFINITY_SLACK = 2  # streams more than on the emptiest replica that a call puts up with for a prompt read before
 FLEX_LOOKED_AT = 8  # replicas at most, for flex calls to preempt
-FEEDBACK_STEP = 0.01  # caps follow the measured speed in steps of this size
+# Held calls of a tier that do not fit, at most, in one step:
+TRIED_AGAIN = 4  # of those set aside before,
+SET_ASIDE = 4  # and of others
 
 
 class Pool:
@@ -48,11 +50,11 @@ class Pool:
         # Paid by the calls of each model and tier that have left.
         self.seat_us: dict[str, dict[Tier, int]] = {name: dict.fromkeys(one.tiers, 0) for name, one in offers.items()}
         self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that are gone
-        self._shut_out: OrderedDict[str, ReplicaState] = OrderedDict()  # were suddenly slow; the first due first
-        self._leaving = 0  # flex calls that are being preempted
+        self._leaving = 0  # seats of flex calls that are being preempted
         self._affinity = PrefixAffinity()
-        promised = [one.tiers[tier].floor_tps for one in offers.values() for tier in one.tiers if tier in EXPRESS]
-        self._floors = sorted(set(promised))
+        floors = {tier: {one.tiers[tier].floor_tps for one in offers.values() if tier in one.tiers} for tier in EXPRESS}
+        self._loosest = {tier: min(promised) for tier, promised in floors.items() if promised}
+        self._caps = Caps(sorted(set().union(*floors.values())), policy.margin, self._doors)
         self._reserve = Reserve(policy.reserve_window_s, policy.reserve_headroom)
 
     # --- replicas ---
@@ -61,10 +63,11 @@ class Pool:
         state = self._doors.replicas.get(replica.name)
         if state is None:
             state = self._doors.replicas[replica.name] = ReplicaState(replica, SeatTime(replica.seats, now))
-            self._set_caps(state)
+            self._caps.refresh(state)
         else:
             self.replica_changed(replica, now)
         self._doors.open(state, now)
+        self._caps.fleet_changed()
 
     def replica_changed(self, replica: Replica, now: float) -> None:
         """Streams aboard stay, also beyond a new limit. Another curve starts without what was learnt of the old one."""
@@ -72,11 +75,11 @@ class Pool:
         if state is None or state.replica == replica:
             return
         if state.replica.curve != replica.curve:
-            state.feedback = Feedback()
-            self._shut_out.pop(replica.name, None)
+            self._caps.forget(state)
         state.change(replica, now)
-        self._set_caps(state)
+        self._caps.refresh(state)
         self._doors.place(state, now)
+        self._caps.fleet_changed()
 
     def replica_suspect(self, name: str, now: float) -> None:
         if state := self._doors.replicas.get(name):
@@ -85,6 +88,7 @@ class Pool:
     def replica_draining(self, name: str, now: float) -> None:
         if state := self._doors.replicas.get(name):
             self._doors.drain(state, now)
+            self._caps.fleet_changed()
 
     def replica_gone(self, name: str, now: float) -> list[tuple[str, int]]:
         """Forget the replica; returns the calls that were aboard, each with its seat-time in microseconds."""
@@ -92,8 +96,9 @@ class Pool:
         if state is None:
             return []
         self._doors.remove(state, now)
-        self._shut_out.pop(name, None)
-        self._leaving -= len(state.leaving)
+        self._caps.forget(state)
+        self._caps.fleet_changed()
+        self._leaving -= sum(state.leaving.values())
         aboard = [(call_id, self._leave(state, call_id, now)[1]) for call_id in list(state.aboard)]
         self._gone_busy_us += state.time.busy_us
         self._gone_reserve_us += state.time.reserve_us
@@ -118,10 +123,11 @@ class Pool:
     @property
     def streams(self) -> int:
         """Aboard all replicas."""
-        return sum(len(state.aboard) for state in self._doors.replicas.values())
+        return sum(state.load for state in self._doors.replicas.values())
 
     def aboard(self, replica: str) -> int:
-        return len(state.aboard) if (state := self.replica_state(replica)) else 0
+        """Streams aboard: as many as seats are taken."""
+        return state.load if (state := self.replica_state(replica)) else 0
 
     def is_open(self, replica: str) -> bool:
         return state.open if (state := self.replica_state(replica)) else False
@@ -130,44 +136,17 @@ class Pool:
         """Is any replica open but these?"""
         return self._doors.open_replicas > sum(self.is_open(name) for name in avoid)
 
-    def _set_caps(self, state: ReplicaState) -> None:
-        """What each floor allows here, by the curve as measured and by what streams have really got since. A replica
-        without a curve keeps no promise: nothing is known of its speed."""
-        replica, slowness = state.replica, state.feedback.slowness
-        state.caps_slowness = slowness
-        state.caps = {
-            floor_tps: replica.curve.slower(slowness).largest_batch(floor_tps, replica.seats, self.policy.margin)
-            if replica.curve is not None and replica.name not in self._shut_out
-            else 0
-            for floor_tps in self._floors
-        }
-        self._doors.caps_changed(state)
-
-    def _learn(self, state: ReplicaState, slowness: float, now: float) -> None:
-        """An express stream that left was so much slower than the curve had foreseen."""
-        feedback = state.feedback
-        feedback.observe(slowness, now)
-        if feedback.shut_out_until > now:
-            self._shut_out[state.replica.name] = state
-            self._shut_out.move_to_end(state.replica.name)
-            self._set_caps(state)
-        elif abs(feedback.slowness / state.caps_slowness - 1.0) > FEEDBACK_STEP:
-            self._set_caps(state)
-
-    def _let_back_in(self, now: float) -> None:
-        while self._shut_out:
-            state = next(iter(self._shut_out.values()))
-            if state.feedback.shut_out_until > now:
-                return
-            del self._shut_out[state.replica.name]
-            self._set_caps(state)
-            self._doors.place(state, now)
-
     # --- seats ---
 
     def floor_tps(self, model: str, tier: Tier) -> float:
         """What the tier promises; 0 for those that promise nothing."""
         return self.offers[model].tiers[tier].floor_tps if tier in EXPRESS else 0.0
+
+    def could_seat(self, call: Call) -> bool:
+        """Whether any replica has as many seats as the call has choices, were it empty. Where no replica keeps the
+        call's floor with a single stream either, fewer choices would not help, and the call waits as others do."""
+        most = self._caps.most_streams(self.floor_tps(call.model, call.tier)) if call.choices > 1 else 0
+        return most == 0 or call.choices <= most
 
     def room(self, model: str, tier: Tier, now: float) -> int:
         """How many such calls would board at once, as far as can be said without trying: prompts and streams
@@ -175,20 +154,16 @@ class Pool:
         if self.waiting.is_anyone_held(tier):
             return 0
         if tier not in EXPRESS:
-            reserve = self._reserve.wanted_seats(now) - self._reserve.present
-            return self._doors.free_heavy + max(0, self._doors.ready - max(0, reserve))
+            return self._doors.free_heavy + self._spare(now)
         room = self._doors.ready
         if self._doors.may_another_be_light and (emptiest := self._doors.emptiest_heavy()) is not None:
-            room += max(0, emptiest.caps[self.floor_tps(model, tier)] - len(emptiest.aboard))
+            room += max(0, emptiest.caps[self.floor_tps(model, tier)] - emptiest.load)
         return room
 
     def seat(self, call: Call, avoid: Set[str], now: float) -> str | None:
-        """Give the call a seat; None if there is none that it may take."""
+        """Give the call its seats; None if there are none that it may take."""
         floor_tps = self.floor_tps(call.model, call.tier)
-        if floor_tps:
-            state = self._express_seat(call, floor_tps, avoid, now)
-        else:
-            state = self._heavy_seat(call, avoid) or self._ride(call, avoid, now)
+        state = self._find(call, floor_tps, avoid, now)
         if state is None:
             return None
         state.board(call, floor_tps, now)
@@ -198,31 +173,38 @@ class Pool:
         self._affinity.note(call, state.replica.name)
         return state.replica.name
 
+    def _find(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
+        if floor_tps:
+            return self._express_seat(call, floor_tps, avoid, now)
+        return self._heavy_seat(call, avoid) or self._ride(call, avoid, now)
+
     def _express_seat(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
         # Best fit: the light replica with the fewest free seats, so that others stay whole; before it, one that carries
         # express streams already and has read such a prompt.
         known = self._known(call, avoid)
-        if known is not None and known.express and known.has_room_for(call, floor_tps, now):
+        if known is not None and known.express_seats and known.has_room_for(call, floor_tps, now):
             return known
-        fits = self._doors.light.lowest(avoid)
+        fits = self._doors.light.lowest(avoid, call.choices)
         if fits is not None and fits.has_room_for(call, floor_tps, now):
             return fits
         # A stricter tier than the light seats are made for needs an emptier one, and so may a long prompt.
-        for state in self._doors.light.from_highest(avoid):
+        for state in self._doors.light.from_highest(avoid, call.choices):
             if state.has_room_for(call, floor_tps, now):
                 return state
         if self._doors.may_another_be_light:
             emptiest = self._doors.emptiest_heavy(avoid)
-            if emptiest is not None and len(emptiest.aboard) < emptiest.caps[floor_tps]:
+            if emptiest is not None and emptiest.load + call.choices <= emptiest.caps[floor_tps]:
                 return emptiest
         return None
 
     def _heavy_seat(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
         emptiest = self._doors.heavy.lowest(avoid)
+        if emptiest is not None and emptiest.free < call.choices:  # a larger replica may have more free seats
+            emptiest = next(self._doors.heavy_by_free.from_highest(avoid, call.choices), None)
         known = self._known(call, avoid)
-        if emptiest is None or known is None or known.queue is not self._doors.heavy:
+        if emptiest is None or known is None or not known.is_among_heavy or known.free < call.choices:
             return emptiest
-        return known if len(known.aboard) <= len(emptiest.aboard) + AFFINITY_SLACK else emptiest
+        return known if known.load <= emptiest.load + AFFINITY_SLACK else emptiest
 
     def _known(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
         """The open replica where such a call went last."""
@@ -231,14 +213,19 @@ class Pool:
         return state if state is not None and state.open else None
 
     def _ride(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
-        """A light seat for a call without a floor, if more are ready than the reserve."""
-        reserve = self._reserve.wanted_seats(now) - self._reserve.present
-        if self._doors.ready <= max(0, reserve):
+        """Light seats for a call without a floor, if more are ready than the reserve."""
+        if self._spare(now) < call.choices:
             return None
-        fits = self._doors.light.lowest(avoid)
+        fits = self._doors.light.lowest(avoid, call.choices)
         if fits is None or fits.has_time_for(call, now):
             return fits
-        return next((state for state in self._doors.light.from_highest(avoid) if state.has_time_for(call, now)), None)
+        emptier = self._doors.light.from_highest(avoid, call.choices)
+        return next((state for state in emptier if state.has_time_for(call, now)), None)
+
+    def _spare(self, now: float) -> int:
+        """Light seats that are ready beyond the reserve."""
+        reserve = self._reserve.wanted_seats(now) - self._reserve.present
+        return max(0, self._doors.ready - max(0, reserve))
 
     def free(self, call_id: str, replica: str, now: float, speed_tps: float | None = None) -> int:
         """The call's stream is over; `speed_tps` is what it got, where that is known. Returns its seat-time in
@@ -246,11 +233,11 @@ class Pool:
         state = self._doors.replicas.get(replica)
         if state is None or call_id not in state.aboard:
             return 0  # the replica went down in between, and its seats with it
-        self._leaving -= call_id in state.leaving
+        self._leaving -= state.leaving.get(call_id, 0)
         stream, seat_us = self._leave(state, call_id, now)
         foreseen_s = state.foreseen_s(stream, now)
         if stream.floor_tps and speed_tps and foreseen_s:
-            self._learn(state, 1.0 / (speed_tps * foreseen_s), now)
+            self._caps.learn(state, 1.0 / (speed_tps * foreseen_s), now)
         self._doors.place(state, now)
         self.waiting.seat_freed(now)
         return seat_us
@@ -278,41 +265,96 @@ class Pool:
             self._doors.place(state, now)
 
     def preempt(self, now: float) -> Iterator[str]:
-        """Flex calls that must make way: a seat for each express call that is held, where preempting makes one."""
-        wanted = self.waiting.held_express - self._leaving
+        """Flex calls that must make way: seats for the express calls that are held, where preempting makes enough for
+        one of them."""
+        wanted = self.waiting.express_seats - self._leaving
         if wanted <= 0 or not self._doors.light_with_flex:
             return
+        fewest = self.waiting.fewest_express_choices
         for state in list(islice(self._doors.light_with_flex.values(), FLEX_LOOKED_AT)):
-            staying = len(state.aboard) - len(state.leaving)
-            seats = min(wanted, state.limit - staying + len(state.flex))
-            if seats <= 0:
-                continue  # even without them it would be full
+            staying = state.load - sum(state.leaving.values())
+            seats = min(wanted, state.limit - staying + sum(state.flex.values()))
+            if seats < fewest:
+                continue  # even without them it would be too full
             wanted -= seats
-            for _ in range(staying + seats - state.limit):
-                call_id, _ = state.flex.popitem()  # the newest: the least work is lost
-                state.leaving.add(call_id)
-                self._leaving += 1
+            while staying + seats > state.limit:
+                call_id, freed = state.flex.popitem()  # the newest: the least work is lost
+                state.leaving[call_id] = freed
+                staying -= freed
+                self._leaving += freed
                 yield call_id
             self._doors.place(state, now)
+            if wanted <= 0:
+                return
 
     # --- doors ---
 
     def express_present(self, by: int, now: float) -> None:
-        """An express call has come (+1) or gone (-1), aboard or held."""
+        """So many streams with a floor have come, or gone if negative, aboard or held."""
         self._reserve.change(by, now)
 
     def set_doors(self, now: float) -> None:
         """Have as many light seats, taken and ready, as the reserve wants."""
-        self._let_back_in(now)
+        self._caps.let_back_in(now)
         self._doors.provide(self._reserve.wanted_seats(now), now)
 
     # --- held calls ---
 
-    def next_boarding(self, now: float) -> tuple[Call, str] | None:
-        """The held call that boards next, and where; None while nobody can."""
-        for held in self.waiting.next_in_line():
-            replica = self.seat(held.call, held.avoid, now)
-            if replica is not None:
-                self.waiting.drop(held.call)
-                return held.call, replica
-        return None
+    def board_held(self, now: float) -> Iterator[tuple[Call, str]]:
+        """Board the held calls that find a seat; yields each with its replica.
+
+        A call that does not fit where others would (it wants several seats, has a long prompt or a stricter floor) does
+        not keep them waiting: it is set aside, and tried again before the others in later steps until its deadline.
+        Each step tries, beside the calls that board, those returned by an engine, and of each tier at most TRIED_AGAIN
+        calls that were set aside and SET_ASIDE others. If no more than that do not fit, no call is held while there is
+        a seat that it may take; if more do, it waits for as many steps as it takes to try them all.
+        """
+        if self.waiting.returned:
+            for held in list(self.waiting.returned.values()):
+                if (replica := self.seat(held.call, held.avoid, now)) is not None:
+                    del self.waiting.returned[held.call.id]
+                    yield held.call, replica
+        for tier, queue in self.waiting.queues.items():
+            if len(queue):
+                yield from self._board_queue(tier, queue, now)
+
+    def _board_queue(self, tier: Tier, queue: FairQueue, now: float) -> Iterator[tuple[Call, str]]:
+        if not self._has_room(tier, now):
+            return
+        missed: Call | None = None  # in this step; whoever asks for as much or more will miss, too
+        for held in queue.aside(TRIED_AGAIN):
+            if missed is None or held.avoid or not _asks_as_much(held.call, missed):
+                if (replica := self.seat(held.call, held.avoid, now)) is not None:
+                    queue.remove(held.call.id)
+                    yield held.call, replica
+                    continue
+                missed = missed if held.avoid else held.call
+            queue.set_aside(held)
+        misses = 0
+        while (first := queue.first()) is not None and misses < SET_ASIDE:
+            if missed is None or first.avoid or not _asks_as_much(first.call, missed):
+                if (replica := self.seat(first.call, first.avoid, now)) is not None:
+                    queue.remove(first.call.id)
+                    yield first.call, replica
+                    if not self._has_room(tier, now):
+                        return
+                    continue
+                missed = missed if first.avoid else first.call
+            queue.set_aside(first)
+            misses += 1
+
+    def _has_room(self, tier: Tier, now: float) -> bool:
+        """Is there a seat for a call of the tier that asks for as little as can be: one choice, no prompt, the loosest
+        floor of the tier?"""
+        doors = self._doors
+        if tier not in EXPRESS:
+            return doors.free_heavy > 0 or self._spare(now) > 0
+        floor_tps = self._loosest[tier]
+        if any(state.load < state.caps[floor_tps] for state in doors.light.from_highest(frozenset())):
+            return True
+        emptiest = doors.emptiest_heavy() if doors.may_another_be_light else None
+        return emptiest is not None and emptiest.load < emptiest.caps[floor_tps]
+
+
+def _asks_as_much(call: Call, other: Call) -> bool:
+    return call.model == other.model and call.choices >= other.choices and call.prompt_tokens >= other.prompt_tokens

@@ -7,7 +7,7 @@ call boards is decided in pool.py.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
 
 from headway.core.fare import SeatTime
@@ -20,7 +20,7 @@ PROMPT_WINDOW_S = 5.0  # of any stretch as long as this
 
 @dataclass(slots=True)
 class Stream:
-    """A call aboard. `floor_tps` is 0 where nothing is promised."""
+    """A call aboard, with as many seats as choices. `floor_tps` is 0 where nothing is promised."""
 
     call: Call
     floor_tps: float
@@ -62,17 +62,20 @@ class ReplicaState:
     draining: bool = False
     light: bool = False
     aboard: dict[str, Stream] = field(default_factory=dict)
-    express: dict[float, int] = field(default_factory=dict)  # streams with a floor aboard, by floor; no zeros
-    flex: dict[str, None] = field(default_factory=dict)  # calls aboard that may be preempted, the newest last
-    leaving: set[str] = field(default_factory=set)  # calls being preempted: aboard until the engine let go
+    load: int = 0  # seats they have taken
+    express: dict[float, int] = field(default_factory=dict)  # seats taken by streams with a floor, by floor; no zeros
+    express_seats: int = 0  # all of them
+    flex: dict[str, int] = field(default_factory=dict)  # seats of the calls that may be preempted, the newest last
+    leaving: dict[str, int] = field(default_factory=dict)  # of those being preempted: taken until the engine let go
     feedback: Feedback = field(default_factory=Feedback)
     caps_slowness: float = 1.0  # the feedback's, when the caps were made from it
     given: float = 0.0  # tokens each stream was given since the start, by the curve as it was measured
     given_at: float = 0.0
     prompts: PromptTime = field(default_factory=PromptTime)
-    queue: BucketQueue | None = None
+    # Where doors.py has put it and what it has counted of it: free seats, and among the light ones.
+    is_among_light: bool = False
+    is_among_heavy: bool = False
     bucket: int = 0
-    # What doors.py has counted of it: free seats, and among the light ones.
     free: int = 0
     counted_replicas: int = 0
     counted_seats: int = 0
@@ -82,11 +85,16 @@ class ReplicaState:
         """How many streams it may carry as it is now."""
         if not self.light:
             return self.replica.seats
-        return min([self.light_seats, *[self.caps[floor_tps] for floor_tps in self.express]])
+        limit = self.light_seats
+        for floor_tps in self.express:
+            limit = min(limit, self.caps[floor_tps])
+        return limit
 
     def has_room_for(self, call: Call, floor_tps: float, now: float) -> bool:
         """For an express call: the floors of those aboard and its own are kept."""
-        return len(self.aboard) < min(self.limit, self.caps[floor_tps]) and self.has_time_for(call, now)
+        if call.choices > self.free or self.load + call.choices > self.caps[floor_tps]:
+            return False
+        return self.has_time_for(call, now)
 
     def has_time_for(self, call: Call, now: float) -> bool:
         """Would reading its prompt leave those aboard their floors?"""
@@ -98,10 +106,12 @@ class ReplicaState:
             self.prompts.take(self._reading_s(call), now)
         taken = self.time.taken(express=floor_tps > 0.0)
         self.aboard[call.id] = Stream(call, floor_tps, now, self.given, taken)
+        self.load += call.choices
         if floor_tps:
-            self.express[floor_tps] = self.express.get(floor_tps, 0) + 1
+            self.express[floor_tps] = self.express.get(floor_tps, 0) + call.choices
+            self.express_seats += call.choices
         elif call.tier == "flex" and not call.was_preempted:
-            self.flex[call.id] = None
+            self.flex[call.id] = call.choices
 
     def _reading_s(self, call: Call) -> float:
         return call.prompt_tokens / self.replica.prompt_tps if self.replica.prompt_tps else 0.0
@@ -110,12 +120,15 @@ class ReplicaState:
         """Take the stream off; returns it and its seat-time in microseconds."""
         self.advance(now)
         stream = self.aboard.pop(call_id)
-        floor_tps = stream.floor_tps
-        seat_us = self.time.charge(stream.boarded_taken, express=floor_tps > 0.0, is_last=not self.aboard)
+        floor_tps, seats = stream.floor_tps, stream.call.choices
+        is_last = not self.aboard
+        seat_us = self.time.charge(stream.boarded_taken, seats, express=floor_tps > 0.0, is_last=is_last)
+        self.load -= seats
         self.flex.pop(call_id, None)
-        self.leaving.discard(call_id)
+        self.leaving.pop(call_id, None)
         if floor_tps:
-            self.express[floor_tps] -= 1
+            self.express_seats -= seats
+            self.express[floor_tps] -= seats
             if not self.express[floor_tps]:
                 del self.express[floor_tps]
         return stream, seat_us
@@ -134,10 +147,10 @@ class ReplicaState:
     def advance(self, now: float) -> None:
         """Count the time until now as it was. Comes before every change of who is aboard, of light and
         heavy, and of the replica."""
-        express = sum(self.express.values())
-        self.time.advance(now, express=express, others=len(self.aboard) - express, light=self.light)
-        if self.aboard and self.replica.curve is not None:
-            self.given += (now - self.given_at) / self.replica.curve.seconds_per_token(len(self.aboard))
+        express = self.express_seats
+        self.time.advance(now, express=express, others=self.load - express, light=self.light)
+        if self.load and self.replica.curve is not None:
+            self.given += (now - self.given_at) / self.replica.curve.seconds_per_token(self.load)
         self.given_at = now
 
 
@@ -153,28 +166,29 @@ class BucketQueue:
             self._buckets.append(OrderedDict())
         self._buckets[bucket][state.replica.name] = state
         self._mask |= 1 << bucket
-        state.queue, state.bucket = self, bucket
 
-    def take(self, state: ReplicaState) -> None:
-        bucket = self._buckets[state.bucket]
-        del bucket[state.replica.name]
-        if not bucket:
-            self._mask &= ~(1 << state.bucket)
-        state.queue = None
+    def take(self, state: ReplicaState, bucket: int) -> None:
+        replicas = self._buckets[bucket]
+        del replicas[state.replica.name]
+        if not replicas:
+            self._mask &= ~(1 << bucket)
 
-    def lowest(self, avoid: Set[str] = frozenset()) -> ReplicaState | None:
-        mask = self._mask
+    def bucket(self, number: int) -> Iterable[ReplicaState]:
+        return self._buckets[number].values() if number < len(self._buckets) else ()
+
+    def lowest(self, avoid: Set[str], least: int = 0) -> ReplicaState | None:
+        """The first replica of the lowest bucket from `least` on."""
+        mask = self._mask >> least << least
         while mask:
-            bucket = self._buckets[(mask & -mask).bit_length() - 1]
-            for name, state in bucket.items():
+            for name, state in self._buckets[(mask & -mask).bit_length() - 1].items():
                 if name not in avoid:
                     return state
             mask &= mask - 1
         return None
 
-    def from_highest(self, avoid: Set[str]) -> Iterator[ReplicaState]:
-        """The first replica of each bucket, highest bucket first."""
-        mask = self._mask
+    def from_highest(self, avoid: Set[str], least: int = 0) -> Iterator[ReplicaState]:
+        """The first replica of each bucket, from the highest down to `least`."""
+        mask = self._mask >> least << least
         while mask:
             number = mask.bit_length() - 1
             for name, state in self._buckets[number].items():

@@ -35,6 +35,7 @@ class Call:
     affinity: str = ""  # calls with the same key share a prompt prefix, which an engine may have in its cache
     was_preempted: bool = False  # a flex call makes way once
     prompt_tokens: int = 0  # about as many, judged by its length: the engine counts them when it has read it
+    choices: int = 1  # answers to the same prompt: each is a stream of its own and takes a seat
     # Its key's own limits, in place of the tiers': for the express tiers, and for the others.
     express_limit: TokenLimit | None = None
     other_limit: TokenLimit | None = None

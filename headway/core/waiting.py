@@ -8,7 +8,7 @@ offer. Which seats there are is known in pool.py.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Set
+from collections.abc import Set
 
 from headway.core.fairness import FairQueue, HeldCall
 from headway.core.types import EXPRESS, TIERS, Call, Offer, Tier
@@ -21,25 +21,32 @@ class WaitingRoom:
         self.returned: OrderedDict[str, HeldCall] = OrderedDict()  # those whose engine failed: before all others
         self._offers = offers
         offered = {tier for offer in offers.values() for tier in offer.tiers}
-        self._queues = {tier: FairQueue() for tier in TIERS if tier in offered}
+        self.queues = {tier: FairQueue() for tier in TIERS if tier in offered}  # the fastest first, flex last
         self._pace_s = 1.0  # smoothed time between two seats coming free
         self._last_freed_at: float | None = None
 
     @property
     def held(self) -> int:
-        return len(self.returned) + sum(len(queue) for queue in self._queues.values())
+        return len(self.returned) + sum(len(queue) for queue in self.queues.values())
 
     @property
-    def held_express(self) -> int:
-        return sum(len(self._queues[tier]) for tier in EXPRESS if tier in self._queues)
+    def express_seats(self) -> int:
+        """Seats that held express calls want."""
+        return sum(self.queues[tier].seats for tier in EXPRESS if tier in self.queues)
+
+    @property
+    def fewest_express_choices(self) -> int:
+        """Of any held express call; 0 if none is held."""
+        queues = [self.queues[tier] for tier in EXPRESS if tier in self.queues]
+        return min((n for queue in queues for n, calls in queue.by_choices.items() if calls), default=0)
 
     def is_anyone_held(self, tier: Tier) -> bool:
         """Of this tier, or returned by an engine that failed them."""
-        return bool(self.returned) or len(self._queues[tier]) > 0
+        return bool(self.returned) or len(self.queues[tier]) > 0
 
     def is_full(self, call: Call) -> bool:
         max_held = self._offers[call.model].tiers[call.tier].max_held
-        return self._queues[call.tier].held_of.get(call.model, 0) >= max_held
+        return self.queues[call.tier].by_model.get(call.model, 0) >= max_held
 
     def hold(self, call: Call, now: float, avoid: Set[str], *, returned: bool) -> float:
         """Keep the call waiting; returns its deadline."""
@@ -47,30 +54,24 @@ class WaitingRoom:
         if returned:
             self.returned[call.id] = held
         else:
-            self._queues[call.tier].push(held)
+            self.queues[call.tier].push(held)
         return held.until
 
     def drop(self, call: Call) -> None:
-        if not self._queues[call.tier].remove(call.id):
+        if not self.queues[call.tier].remove(call.id):
             self.returned.pop(call.id, None)
-
-    def next_in_line(self) -> Iterator[HeldCall]:
-        yield from self.returned.values()
-        for queue in self._queues.values():  # the fastest tier first, flex last
-            if (first := queue.first()) is not None:
-                yield first
 
     def expired(self, now: float) -> list[Call]:
         """Take out the held calls whose time is up."""
         due = [held.call for held in self.returned.values() if held.until <= now]
         for call in due:
             del self.returned[call.id]
-        return due + [call for queue in self._queues.values() for call in queue.expired(now)]
+        return due + [call for queue in self.queues.values() for call in queue.expired(now)]
 
     # --- what tenants were served ---
 
     def charge(self, call: Call, tokens: int) -> None:
-        self._queues[call.tier].charge(call.tenant, tokens)
+        self.queues[call.tier].charge(call.tenant, tokens)
 
     # --- when to come again ---
 
@@ -81,4 +82,4 @@ class WaitingRoom:
 
     def retry_after_s(self, tier: Tier) -> int:
         """When a seat can be hoped for, were the call to come back: the queue's length at the pace seen lately."""
-        return min(MAX_RETRY_AFTER_S, 1 + int(self._pace_s * len(self._queues[tier])))
+        return min(MAX_RETRY_AFTER_S, 1 + int(self._pace_s * len(self.queues[tier])))

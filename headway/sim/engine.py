@@ -22,7 +22,7 @@ class SimReplica:
         is nobody's but its own."""
         self.name = name
         self.version = 0  # of the next event; older ones in the loop's heap are void
-        self.streams: set[str] = set()  # aboard: reading, waiting for their first token, or decoding
+        self.streams: dict[str, int] = {}  # choices of the calls aboard: reading, waiting for a first token, decoding
         self._curve = curve
         self._prompt_tps = prompt_tps
         self._first_token_s = first_token_s
@@ -35,13 +35,14 @@ class SimReplica:
         self._joins: list[tuple[float, str, int]] = []  # when a stream begins to decode, and for how many tokens
         self._ends: list[tuple[float, str]] = []
 
-    def board(self, call_id: str, prompt_tokens: int, tokens: int, now: float) -> float:
-        """Returns when its first token comes, unless the replica changes its speed meanwhile."""
+    def board(self, call_id: str, prompt_tokens: int, tokens: int, now: float, choices: int = 1) -> float:
+        """Each choice is given so many tokens. Returns when the first one comes, unless the replica changes its speed
+        meanwhile."""
         self._advance(now)
         if self._prompt_tps:
             self._reading_s += self._slowness * prompt_tokens / self._prompt_tps
         first_at = now + self._reading_s + self._first_token_s
-        self.streams.add(call_id)
+        self.streams[call_id] = choices
         if self._first_token_s:
             heappush(self._joins, (first_at, call_id, tokens))
         else:
@@ -52,9 +53,9 @@ class SimReplica:
     def leave(self, call_id: str, now: float) -> None:
         """It is taken off in the middle. Its place in the heaps is passed over when it comes up."""
         self._advance(now)
-        self.streams.discard(call_id)
+        choices = self.streams.pop(call_id)
         if not any(joining == call_id for _, joining, _ in self._joins):
-            self._decoding -= 1
+            self._decoding -= choices
         self.version += 1
 
     def slow_down(self, slowness: float, now: float) -> None:
@@ -82,13 +83,12 @@ class SimReplica:
         if self._ends and self._ends[0][0] <= self._given + ROUNDING:
             _, call_id = heappop(self._ends)
             if call_id in self.streams:
-                self.streams.remove(call_id)
-                self._decoding -= 1
+                self._decoding -= self.streams.pop(call_id)
                 return call_id
         return None
 
     def _decode(self, call_id: str, tokens: int) -> None:
-        self._decoding += 1
+        self._decoding += self.streams[call_id]
         heappush(self._ends, (self._given + tokens - 1, call_id))
 
     def _advance(self, now: float) -> None:

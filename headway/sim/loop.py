@@ -44,7 +44,7 @@ How = Literal["finished", "refused", "cut"]
 
 @dataclass(slots=True)
 class Job:
-    """A call to simulate: when it comes and how many tokens it takes."""
+    """A call to simulate: when it comes and how many tokens each of its choices takes."""
 
     at: float
     call: Call
@@ -201,8 +201,8 @@ class Simulation:
             case Board(replica=name, tier=tier):
                 replica = self._aboard[action.call_id] = self._replicas[name]
                 trip.boarded_at, trip.tier = self.now, tier
-                job = trip.job
-                trip.first_at = replica.board(action.call_id, job.call.prompt_tokens, job.tokens, self.now)
+                call, tokens = trip.job.call, trip.job.tokens
+                trip.first_at = replica.board(call.id, call.prompt_tokens, tokens, self.now, call.choices)
                 self._expect(replica)
                 if tier == "flex":  # may be preempted until its first token; core need not know when others have theirs
                     heappush(self._heap, (trip.first_at, next(self._order), action.call_id, 0))

@@ -99,7 +99,7 @@ def test_deadlines_of_calls_that_boarded_are_forgotten() -> None:
     for number in range(1, 1_000):
         arrive(m, f"c{number}", "a")
         m.step(Finished(f"c{number - 1}", 1, 1), 0.0)
-    [queue] = [queue for tier, queue in m.pools["base"].waiting._queues.items() if tier == "standard"]
+    [queue] = [queue for tier, queue in m.pools["base"].waiting.queues.items() if tier == "standard"]
     assert len(queue) == 0
     assert len(queue._deadlines) < 100
     assert m.step(Ticked(), 1_000.0) == []

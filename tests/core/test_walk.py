@@ -12,7 +12,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from headway.core.curve import Curve
 from headway.core.fare import FINE
 from headway.core.machine import Machine
-from headway.core.pool import Pool
+from headway.core.pool import TRIED_AGAIN, Pool
 from headway.core.types import (
     EXPRESS,
     Arrived,
@@ -88,7 +88,7 @@ class Walk(RuleBasedStateMachine):
         self.open: set[str] = set()
         self.draining: set[str] = set()
         self.where: dict[str, str | None] = {}  # call -> replica, or None while held
-        self.model: dict[str, str] = {}
+        self.calls_told: dict[str, Call] = {}  # as they arrived
         self.tier: dict[str, Tier] = {}  # as served
         self.deadline: dict[str, float] = {}
         self.ended: dict[str, str] = {}
@@ -125,8 +125,10 @@ class Walk(RuleBasedStateMachine):
                     assert self.tier[call_id] in EXPRESS
                     self.tier[call_id] = "standard"
                     self.deadline.pop(call_id, None)
-                case Refuse(retry_after_s=retry_after_s):
+                case Refuse(retry_after_s=retry_after_s, reason=reason):
                     assert retry_after_s >= 1
+                    if reason == "too_many_choices":
+                        assert self.choices(call_id) > self.most_choices(self.policy(call_id).floor_tps) > 0
                     self.end(call_id, "refused")
                 case Cut():
                     assert isinstance(event, ReplicaDown | ReplicaRemoved)
@@ -145,7 +147,18 @@ class Walk(RuleBasedStateMachine):
         assert pool.light_replicas <= max(light_before, pool._doors.max_light_replicas), "the standard share was taken"
 
     def policy(self, call_id: str) -> TierPolicy:
-        return OFFERS[self.model[call_id]].tiers[self.tier[call_id]]
+        return OFFERS[self.calls_told[call_id].model].tiers[self.tier[call_id]]
+
+    def choices(self, call_id: str) -> int:
+        return self.calls_told[call_id].choices
+
+    def most_choices(self, floor_tps: float) -> int:
+        """That any replica which is not draining could ever seat."""
+        replicas = [replica for name, replica in self.replicas.items() if name not in self.draining]
+        if not floor_tps:
+            return max((replica.seats for replica in replicas), default=0)
+        curves = [(replica.curve, replica.seats) for replica in replicas if replica.curve is not None]
+        return max((curve.largest_batch(floor_tps, seats, 0.0) for curve, seats in curves), default=0)
 
     def settle(self, settled: Settled) -> None:
         assert self.ended.get(settled.call_id) in ("left", "finished"), f"{settled} for a call that had not ended"
@@ -158,13 +171,14 @@ class Walk(RuleBasedStateMachine):
         """With a floor aboard nobody boards beyond what it allows. A limit that falls takes nobody off the replica."""
         pool = self.machine.pools["p"]
         for name, replica in self.replicas.items():
-            aboard = [self.policy(call_id).floor_tps for call_id, where in self.where.items() if where == name]
+            calls = [call_id for call_id, where in self.where.items() if where == name]
+            aboard = [self.policy(call_id).floor_tps for call_id in calls for _ in range(self.choices(call_id))]
             state = pool.replica_state(name)
             if state is None:
                 continue
             allowed = [
                 replica.curve.slower(state.caps_slowness).largest_batch(floor_tps, replica.seats, 0.0)
-                if replica.curve is not None and name not in pool._shut_out
+                if replica.curve is not None and not pool._caps.is_shut_out(name)
                 else 0
                 for floor_tps in aboard
                 if floor_tps
@@ -185,12 +199,17 @@ class Walk(RuleBasedStateMachine):
         model=st.sampled_from("mmn"),
         tenant=st.sampled_from("ab"),
         falls_back=st.booleans(),
+        prompt_tokens=st.sampled_from([0, 0, 100, 5_000]),
+        choices=st.sampled_from([1, 1, 1, 2, 3, 7]),
     )
-    def arrive(self, tier: Tier, model: str, tenant: str, falls_back: bool) -> str:
+    def arrive(self, tier: Tier, model: str, tenant: str, falls_back: bool, prompt_tokens: int, choices: int) -> str:
         call_id = f"c{len(self.arrivals)}"
         self.arrivals.append(call_id)
-        self.model[call_id], self.tier[call_id] = model, tier
-        self.tell(Arrived(Call(call_id, model, tier, tenant, falls_back)))
+        call = Call(call_id, model, tier, tenant, falls_back, prompt_tokens=prompt_tokens, choices=choices)
+        self.calls_told[call_id], self.tier[call_id] = call, tier
+        self.tell(Arrived(call))
+        if call_id not in self.ended:
+            assert choices == 1 or choices <= (self.most_choices(self.policy(call_id).floor_tps) or choices)
         return call_id
 
     @rule(call_id=consumes(calls), leaves=st.booleans(), speed_tps=st.sampled_from([None, 1.0, 25.0, 50.0, 100.0]))
@@ -226,11 +245,17 @@ class Walk(RuleBasedStateMachine):
         self.lose(call_id, stage)
         return call_id if call_id not in self.ended else multiple()
 
-    @rule(name=st.sampled_from(NAMES), seats=st.integers(1, 9), curve=st.sampled_from(CURVES), same=st.booleans())
-    def replica_up(self, name: str, seats: int, curve: Curve | None, same: bool) -> None:
+    @rule(
+        name=st.sampled_from(NAMES),
+        seats=st.integers(1, 9),
+        curve=st.sampled_from(CURVES),
+        prompt_tps=st.sampled_from([0.0, 1_000.0]),
+        same=st.booleans(),
+    )
+    def replica_up(self, name: str, seats: int, curve: Curve | None, prompt_tps: float, same: bool) -> None:
         """As it was, or with other seats and another curve."""
         if not same or name not in self.replicas:
-            self.replicas[name] = Replica(name, "p", seats, curve)
+            self.replicas[name] = Replica(name, "p", seats, curve, prompt_tps)
         self.open.add(name)
         self.draining.discard(name)
         self.tell(ReplicaUp(self.replicas[name]))
@@ -283,8 +308,8 @@ class Walk(RuleBasedStateMachine):
     def core_and_driver_agree_who_is_where(self) -> None:
         pool = self.machine.pools["p"]
         for name in self.replicas:
-            assert pool.aboard(name) == sum(replica == name for replica in self.where.values())
-        assert pool._leaving == len(self.being_preempted)
+            assert pool.aboard(name) == sum(self.choices(one) for one, where in self.where.items() if where == name)
+        assert pool._leaving == sum(self.choices(call_id) for call_id in self.being_preempted)
         assert pool.open_replicas == len(self.open)
         assert pool.known_replicas == len(self.replicas.keys() - self.draining)
 
@@ -295,7 +320,8 @@ class Walk(RuleBasedStateMachine):
         states = [state for name in self.replicas if (state := pool.replica_state(name)) is not None]
         aboard = [(state.time, stream) for state in states for stream in state.aboard.values()]
         owed_us = sum(
-            (time.taken(express=stream.floor_tps > 0) - stream.boarded_taken) // FINE for time, stream in aboard
+            (time.taken(express=stream.floor_tps > 0) - stream.boarded_taken) * stream.call.choices // FINE
+            for time, stream in aboard
         )
         accounted_us = paid_us(pool) + pool.reserve_us + owed_us
         missing_us = pool.busy_us - accounted_us
@@ -322,17 +348,27 @@ class Walk(RuleBasedStateMachine):
     def no_standard_call_is_held_beside_an_open_seat_on_a_heavy_replica(self) -> None:
         pool = self.machine.pools["p"]
         states = [state for name in self.open if (state := pool.replica_state(name)) is not None]
-        free = {c.replica.name for c in states if not c.light and len(c.aboard) < c.replica.seats}
         for call_id in self.deadline:
-            if self.tier[call_id] == "standard":
+            if self.tier[call_id] == "standard" and len(pool.waiting.queues["standard"]) <= TRIED_AGAIN:
+                choices = self.choices(call_id)
+                free = {c.replica.name for c in states if not c.light and c.load + choices <= c.replica.seats}
                 assert free <= self.machine._journeys[call_id].avoid, f"{call_id} is held while {free} have seats"
+
+    @invariant()
+    def nobody_is_held_beside_a_seat_because_of_a_call_that_does_not_fit(self) -> None:
+        pool = self.machine.pools["p"]
+        for call_id in self.deadline:
+            journey, tier = self.machine._journeys[call_id], self.tier[call_id]
+            if call_id in pool.waiting.returned or len(pool.waiting.queues[tier]) <= TRIED_AGAIN:
+                found = pool._find(journey.call, self.policy(call_id).floor_tps, journey.avoid, self.now)
+                assert found is None, f"{call_id} is held while {found.replica.name} has a seat"
 
     @invariant()
     def free_seats_are_counted(self) -> None:
         pool = self.machine.pools["p"]
         states = [state for name in self.open if (state := pool.replica_state(name)) is not None]
         heavy = [state for state in states if not state.light]
-        assert pool._doors.free_heavy == sum(max(0, c.replica.seats - len(c.aboard)) for c in heavy)
+        assert pool._doors.free_heavy == sum(max(0, c.replica.seats - c.load) for c in heavy)
 
     @invariant()
     def a_closed_replica_is_light_only_for_its_express_streams(self) -> None:
@@ -364,13 +400,14 @@ class Walk(RuleBasedStateMachine):
         assert set(self.arrivals) == set(self.where) | set(self.ended)
         assert self.machine.calls == len(self.where)
         pool = self.machine.pools["p"]
-        present = sum(self.tier[call_id] in EXPRESS for call_id in self.where)
+        present = sum(self.choices(call_id) for call_id in self.where if self.tier[call_id] in EXPRESS)
         assert pool._reserve.present == present
         assert pool.waiting.held == len(self.deadline)
-        for model, tier in {(self.model[call_id], self.tier[call_id]) for call_id in self.deadline}:
-            held = [one for one in self.deadline if (self.model[one], self.tier[one]) == (model, tier)]
-            in_line = [one for one in held if one not in pool.waiting.returned and one not in self.was_preempted]
-            assert len(in_line) <= OFFERS[model].tiers[tier].max_held
+        in_line = [one for one in self.deadline if one not in pool.waiting.returned and one not in self.was_preempted]
+        for call_id in in_line:
+            model, tier = self.calls_told[call_id].model, self.tier[call_id]
+            alike = [one for one in in_line if (self.calls_told[one].model, self.tier[one]) == (model, tier)]
+            assert len(alike) <= self.policy(call_id).max_held
 
 
 TestWalk = pytest.mark.timeout(600 + EXAMPLES // 10)(Walk.TestCase)  # what it finds must have the time to be made small

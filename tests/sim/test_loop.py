@@ -48,6 +48,16 @@ def test_two_streams_share() -> None:
     assert trips["a"].ended_at == pytest.approx(2.2)
 
 
+def test_several_choices_are_as_many_streams() -> None:
+    both = Job(0.0, Call("both", "m", "standard", choices=2), 101)
+    trips = play([both, job(0.0, "a", 51)], seats=3)
+    # Three streams get 50 tokens in 2 s, then two get the other 50 in 1.5 s.
+    assert trips["a"].ended_at == pytest.approx(2.0)
+    assert trips["both"].ended_at == pytest.approx(3.5)
+    waits = play([both, job(0.0, "a", 51)], seats=2)["a"]
+    assert waits.boarded_at == pytest.approx(3.0)
+
+
 def test_a_prompt_takes_its_time_from_everyone() -> None:
     trips = play([job(0.0, "a", 101), job(1.0, "b", 21, prompt=500)], prompt_tps=1_000)
     assert trips["b"].first_at == pytest.approx(1.5)

@@ -158,7 +158,6 @@ class Request:
     streaming: bool  # the client gets the answer as a stream
     collects: bool = False  # the engine streams, and the client gets the answer in one piece
     max_output_tokens: int | None = None  # of each choice, as the client limits it; 0 if nothing is generated
-    choices: int = 1
     cache_salt: str = ""  # keeps tenants apart in the engine's prefix cache; empty if they share it
     rung: Rung | None = None
 

@@ -190,10 +190,18 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
     body = _encode(request)
     affinity, prompt_tokens = describe_prompt(body, session, b"messages", b"prompt")
     # In this dialect a call without an express seat is served as standard, says so, and costs as much.
-    call = Call(call_id, request.model, tier, falls_back=True, affinity=affinity, prompt_tokens=prompt_tokens)
+    call = Call(
+        call_id,
+        request.model,
+        tier,
+        falls_back=True,
+        affinity=affinity,
+        prompt_tokens=prompt_tokens,
+        choices=choices,
+    )
     limits_said = (getattr(request, "max_completion_tokens", None), request.max_tokens)
     max_output_tokens = next((limit for limit in limits_said if isinstance(limit, int)), None)
-    return Request(call, path, body, form, bool(request.stream), max_output_tokens=max_output_tokens, choices=choices)
+    return Request(call, path, body, form, bool(request.stream), max_output_tokens=max_output_tokens)
 
 
 def _check_constraints(request: Sampling) -> None:

@@ -47,7 +47,7 @@ class CallRungs:
         self._audit_tier = audit_tier
         self._student_tiers = student_tiers
         self.asked: Asked | None = None
-        if request.choices == 1 and request.max_output_tokens != 0:
+        if request.call.choices == 1 and request.max_output_tokens != 0:
             self.asked = asked_of(request.path, self._said)
 
     def to_student(self, *, is_held: bool) -> Request:

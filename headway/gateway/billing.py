@@ -27,7 +27,7 @@ class Billing:
         call = request.call
         if self.books is None or request.max_output_tokens == 0:
             return None
-        output_tokens = request.choices * (request.max_output_tokens or 0)
+        output_tokens = call.choices * (request.max_output_tokens or 0)
         worst = self._prices[call.model][call.tier].amount(len(request.body) + TEMPLATE_TOKENS, output_tokens)
         return await self.books.open(call, worst)
 

@@ -254,3 +254,29 @@ async def test_a_model_is_told_by_its_name() -> None:
         assert (await here.anthropic.models.retrieve(MODEL)).id == MODEL
         with pytest.raises(openai.NotFoundError, match="does not exist here"):
             await here.openai.models.retrieve("other")
+
+
+async def test_n_choices_take_n_seats() -> None:
+    async with running(SCRIPT) as engine, running_gateway(config_for([engine], seats=4)) as here:
+
+        def call(n: int) -> asyncio.Task[Any]:
+            ask = {"model": MODEL, "messages": ASK, "max_tokens": 20, "n": n}
+            return asyncio.create_task(here.openai.chat.completions.create(**ask))
+
+        await asyncio.gather(*[call(n) for n in (3, 1, 2, 4, 1, 3)])
+        assert engine.record()["highest_running"] <= 4
+        with pytest.raises(openai.BadRequestError, match="`n`"):
+            await call(5)
+
+
+async def test_more_choices_than_the_floor_allows_are_downgraded() -> None:
+    async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
+        ask: Any = {"model": MODEL, "messages": ASK, "max_tokens": 5, "service_tier": "fast"}
+        state = here.gateway.machine.pools[MODEL].replica_state(engine.url)
+        assert state is not None
+        allowed = state.caps[80.0]
+        fits = await here.openai.chat.completions.create(**ask, n=allowed)
+        assert fits.service_tier == "fast"
+        too_many = await here.openai.chat.completions.create(**ask, n=allowed + 1)
+        assert too_many.service_tier == "default"
+        assert too_many.usage.headway["reason"] == "too_many_choices"  # type: ignore[union-attr]

@@ -12,7 +12,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +35,25 @@ from headway.evals.verdict import ALL_TASKS, Attempt, Run, judge_runs
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
 from headway.local.engine_process import free_port
+from runs.measure.kept import Stage
 from runs.measure.token_times import chat, timed_call
 from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish
-from runs.students.distill import best, open_work, run_stages
+from runs.students.distill import best, run_stages
 from runs.students.routine import routine_tasks
-from runs.students.stages import ANSWER_TOKENS, SEATS, SPEED_STREAMS, TEACHER, Work, console, engine_of, gateway_of
+from runs.students.stages import SPEED_STREAMS
 from runs.students.tasks import vocabulary_of
+from runs.students.work import (
+    ANSWER_TOKENS,
+    SEATS,
+    TEACHER,
+    Work,
+    console,
+    engine_of,
+    gateway_of,
+    keep,
+    open_work,
+    result_of,
+)
 
 BUDGET, MIN_SERVED, GOAL_SERVED, MAX_LATER_MS = 0.02, 0.5, 0.75, 50.0
 CALIBRATION_HARD, ROUTINE_TO_HARD = 163, 4  # 80 % and 20 %
@@ -90,7 +102,7 @@ def _named(tasks: list[Task], name: str, kind: str) -> list[Task]:
 
 def prices(work: Work) -> dict[str, tuple[float, float]]:
     """Of a million tokens, where an hour of an engine costs 1 and a prompt token a quarter of an output token."""
-    speeds = json.loads((work.folder / "speeds.json").read_text())["result"]
+    speeds = result_of(work, "speeds")
     found = {}
     for name in ("teacher", best(work)):
         [row] = [one for one in speeds if one["model"] == name and one["streams"] == SPEED_STREAMS]
@@ -127,23 +139,34 @@ def engines(work: Work) -> Iterator[Path]:
         yield path
 
 
-def calibrate(work: Work, path: Path) -> dict[str, Any]:
-    out = work.folder / "auto.json"
+@dataclass(frozen=True)
+class Serving:
+    """Both engines are up; `url` is that of the gateway, where one is."""
+
+    work: Work
+    config: Path
+    url: str = ""
+
+
+def calibrate(serving: Serving) -> dict[str, Any]:
+    path, out = serving.config, serving.work.folder / "auto.json"
     out.with_name(f"{out.name}.closed").unlink(missing_ok=True)
     with gateway_of(path, load(path).gateway.port) as url:
-        command = [sys.executable, "-m", "headway", "auto", "calibrate", str(work.folder / "mix-calibration.jsonl")]
+        tasks = str(serving.work.folder / "mix-calibration.jsonl")
+        command = [sys.executable, "-m", "headway", "auto", "calibrate", tasks]
         subprocess.run([*command, "--model", TEACHER, "--url", url, "--out", str(out)], check=True)
     found = allowed(read_calibration(out), BUDGET)
     return {"level": found.level, "served": found.served, "excess": found.excess, "of": found.of}
 
 
-def ask(work: Work, url: str, tasks: str, names: tuple[str, ...], at_once: int) -> dict[str, Any]:
+def ask(serving: Serving, tasks: str, names: tuple[str, ...], at_once: int) -> dict[str, Any]:
     """`headway eval` of these speeds, without its page."""
-    chosen = find_tasks(str(work.folder / tasks), run_commands=False)
-    targets = sorted(offered(url, TEACHER, names, 0.0), key=lambda one: names.index(one.name))
+    folder = serving.work.folder
+    chosen = find_tasks(str(folder / tasks), run_commands=False)
+    targets = sorted(offered(serving.url, TEACHER, names, 0.0), key=lambda one: names.index(one.name))
     with Progress(console=console, transient=True) as progress:
         bars = {name: progress.add_task(f"{name}, {at_once} at once", total=chosen.count) for name in names}
-        settings = Settings(work.folder / "eval" / "logs", None, ANSWER_TOKENS, 120.0, at_once)
+        settings = Settings(folder / "eval" / "logs", None, ANSWER_TOKENS, 120.0, at_once)
         done = run_in_rounds(chosen, targets, settings, lambda name: progress.advance(bars[name]))
     return {one.name: asdict(Run(one.name, one.weights, done[one.name])) for one in targets}
 
@@ -164,9 +187,10 @@ async def first_tokens_s(url: str) -> dict[str, list[float]]:
     return found
 
 
-def measure_first_tokens(work: Work, path: Path) -> dict[str, list[float]]:
+def measure_first_tokens(serving: Serving) -> dict[str, list[float]]:
     """What the auto model adds where it lets the student speak: its gate is told to, since these prompts have no right
     answer to be calibrated on."""
+    work, path = serving.work, serving.config
     trusting = read_calibration(work.folder / "auto.json")
     trusting.gate.rising["text"] = Rising([-1e9, 1e9], [1.0, 1.0])
     trusting.judged = [Judged(1.0, is_excess=False)] * 1000
@@ -181,21 +205,36 @@ def measure_first_tokens(work: Work, path: Path) -> dict[str, list[float]]:
 
 def measure(work: Work) -> dict[str, Any]:
     os.environ["HEADWAY_KEY"] = KEY
-    work.once("mix", lambda: make_sets(work), 0.2)
-    results: dict[str, Any] = {}
+    at = work.folder
+    mix = {name: at / f"mix-{name}.jsonl" for name in ("calibration", "test", "timed")}
+    made_of = (at / "hard-test.jsonl", work.base / "tokenizer.json")
+    keep(work, Stage("mix", make_sets, 0.2, reads=made_of, makes=tuple(mix.values())))
+    models = (work.model("teacher"), work.model(best(work)))
+    setup, auto = (engines, gateway_of, publish_auto, prices(work)), at / "auto.json"
+    results: dict[str, Any] = {"many": {}}
     with engines(work) as path:
-        work.once("mix-calibrated", lambda: calibrate(work, path), 8)
-        publish(path, TEACHER, None, None, load, FirstRung(str(work.folder / "auto.json"), BUDGET))
+        serving = Serving(work, path)
+        calibrated_on = (*models, mix["calibration"])
+        keep(work, Stage("mix-calibrated", calibrate, 8, reads=calibrated_on, makes=(auto,), setup=setup), serving)
+        publish_auto(path, auto)
         with gateway_of(path, load(path).gateway.port) as url:
-            results["many"] = {}
+            serving = Serving(work, path, url)
+            reads = (*models, auto, mix["test"])
             for name in COUNTED:
-                stage = partial(ask, work, url, "mix-test.jsonl", (name,), AT_ONCE)
-                results["many"] |= work.once(f"mix-many-{name}", stage, 6)
+                asked = (mix["test"].name, (name,), AT_ONCE)
+                stage = Stage(f"mix-many-{name}", ask, 6, asked, reads=reads, setup=setup)
+                results["many"] |= keep(work, stage, serving)
             # As `headway eval` has it, standard last: what an engine remembers of a prompt speaks for it.
-            stage = partial(ask, work, url, "mix-timed.jsonl", (*TIMED[1:], TIMED[0]), 1)
-            results["timed"] = work.once("mix-timed", stage, 15)
-        results["first"] = work.once("mix-first", lambda: measure_first_tokens(work, path), 2)
+            in_turns = (mix["timed"].name, (*TIMED[1:], TIMED[0]), 1)
+            stage = Stage("mix-timed", ask, 15, in_turns, reads=(*models, auto, mix["timed"]), setup=setup)
+            results["timed"] = keep(work, stage, serving)
+        stage = Stage("mix-first", measure_first_tokens, 2, reads=(*models, auto), setup=setup)
+        results["first"] = keep(work, stage, Serving(work, path))
     return results
+
+
+def publish_auto(path: Path, calibration: Path) -> None:
+    publish(path, TEACHER, None, None, load, FirstRung(str(calibration), BUDGET))
 
 
 def mistakes_table(runs: list[Run]) -> Table:

@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,15 +16,11 @@ from headway.distill.card import card_page, ratio_interval
 from headway.distill.fit import fits, places, weigh
 from headway.evals.shares import Share
 from headway.evals.tool_calls import MISTAKES
-from headway.local.engine_process import cache_dir
+from runs.measure.kept import Stage
 from runs.measure.verdict import Verdict, at_least, at_most, finish
 from runs.students.stages import (
     SPEED_STREAMS,
-    TINY,
-    Sizes,
-    Work,
     collect_answers,
-    console,
     count_all_mistakes,
     cut_student,
     keep_right,
@@ -34,6 +31,7 @@ from runs.students.stages import (
     train_students,
     tune_teacher,
 )
+from runs.students.work import Work, console, keep, minutes_of, open_work, result_of
 
 MIN_TEACHER, MIN_OF_TEACHER, MIN_TIMES, GOAL_TIMES, MAX_PARAMS, MAX_MINUTES = 0.95, 0.90, 5.0, 15.0, 0.5, 150.0
 Verdicts = dict[str, dict[str, int]]
@@ -50,42 +48,63 @@ def main() -> int:
     return 0 if given.until else report(work, results)
 
 
-def open_work(cores: list[int], *, tiny: bool = False) -> Work:
-    return Work(cache_dir() / ("distill-tiny" if tiny else "distill"), TINY if tiny else Sizes(), cores)
-
-
 def models_of(work: Work) -> list[str]:
     trained = [f"{kind}-{seed}" for seed in range(work.sizes.seeds) for kind in ("sft", "student")]
     return ["teacher", "cut", *trained, "student-int8"]
 
 
+def stages_before_mistakes(work: Work) -> Iterator[Stage]:
+    """Each is made when the one before it is done: where a model lies is known then."""
+    at = work.folder
+    sets = tuple(at / f"{name}.jsonl" for name in ("routine-train", "hard-train", "routine-test", "hard-test"))
+    tuning, prompts, answers, rows = (at / f"{name}.jsonl" for name in ("tuning", "prompts", "answers", "rows"))
+    yield Stage("tasks", make_tasks, 0.2, reads=(work.base / "tokenizer.json",), makes=(*sets, tuning, prompts))
+    yield Stage("teacher", tune_teacher, 42, reads=(work.base, tuning), makes=(at / "teacher",))
+    yield Stage("answers", collect_answers, 10, reads=(work.model("teacher"), prompts), makes=(answers,))
+    yield Stage("kept", keep_right, 0.1, reads=(answers, *sets[:2]), makes=(rows,))
+    yield Stage("cut", cut_student, 4, reads=(work.model("teacher"), rows, sets[2]), makes=(at / "cut",))
+    trained = tuple(at / f"{kind}-{seed}" for seed in range(work.sizes.seeds) for kind in ("first", "sft", "student"))
+    yield Stage("training", train_students, 42, reads=(work.model("cut"), rows), makes=trained)
+    into = "student-int8"
+    yield Stage("int8", quantise, 0.3, ("student-0", into), reads=(work.model("student-0"),), makes=(at / into,))
+
+
+def stages_after_mistakes(work: Work) -> Iterator[Stage]:
+    routine = work.folder / "routine-test.jsonl"
+    models = tuple(work.model(name) for name in ("teacher", "student-0", "student-int8"))
+    yield Stage("speeds", measure_speeds, 6, reads=(*models, routine))
+    reads = (work.model("teacher"), work.model(best(work)), routine)
+    yield Stage("beside", spark_beside_standard, 5, (best(work),), reads=reads)
+
+
 def run_stages(work: Work, until: str = "") -> dict[str, Any]:
-    stages: list[tuple[str, Any, float]] = [
-        ("tasks", lambda: make_tasks(work), 0.2),
-        ("teacher", lambda: tune_teacher(work), 42),
-        ("answers", lambda: collect_answers(work), 10),
-        ("kept", lambda: keep_right(work), 0.1),
-        ("cut", lambda: cut_student(work), 4),
-        ("training", lambda: train_students(work), 42),
-        ("int8", lambda: quantise(work, "student-0", "student-int8"), 0.3),
-        ("mistakes", lambda: count_all_mistakes(work, models_of(work)), 12),
-        ("speeds", lambda: measure_speeds(work), 6),
-        ("beside", lambda: spark_beside_standard(work, best(work)), 5),
-    ]
-    console.print(f"{len(stages)} stages in {work.folder}, about {sum(one[2] for one in stages):.0f} min in all")
+    console.print(f"work folder {work.folder}; about 125 min in all", highlight=False)
     results: dict[str, Any] = {}
-    for name, stage, minutes in stages:
-        results[name] = work.once(name, stage, minutes)
-        if name == until:
-            break
+    for stage in stages_before_mistakes(work):
+        results[stage.name] = keep(work, stage)
+        if stage.name == until:
+            return results
+    results["mistakes"] = count_all_mistakes(work, models_of(work))
+    if until == "mistakes":
+        return results
+    for stage in stages_after_mistakes(work):
+        results[stage.name] = keep(work, stage)
+        if stage.name == until:
+            return results
     return results
+
+
+def minutes(work: Work, results: dict[str, Any]) -> float:
+    """What the stages took; the models' mistakes are counted on all cores at once."""
+    counted = sum(minutes_of(work, f"mistakes-{name}") for name in models_of(work)) / len(work.cores)
+    return counted + sum(minutes_of(work, name) for name in results if name != "mistakes")
 
 
 def best(work: Work) -> str:
     """What is published: the int8 student if it is hardly more often wrong than the one it was made from."""
     right = {}
     for name in ("student-0", "student-int8"):
-        counts = json.loads((work.folder / f"mistakes-{name}.json").read_text())["result"]["routine"]
+        counts = result_of(work, f"mistakes-{name}")["routine"]
         right[name] = counts.get("right", 0) / max(1, sum(counts.values()))
     return "student-int8" if right["student-int8"] >= right["student-0"] - 0.01 else "student-0"
 
@@ -201,7 +220,7 @@ def figures_of(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts
         console.print(f"{name} ÷ teacher, tok/s: {alone:.1f} at 1 stream, {many:.1f} at {SPEED_STREAMS}")
     params, beside = results["cut"]["params"] / results["cut"]["teacher_params"], results["beside"]
     return Figures(
-        shares["teacher"], students, params, work.minutes(results), beside["spark_tps"], beside["standard_tps"]
+        shares["teacher"], students, params, minutes(work, results), beside["spark_tps"], beside["standard_tps"]
     )
 
 

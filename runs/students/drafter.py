@@ -8,7 +8,6 @@ import os
 import statistics
 import sys
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import uvloop
@@ -24,11 +23,13 @@ from headway.evals.tool_calls import Task, judge_text
 from headway.evals.two_samples import divergence, same_distribution
 from headway.run import vllm_speculation
 from runs.engine.pairs import COUNTERS, SEATS, Pairs, Text, compare, table_of, two_engines
+from runs.measure.kept import Stage
 from runs.measure.token_times import timed_call
 from runs.measure.verdict import Bar, Verdict, at_least, finish
-from runs.students.distill import open_work, run_stages
+from runs.students.distill import run_stages
 from runs.students.drafter_plan import CHIP, PAYS, planned_table
-from runs.students.stages import TEACHER, Work, console, quantise
+from runs.students.stages import quantise
+from runs.students.work import TEACHER, Work, console, keep, open_work
 
 BATCHES = (1, 2, 4, 8)
 MIN_GAIN, NOISE, MIN_P = 1.3, 0.95, 0.01
@@ -181,12 +182,17 @@ def look_for_differences(work: Work, config: dict[str, object]) -> dict[str, Any
 def main(rounds: int) -> int:
     work = open_work(sorted(os.sched_getaffinity(0)))
     run_stages(work, until="training")
-    work.once("drafter-training", lambda: train_drafter(work), TRAINING_MINUTES)
-    work.once(DRAFTER, lambda: quantise(work, "drafter", DRAFTER), 0.1)
+    at, trained, rows = work.folder, work.folder / "drafter", work.folder / "rows.jsonl"
+    reads = (work.model("student-0"), rows)
+    keep(work, Stage("drafter-training", train_drafter, TRAINING_MINUTES, reads=reads, makes=(trained,)))
+    into = ("drafter", DRAFTER)
+    keep(work, Stage(DRAFTER, quantise, 0.1, into, reads=(work.model("drafter"),), makes=(at / DRAFTER,)))
+    tests = (at / "routine-test.jsonl", at / "hard-test.jsonl")
+    models = (work.model("teacher"), work.model(DRAFTER), *tests)
     measured: dict[str, Any] = {}
     for name, (weights, tokens) in CANDIDATES.items():
         config = settings(work, weights, [(1, SEATS, tokens)])
-        measured[name] = work.once(f"drafter-{name}", partial(measure, work, name, config, rounds), 10)
+        measured[name] = keep(work, Stage(f"drafter-{name}", measure, 10, (name, config, rounds), reads=models))
     choice = decide(measured)
     console.print(f"chosen: {choice.method or 'none'}, tokens by streams {choice.by_streams}")
     report(work, measured)
@@ -194,8 +200,8 @@ def main(rounds: int) -> int:
         return finish(console, verdict(Figures(None, {}, 0.0, 0.0)))
     weights = DRAFTER if choice.method == "draft_model" else None
     config = settings(work, weights, choice.schedule(SEATS))
-    chosen = work.once("drafter-chosen", lambda: measure(work, "as chosen", config, rounds), 10)
-    differences = work.once("drafter-differences", lambda: look_for_differences(work, config), 12)
+    chosen = keep(work, Stage("drafter-chosen", measure, 10, ("as chosen", config, rounds), reads=models))
+    differences = keep(work, Stage("drafter-differences", look_for_differences, 12, (config,), reads=models))
     show_differences(differences)
     gains = {cell: statistics.median(ratios) for cell, ratios in gains_of(chosen).items()}
     figures = Figures(choice.method, gains, differences["p_value"], differences["control_p_value"])

@@ -1,4 +1,4 @@
-"""The stages of runs/distill.sh: each takes what earlier ones left in the work folder, and is done once.
+"""The stages of runs/distill.sh: each takes what earlier ones left in the work folder, and is done once (work.py).
 
 Everything the owner of a model would do with `headway distill` is done with the same functions; what is here besides is
 the demonstration's own: its tasks, its teacher, and its engines.
@@ -10,17 +10,13 @@ import asyncio
 import contextlib
 import json
 import statistics
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import uvloop
-from rich.console import Console
 
 from headway.config import load
 from headway.distill.card import tally
@@ -28,101 +24,19 @@ from headway.distill.collect import Collected, Teacher, collect, question_of, re
 from headway.distill.publish import Spark, publish
 from headway.distill.student import cut_student as cut_from
 from headway.distill.template import hermes_template
-from headway.distill.training_env import run_script, training_python
+from headway.distill.training_env import run_script
 from headway.evals.task_files import numbered_rows, read_tasks
 from headway.evals.tool_calls import hermes, judge_text, right_answer
-from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2
-from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
-from runs.measure.streams import process
+from headway.local.engine_process import free_port
+from runs.measure.kept import Stage
 from runs.measure.token_times import TimedStream, timed_call
 from runs.students.tasks import vocabulary_of, write_sets
+from runs.students.work import ANSWER_TOKENS, SEATS, TEACHER, Work, engine_of, gateway_of, keep
 
-console = Console(width=120)
-PARSED = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-model-len", "2048")
-TEACHER, SEATS, ANSWER_TOKENS = "assistant", 64, 128
-MAX_TOKENS, TOP_LOGPROBS = 1024, 10
+TOP_LOGPROBS = 10
 STANDARD_STREAMS, SPARK_STREAMS, SPEED_STREAMS = 64, 1, 16
 MIN_ARRIVALS = 8  # events: with fewer a speed says little
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What is trained on and for how long; `tiny` is for trying the stages, and shows nothing."""
-
-    teacher_routine: int = 5000
-    teacher_hard: int = 600
-    student_routine: int = 5000
-    student_hard: int = 120
-    test_routine: int = 600
-    test_hard: int = 10_000
-    layers: int = 10  # of 30: 64 of 134.5 million parameters
-    measured_on: int = 24
-    first_epochs: float = 1.75
-    more_epochs: float = 0.9
-    seeds: int = 2
-    generations: int = 4
-    keep_wrong: bool = False  # a teacher that learnt next to nothing is never right
-
-
-TINY = Sizes(16, 8, 24, 8, 8, 6, 10, 2, 1.0, 1.0, 2, 1, keep_wrong=True)
-
-
-class Work:
-    """The folder, and which stages are done there with which result."""
-
-    def __init__(self, folder: Path, sizes: Sizes, cores: list[int]) -> None:
-        self.folder, self.sizes, self.cores = folder, sizes, cores
-        self.threads = len(cores)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.engine = ensure_cpu_engine(console.print)
-        self.base = ensure_smollm2(self.engine, console.print)
-        self.training = training_python(console.print)
-
-    def once(self, name: str, stage: Callable[[], Any], minutes: float) -> Any:
-        """Run a stage unless its result is there. `minutes` is what it is expected to take at full size."""
-        path = self.folder / f"{name}.json"
-        if path.exists():
-            return json.loads(path.read_text())["result"]
-        console.rule(f"{name}: about {minutes:g} min")
-        began = time.monotonic()
-        result = stage()
-        took_min = (time.monotonic() - began) / 60
-        unfinished = path.with_suffix(".partial")
-        unfinished.write_text(json.dumps({"result": result, "minutes": round(took_min, 2)}))
-        unfinished.replace(path)
-        console.print(f"{name}: {took_min:.1f} min (about {minutes:g} expected)")
-        return result
-
-    def minutes(self, stages: Iterable[str]) -> float:
-        return sum(float(json.loads((self.folder / f"{name}.json").read_text())["minutes"]) for name in stages)
-
-    def train(self, model: Path, rows: list[str], out: str, **more: Any) -> dict[str, Any]:
-        settings = {
-            "model": str(model),
-            "rows": [str(self.folder / one) for one in rows],
-            "out": str(self.folder / out),
-            "max_tokens": MAX_TOKENS,
-            "threads": self.threads,
-            # Words that no row has keep their place: 45 % were right with a frozen embedding, 32 % with a trained one.
-            "train_embedding": False,
-            **more,
-        }
-        return run_script(self.training, "train", settings, _say_seldom())
-
-    def model(self, name: str) -> Path:
-        return self.folder / name if (self.folder / name / "config.json").exists() else self.folder / name / "model"
-
-
-def _say_seldom(every_s: float = 60.0) -> Callable[[Any], None]:
-    said_at = 0.0
-
-    def say(what: Any) -> None:
-        nonlocal said_at
-        if time.monotonic() - said_at > every_s or "step" not in what:
-            said_at = time.monotonic()
-            console.print(str(dict(what)), highlight=False, markup=False)
-
-    return say
+TEST_SETS = ("routine-test", "hard-test")
 
 
 def make_tasks(work: Work) -> dict[str, int]:
@@ -212,29 +126,25 @@ def quantise(work: Work, name: str, to: str) -> dict[str, Any]:
 
 
 def count_all_mistakes(work: Work, names: list[str]) -> dict[str, dict[str, dict[str, int]]]:
-    """Several models at once, each on a core of its own."""
-    places: SimpleQueue[int] = SimpleQueue()
-    for place in range(len(work.cores)):
-        places.put(place)
+    """A stage for each model; several at once, each on a core of its own."""
 
     def count(name: str) -> dict[str, dict[str, int]]:
-        place = places.get()
-        try:
-            return dict(work.once(f"mistakes-{name}", lambda: _count_mistakes(work, name, place), 3))
-        finally:
-            places.put(place)
+        reads = (work.model(name), *(work.folder / f"{one}.jsonl" for one in TEST_SETS))
+        makes = tuple(work.folder / f"{one}-{name}.jsonl" for one in TEST_SETS)
+        stage = Stage(f"mistakes-{name}", count_mistakes, 3, (name,), reads=reads, makes=makes)
+        return dict(keep(work, stage))
 
     with ThreadPoolExecutor(len(work.cores)) as pool:
         return dict(zip(names, pool.map(count, names), strict=True))
 
 
-def _count_mistakes(work: Work, name: str, place: int) -> dict[str, dict[str, int]]:
+def count_mistakes(work: Work, name: str) -> dict[str, dict[str, int]]:
     """All held-out tasks on real vLLM, greedy, with the engine's own parser."""
     found: dict[str, dict[str, int]] = {}
-    limits = {"routine-test": work.sizes.test_routine, "hard-test": work.sizes.test_hard}
-    with engine_of(work, work.model(name), name, place) as engine:
+    limits = (work.sizes.test_routine, work.sizes.test_hard)
+    with work.a_core() as place, engine_of(work, work.model(name), name, place) as engine:
         asked = Teacher(engine.url, name, "default", ANSWER_TOKENS)
-        for task_set, limit in limits.items():
+        for task_set, limit in zip(TEST_SETS, limits, strict=True):
             tasks = read_tasks(work.folder / f"{task_set}.jsonl")[:limit]
             questions = {task.id: question_of(asked, task.messages, task.tools, {}) for task in tasks}
             out = work.folder / f"{task_set}-{name}.jsonl"
@@ -287,22 +197,26 @@ def spark_beside_standard(work: Work, best: str) -> dict[str, Any]:
 async def _both(work: Work, url: str) -> tuple[list[TimedStream], list[TimedStream]]:
     """Standard streams for as long as the spark calls take, and only those that ended meanwhile are counted."""
     rounds = 8 * work.sizes.generations
-    busy = asyncio.create_task(_calls(work, url, TEACHER, STANDARD_STREAMS, rounds))
-    await asyncio.sleep(15)  # until they are all aboard
+    standard: list[TimedStream] = []
+    busy = asyncio.create_task(_calls(work, url, TEACHER, STANDARD_STREAMS, rounds, standard))
+    while len(standard) < STANDARD_STREAMS and not busy.done():  # until all are aboard, and the first wave has ended
+        await asyncio.sleep(0.1)
     began = time.perf_counter()
     spark = await _calls(work, url, f"{TEACHER}-spark", SPARK_STREAMS, 2 * rounds)
     ended, still_busy = time.perf_counter(), not busy.done()
     if not still_busy:
         raise RuntimeError("the standard load ended before the spark calls did: the comparison would be unfair")
-    standard = await busy
+    await busy
     return [one for one in standard if began <= one.arrivals[-1][0] <= ended], spark
 
 
-async def _calls(work: Work, url: str, model: str, streams: int, rounds: int) -> list[TimedStream]:
-    """Routine calls, so many at once; whoever has its answer asks the next."""
+async def _calls(
+    work: Work, url: str, model: str, streams: int, rounds: int, done: list[TimedStream] | None = None
+) -> list[TimedStream]:
+    """Routine calls, so many at once; whoever has its answer asks the next. Pass a list to watch it while it fills."""
     tasks = read_tasks(work.folder / "routine-test.jsonl")
     numbers = iter(range(streams * rounds))
-    done: list[TimedStream] = []
+    done = [] if done is None else done
 
     async def one_after_the_other() -> None:
         for number in numbers:
@@ -314,25 +228,6 @@ async def _calls(work: Work, url: str, model: str, streams: int, rounds: int) ->
 
     await asyncio.gather(*[one_after_the_other() for _ in range(streams)])
     return done
-
-
-@contextlib.contextmanager
-def engine_of(work: Work, model: Path, name: str, place: int = 0) -> Iterator[EngineProcess]:
-    """On the first of the cores, or at another place among them."""
-    core = work.cores[place % len(work.cores)]
-    engine = LocalEngine(
-        cpu_vllm(work.engine), str(model), name, free_port(), SEATS, on_cpu=True, core=core, extra_args=PARSED
-    )
-    with EngineProcess(engine) as running:
-        running.wait_ready(300)
-        yield running
-
-
-@contextlib.contextmanager
-def gateway_of(config: Path, port: int) -> Iterator[str]:
-    url = f"http://127.0.0.1:{port}"
-    with process([sys.executable, "-m", "headway", "serve", "--config", str(config)], f"{url}/ready"):
-        yield url
 
 
 def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -20,6 +20,9 @@ from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smoll
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 SEATS = 8
+# An engine stands still if nothing comes out of it for this long, so it must be far above the longest step. On two cores
+# with ten processes that want to run, a step of these engines took up to 2.8 s and a first token 3.8 s.
+STALL_S = 20.0
 SPARK_NAME = f"{MODEL_NAME}-spark"  # the engines answer to this name too, so that one can play the student
 # A floor that any engine keeps: what is tested here is the path of a fast call, not the speed of a busy box.
 TIERS = """\
@@ -81,8 +84,8 @@ class GatewayProcess:
 
 
 def warm(engine: EngineProcess) -> None:
-    """vLLM compiles what log-probabilities need when it is first asked for them: 17 s without a sign of life. That is
-    longer than the gateway under test, with its short `stall_s`, would wait."""
+    """vLLM compiles what log-probabilities need when it is first asked for them: 17 s without a sign of life on a free
+    core, longer on a busy one, and the gateway under test waits STALL_S."""
     with OpenAI(base_url=engine.url + "/v1", api_key="none") as sdk:
         sdk.completions.create(model=MODEL_NAME, prompt="1", max_tokens=1, logprobs=1)
 
@@ -124,7 +127,7 @@ def start_gateway(engines: list[EngineProcess], folder: Path) -> GatewayProcess:
     config = folder / "headway.toml"
     replicas = "".join(f'[[models.replicas]]\nurl = "{engine.url}"\nseats = {SEATS}\n{CURVE}\n' for engine in engines)
     config.write_text(
-        f"[gateway]\nport = {port}\nprobe_interval_s = 0.5\nstall_s = 4.0\n"
+        f"[gateway]\nport = {port}\nprobe_interval_s = 0.5\nstall_s = {STALL_S}\n"
         f'[[models]]\nname = "{MODEL_NAME}"\n{TIERS}{replicas}'
     )
     log, record = folder / "gateway.log", folder / "record.jsonl"

@@ -1,4 +1,5 @@
 """The runs behind the published figures. `runs/NAME.sh` measures one again; its Python is in the folder of its theme.
 
-A run measures a table of values and ends with a verdict on it. `runs/measure/` is what all of them measure with.
+A run measures its figures and ends with a verdict on them (measure/verdict.py). It exits with 0 if all bars hold, 1 if
+one is missed, and 3 if the machine is too slow or too busy to judge (measure/machine.py).
 """

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fast mode on real vLLM: two replicas on two cores, standard load at saturation the whole time, and fast streams beside it
-# (about 12 minutes; makes the engine's environment if it is missing). An argument sets the number of fast streams.
+# Measures fast mode on real vLLM: two replicas on two cores, saturated with standard calls all the time, and fast streams
+# beside them. About 12 minutes; makes the engine's environment if it is missing. Argument: fast streams (200).
 source "$(dirname "$0")/prepare.bash"
 exec "$PY" -m runs.express.fast_mode "$@"

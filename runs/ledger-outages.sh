@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# PostgreSQL is killed 20 times for 30 s under load (about 15 minutes). Exits 0 only if no call is refused for it, nothing
-# is missing in the books, and the gateway's memory comes back each time. Arguments: outages, seconds of each.
+# Kills PostgreSQL 20 times for 30 s under load: no call is refused, no entry is missing, and the gateway's memory does not
+# grow. About 15 minutes. Arguments: outages (20), seconds of each (30).
 source "$(dirname "$0")/prepare.bash"
 exec "$PY" -m runs.ledger.outages "$@"

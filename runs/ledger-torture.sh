@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# The books under faults: 100,000 streams, 1,000 faults at least, judged by the replicas' own records (about 6 minutes; needs
-# PostgreSQL's server). Exits 0 only if nothing is lost, doubled or over-billed. Arguments: streams, faults, seed.
+# Tests the ledger under faults: 100,000 streams and at least 1,000 faults, compared with the replicas' own records. No
+# entry is lost, billed twice or over-billed. About 6 minutes; needs the PostgreSQL server.
+# Arguments: streams (100,000), faults (1,000), seed (1).
 source "$(dirname "$0")/prepare.bash"
 exec "$PY" -m runs.ledger.torture "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What a long prompt costs the streams that decode beside it, by the size of vLLM's prefill chunks: real vLLM, three engines
-# on one core loaded in turns (about 13 minutes, 14 GB; makes the engine's environment if it is missing). An argument sets
-# the number of rounds.
+# Measures what a long prompt costs the streams that decode beside it, by the size of vLLM's prefill chunks: three real
+# engines on one core, loaded in turns. About 13 minutes and 14 GB; makes the engine's environment if it is missing.
+# Argument: rounds (8).
 source "$(dirname "$0")/prepare.bash"
 exec "$PY" -m runs.engine.long_prompts "$@"

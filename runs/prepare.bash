@@ -1,4 +1,5 @@
-# Sourced by the runs: makes the gateway's environment if it is missing and says what the machine is.
+# Sourced by every run: makes the gateway's environment if it is missing and prints what the machine is. A run exits with 0
+# if all its bars hold, with 1 if one is missed, and with 3 if this machine is too slow or too busy to judge.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 make --silent setup

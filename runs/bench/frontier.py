@@ -16,6 +16,7 @@ from headway.bench.sweep import Plan, Sweep, sweep, write
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 from headway.local.guard import group_members
+from runs.measure.machine import require
 from runs.measure.verdict import Bar, Verdict, at_most, finish
 
 console = Console(width=130)
@@ -70,6 +71,7 @@ def verdict(figures: Figures) -> Verdict:
 
 
 def main(repeats: int) -> int:
+    require(console, free_cores=True)
     found = measure(repeats)
     write(found, FOLDER)
     write_report(found, FOLDER)

@@ -36,6 +36,7 @@ from headway.bench.load import closed_loop
 from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2, run_command
 from headway.local.engine_process import cache_dir, free_port
 from runs.gateway.tax import spread
+from runs.measure.machine import require
 from runs.measure.streams import scripted
 from runs.measure.verdict import Verdict, at_most, finish, none_of
 
@@ -194,6 +195,7 @@ def show(figures: Figures, streams: int, table: Table) -> None:
 
 
 def main(turns: int) -> int:
+    require(console, free_cores=True)
     with console.status("environments") as status:
         command = ensure_guidellm(status.update)
         tokenizer = ensure_smollm2(ensure_cpu_engine(status.update), status.update)

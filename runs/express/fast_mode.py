@@ -29,7 +29,7 @@ from headway.engines.vllm import read_metrics
 from headway.http1 import ConnectionPool, fetch
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
-from runs.measure.machine import too_slow
+from runs.measure.machine import require, too_slow
 from runs.measure.streams import CALL_TIMEOUT_S, Stream, call, chat_request, gateway
 from runs.measure.verdict import Verdict, at_least, finish
 
@@ -207,6 +207,7 @@ def in_time(part: Coroutine[None, None, None]) -> None:
 
 
 def main(fast_streams: int) -> int:
+    require(console, free_cores=True)
     python = ensure_cpu_engine(console.print)
     model = str(ensure_smollm2(python, console.print))
     into = Measured()

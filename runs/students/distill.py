@@ -17,6 +17,7 @@ from headway.distill.fit import fits, places, weigh
 from headway.evals.shares import Share
 from headway.evals.tool_calls import MISTAKES
 from runs.measure.kept import Stage
+from runs.measure.machine import require
 from runs.measure.verdict import Verdict, at_least, at_most, finish
 from runs.students.stages import (
     SPEED_STREAMS,
@@ -43,6 +44,8 @@ def main() -> int:
     parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0)), help="to compute on")
     parser.add_argument("--until", default="", help="stop after this stage")
     given = parser.parse_args()
+    if not given.tiny and not given.until:
+        require(console, fast_cores=True, free_cores=True)  # one of its bars is the time it takes
     work = open_work(given.cores, tiny=given.tiny)
     results = run_stages(work, given.until)
     return 0 if given.until else report(work, results)

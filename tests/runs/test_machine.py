@@ -12,10 +12,12 @@ from runs.measure.machine import TOO_SLOW, Machine, measure_machine, shortfall, 
 
 
 def test_what_a_machine_lacks() -> None:
-    machine = Machine(events_per_cpu_s=200_000, core_share=0.9)
-    assert shortfall(machine, events_per_cpu_s=150_000, core_share=0.8) is None
-    assert "200,000 events per CPU-second" in str(shortfall(machine, events_per_cpu_s=250_000))
-    assert "90% of a core" in str(shortfall(machine, core_share=0.95))
+    slow, busy = Machine(events_per_cpu_s=200_000, core_share=0.9), Machine(events_per_cpu_s=400_000, core_share=0.5)
+    assert shortfall(Machine(400_000, 0.9), fast_cores=True, free_cores=True) is None
+    assert "200,000 events per CPU-second" in str(shortfall(slow, fast_cores=True))
+    assert shortfall(slow, free_cores=True) is None
+    assert "50% of a core" in str(shortfall(busy, free_cores=True))
+    assert shortfall(busy, fast_cores=True) is None
 
 
 def test_too_slow_is_neither_held_nor_missed() -> None:

@@ -1,7 +1,8 @@
-"""The gateway: drives core with live events and does what core says. `handle()` is the path of a call, top to bottom.
+"""The gateway: reports live events to core and carries out the actions that core decides on.
 
-The only place that awaits between stages. It decides nothing: `tell` gives an event to the machine, `_do` carries out
-an action. sim/loop.py has the same two methods with a heap of times where this has a clock.
+`handle()` is the path of a call, from top to bottom. It is the only place that awaits between stages. The gateway makes
+no decisions: `tell` passes an event to the machine, `_do` carries out an action. sim/loop.py has the same two methods,
+with a heap of timestamps instead of a clock.
 """
 
 from __future__ import annotations
@@ -50,16 +51,16 @@ from headway.wire import Client, Grant, NoSeat, Outcome, Receipt, Request
 log = logging.getLogger("headway.gateway")
 
 TICK_S = 1.0
-# An engine notices that a call is over when it next looks at the connection: up to a step later. The seat is given to
-# the next call after this long; otherwise the replica would briefly carry one stream more than a floor allows.
-LETTING_GO_S = 0.1
-# How long a receipt waits for core to tell the call's seat-time. In process the answer is there at once.
+# An engine notices up to one step later that a client has disconnected. The seat stays taken for this long; otherwise
+# the replica would briefly run one stream more than the floor allows.
+SEAT_RELEASE_S = 0.1
+# How long a receipt waits for the call's seat-time. A core in the same process reports it at once.
 SETTLE_S = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """The gateway's patience with replicas and readers; see docs/reference/configuration.md."""
+    """Intervals and timeouts for replicas and clients; see docs/reference/configuration.md."""
 
     probe_interval_s: float = 1.0
     stall_s: float = 30.0
@@ -88,34 +89,34 @@ class Gateway:
         self._timing = timing
         self._record = record
         self._billing = billing or Billing()
-        self._prompts = dict(prompts or {})  # by model, where the owner keeps them
+        self._prompts = dict(prompts or {})  # by model, if the owner keeps its prompts
         self.books = self._billing.books
         self.price_of = self._billing.price
         self._trips: dict[str, Trip] = {}
-        self._letting_go: dict[str, Left] = {}  # calls whose client left, until their engine has noticed
-        self._unsettled: dict[str, Account] = {}  # calls that ended before core told their seat-time
+        self._leaving: dict[str, Left] = {}  # calls whose client left, until the engine has noticed
+        self._unsettled: dict[str, Account] = {}  # calls that ended before core reported their seat-time
         self._ticking: asyncio.Task[None] | None = None
 
     # --- the path of a call ---
 
     async def handle(self, request: Request, client: Client) -> Receipt:
-        """Boarding gives the call a seat, an engine answers, the relay carries the answer to the client."""
-        trip = self._set_out(request, await self._billing.open(request))  # ledger/books.py may refuse it
+        """Get a seat for the call, send it to that engine, relay the answer to the client. Returns the receipt."""
+        trip = self._open_trip(request, await self._billing.open(request))  # ledger/books.py; raises Refused
         self.tell(Arrived(request.call))
         try:
             while trip.outcome != "finished":
                 engine = await trip.seat  # core/pool.py decides; raises NoSeat
                 try:
-                    await self._carry(trip, engine, client)  # http1.py -> relay.py -> api/server.py
+                    await self._run_on_engine(trip, engine, client)  # http1.py -> relay.py -> api/server.py
                     trip.outcome = "finished"
                 except EngineFailed as failure:
-                    await self._report(trip, engine, client, failure)  # raises unless another engine may be tried
+                    await self._handle_failure(trip, engine, client, failure)  # raises unless it can be retried
         finally:
-            receipt = self._end(trip, client)
+            receipt = self._close_trip(trip, client)
         return receipt
 
-    async def _carry(self, trip: Trip, engine: Engine, client: Client) -> None:
-        self._board(trip)
+    async def _run_on_engine(self, trip: Trip, engine: Engine, client: Client) -> None:
+        self._begin_boarding(trip)
         try:
             async with trip.aboard:
                 trip.is_aboard = True
@@ -143,7 +144,7 @@ class Gateway:
         await client.start_stream(answer.content_type, trip.grant)
         stall_s = self._timing.reader_stall_s
         trip.relay = Relay(
-            answer, client, trip.meter, engine.pulse, self._clock, stall_s, on_final=lambda: self._finish(trip)
+            answer, client, trip.meter, engine.pulse, self._clock, stall_s, on_final=lambda: self._report_finished(trip)
         )
         await trip.relay.run()
         client.write(trip.meter.end(await self._settle(trip)))
@@ -165,10 +166,10 @@ class Gateway:
         await client.send_whole(b"application/json", body, trip.grant)
 
     async def _settle(self, trip: Trip) -> Receipt:
-        """The answer has been read to its end: make the receipt. What it cost is on the disk when this returns."""
+        """Make the receipt of an answer that has been read to its end, and write its cost to disk."""
         if not trip.meter.is_complete:
-            raise EngineLost("the engine ended its answer in the middle")
-        self._finish(trip)
+            raise EngineLost("the engine ended its answer early")
+        self._report_finished(trip)
         if not trip.settled.done():
             await asyncio.wait([trip.settled], timeout=SETTLE_S)
         receipt = self._receipt(trip, "finished", is_delivered=True)
@@ -176,8 +177,8 @@ class Gateway:
         trip.receipt = receipt
         return receipt
 
-    async def _report(self, trip: Trip, engine: Engine, client: Client, failure: EngineFailed) -> None:
-        """Tell core what an engine did; raises the failure if the call cannot be given to another."""
+    async def _handle_failure(self, trip: Trip, engine: Engine, client: Client, failure: EngineFailed) -> None:
+        """Report a failure to core, which tries another engine. Raises the failure if that is not possible."""
         if isinstance(failure, EngineAnswered) and failure.status != 503:
             trip.outcome = "error"
             raise failure
@@ -187,7 +188,7 @@ class Gateway:
         if trip.is_preempted:
             trip.is_preempted = False
             stage = "preempted"
-            await asyncio.sleep(LETTING_GO_S)
+            await asyncio.sleep(SEAT_RELEASE_S)
         elif isinstance(failure, EngineLost):
             log.warning("call %s lost replica %s (%s): %s", trip.call.id, engine.name, stage, failure)
             self.tell(ReplicaSuspect(engine.name))
@@ -219,7 +220,7 @@ class Gateway:
             case Board() if not trip.seat.done():
                 trip.stop_deadline()
                 trip.boarded_at = now
-                trip.grant = self._granted(trip, action)
+                trip.grant = self._make_grant(trip, action)
                 trip.seat.set_result(self._replicas.engine(action.replica))
             case Refuse(reason=reason, retry_after_s=retry_after_s, rate_limit=rate_limit) if not trip.seat.done():
                 trip.stop_deadline()
@@ -238,8 +239,8 @@ class Gateway:
             case Settled(seat_us=seat_us) if not trip.settled.done():
                 trip.settled.set_result(seat_us)
 
-    def _granted(self, trip: Trip, board: Board) -> Grant:
-        """What core granted, with the price that the owner's configuration has for it."""
+    def _make_grant(self, trip: Trip, board: Board) -> Grant:
+        """What core granted, with the configured price of the tier served."""
         price = self._billing.price(trip.call.model, board.tier) if trip.account is not None else None
         return Grant(
             tier_asked=trip.call.tier,
@@ -254,7 +255,7 @@ class Gateway:
 
     def _tick_at(self, until: float, trip: Trip) -> None:
         def tick() -> None:
-            if self._clock() < until:  # the event loop's timers may be a millisecond early
+            if self._clock() < until:  # the event loop's timers can fire a millisecond early
                 self._tick_at(until, trip)
             else:
                 self.tell(Ticked())
@@ -263,7 +264,7 @@ class Gateway:
 
     # --- trips ---
 
-    def _set_out(self, request: Request, account: Account | None) -> Trip:
+    def _open_trip(self, request: Request, account: Account | None) -> Trip:
         call, loop = request.call, asyncio.get_running_loop()
         grant = Grant(call.tier, call.tier, rung=request.rung)
         seat, settled = loop.create_future(), loop.create_future()
@@ -271,18 +272,18 @@ class Gateway:
         self._trips[call.id] = trip
         return trip
 
-    def _board(self, trip: Trip) -> None:
+    def _begin_boarding(self, trip: Trip) -> None:
         trip.boardings += 1
         trip.meter = trip.request.form.meter(trip.grant)
         self._billing.boards(trip.account, trip.grant, trip.meter if trip.request.streaming else None)
 
-    def _finish(self, trip: Trip) -> None:
-        """Tell core, once, that the engine's answer has been read."""
+    def _report_finished(self, trip: Trip) -> None:
+        """Tell core, once, that the engine's answer has been read to its end."""
         if not trip.is_finished:
             trip.is_finished = True
             usage, speed_tps = trip.meter.usage(), trip.meter.speed_tps()
             if trip.reader_was_slow or max(usage.outputs) < MIN_TOKENS_FOR_PROMISE:
-                speed_tps = None  # it says nothing about the engine
+                speed_tps = None  # not a measurement of the engine
             self.tell(Finished(trip.call.id, usage.prompt_tokens, usage.output_tokens, speed_tps))
 
     def _receipt(self, trip: Trip, outcome: Outcome, *, is_delivered: bool) -> Receipt:
@@ -297,13 +298,13 @@ class Gateway:
             boardings=trip.boardings,
         )
 
-    def _end(self, trip: Trip, client: Client) -> Receipt:
-        """The call is over, however it ended: tell core, close its account, count it."""
+    def _close_trip(self, trip: Trip, client: Client) -> Receipt:
+        """Tell core that the call is over, close its account and count it, however it ended."""
         outcome = trip.outcome
         if outcome == "left" and trip.request.streaming and trip.meter.is_complete:
-            outcome = "finished"  # many clients hang up at the last event, before the stream is closed
+            outcome = "finished"  # many clients disconnect after the last event, before the stream is closed
         if outcome == "finished":
-            self._finish(trip)
+            self._report_finished(trip)
         elif outcome != "refused":
             self._leave(trip, outcome)
         receipt = trip.receipt or self._receipt(trip, outcome, is_delivered=client.started)
@@ -316,17 +317,17 @@ class Gateway:
         return receipt
 
     def _leave(self, trip: Trip, outcome: Outcome) -> None:
-        """A call that leaves its engine in the middle keeps its seat until the engine has noticed."""
+        """Tell core that the call left its engine early, once the engine has noticed."""
         usage = trip.meter.usage()
         left = Left(trip.call.id, usage.prompt_tokens, usage.output_tokens)
         if outcome == "left" and trip.boarded_at is not None:
-            self._letting_go[trip.call.id] = left
-            asyncio.get_running_loop().call_later(LETTING_GO_S, self._let_go, trip.call.id)
+            self._leaving[trip.call.id] = left
+            asyncio.get_running_loop().call_later(SEAT_RELEASE_S, self._release_seat, trip.call.id)
         else:
             self.tell(left)
 
-    def _let_go(self, call_id: str) -> None:
-        if (left := self._letting_go.pop(call_id, None)) is not None:
+    def _release_seat(self, call_id: str) -> None:
+        if (left := self._leaving.pop(call_id, None)) is not None:
             self.tell(left)
 
     def _record_end(self, trip: Trip, receipt: Receipt) -> None:
@@ -340,29 +341,29 @@ class Gateway:
     # --- replicas that come and go ---
 
     def add_replica(self, replica: Replica, engine: Engine) -> None:
-        """Takes calls once it has produced a token."""
+        """Add a replica. It takes calls once it has produced a token."""
         self._replicas.add(replica, engine)
 
     def change_replica(self, replica: Replica) -> None:
-        """Other seats or another curve take effect at once; streams aboard stay."""
+        """Change a replica's seats or curve, with effect at once. Streams aboard stay."""
         self._replicas.change(replica)
 
     def drain_replica(self, name: str) -> None:
-        """Takes no new calls; streams aboard go on."""
+        """Send a replica no new calls. Streams aboard go on."""
         self._replicas.drain(name)
 
     async def remove_replica(self, name: str) -> None:
-        """Forget it; streams still aboard are cut."""
+        """Remove a replica. Streams still aboard are cut."""
         await self._replicas.remove(name)
 
-    # --- life ---
+    # --- start and stop ---
 
     def start(self) -> None:
         self._replicas.start()
         self._ticking = asyncio.get_running_loop().create_task(self._tick())
 
     async def _tick(self) -> None:
-        """What core keeps ready for express calls follows their demand also while nothing else happens."""
+        """Let core adapt the reserve to the demand for express calls while there are no other events."""
         while True:
             await asyncio.sleep(TICK_S)
             self.tell(Ticked())
@@ -371,13 +372,13 @@ class Gateway:
         return not self.draining and any(pool.open_replicas for pool in self.machine.pools.values())
 
     def drain(self) -> None:
-        """Take no new calls; those here are served to their end."""
+        """Take no new calls. Calls already here are served to their end."""
         self.draining = True
         self.tell(Draining())
 
     async def stop(self) -> None:
-        for call_id in list(self._letting_go):
-            self._let_go(call_id)
+        for call_id in list(self._leaving):
+            self._release_seat(call_id)
         await self._replicas.stop()
         if self._ticking is not None:
             self._ticking.cancel()

@@ -1,19 +1,19 @@
-"""Every error Headway raises on purpose, with the HTTP status it becomes.
+"""Every error that Headway raises on purpose, with its HTTP status.
 
     HeadwayError
-    ├── SetupError          the owner must change something before Headway can run: shown by the CLI, never over HTTP
-    ├── ConnectionFailed    a server we called cannot be reached or broke off; of an engine, it becomes EngineLost
+    ├── SetupError          the owner must fix something before Headway can run; shown by the CLI, never over HTTP
+    ├── ConnectionFailed    a server cannot be reached or closed the connection; if it is an engine: EngineLost
     ├── InvalidRequest      400, the client must change the request
     │   ├── TooLarge        413
     │   └── UnknownModel    404
-    ├── Unauthorized        401, no key or a wrong one; never raised because something of ours is down
-    ├── Forbidden           403, the key is good and not for this
-    ├── Refused             no seat within the call's patience: 429 or 503, always with a retry-after
-    └── EngineFailed        what the engine did to us
-        ├── EngineAnswered  it answered with an error of its own: its status goes to the client
-        └── EngineLost      the connection to it is gone: 502, or retried where nothing was delivered yet
+    ├── Unauthorized        401, missing or unknown key; never raised because the key store is down
+    ├── Forbidden           403, the key is valid but does not allow this
+    ├── Refused             no seat in time, or no budget: 402, 429 or 503, always with a retry-after
+    └── EngineFailed        the engine failed
+        ├── EngineAnswered  it returned an HTTP error, whose status goes to the client
+        └── EngineLost      the connection to it is lost: retried if nothing was delivered yet, else 502
 
-The dialects (api/openai.py, api/anthropic.py) give these their wire form; no other module writes an error body.
+Only the dialects (api/openai.py, api/anthropic.py) turn errors into response bodies.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ RefusalReason = Literal[
     "too_many_choices",
 ]
 
-# What the client is told: 429 says "ask again", 402 "not before there is money", 503 "we are not able to", 400 "change
-# the request".
+# HTTP status and message. 429: retry later; 402: retry once there is budget; 503: Headway cannot serve now; 400: change
+# the request.
 REFUSALS: dict[RefusalReason, tuple[int, str]] = {
     "full": (429, "All seats for this model are taken and too many calls are already waiting."),
     "hold_timeout": (429, "No seat for this model became free in time."),
     "over_limit": (429, "Your limit per minute for this tier is used up."),
     "over_budget": (
         402,
-        "The budget of this key has less left than this call may cost; a lower `max_tokens` helps.",
+        "This call may cost more than this key's remaining budget; a lower `max_tokens` reduces its cost.",
     ),
     "no_replica": (503, "No replica of this model is available at the moment."),
     "draining": (503, "This gateway is shutting down and takes no new calls."),
-    "engine_failed": (503, "The engines that were tried for this call failed before they answered."),
-    "books_full": (503, "What this call costs could not be recorded at the moment."),
+    "engine_failed": (503, "Every engine that was tried for this call failed before it answered."),
+    "books_full": (503, "The cost of this call cannot be recorded at the moment."),
     "books_away": (503, "The store of keys and budgets cannot be reached at the moment."),
     "too_many_choices": (
         400,
@@ -66,13 +66,13 @@ class HeadwayError(Exception):
 
 
 class SetupError(HeadwayError):
-    """Something the owner must change; the message says what."""
+    """The owner must fix something; the message says what."""
 
 
 class ConnectionFailed(HeadwayError):
-    """The connection to a server is gone, or could not be made (http1.py).
+    """The connection to a server is lost or could not be made (http1.py).
 
-    `reached` is False only when it is certain that the server never saw the request.
+    `reached` is False only if it is certain that the server never received the request.
     """
 
     def __init__(self, message: str, *, reached: bool = True) -> None:
@@ -81,7 +81,7 @@ class ConnectionFailed(HeadwayError):
 
 
 class InvalidRequest(HeadwayError):
-    """The request cannot be served as it is. `param` names the field where one is to blame."""
+    """The client must change the request. `param` names the field at fault, if there is one."""
 
     status = 400
 
@@ -107,7 +107,7 @@ class Forbidden(HeadwayError):
 
 
 class Refused(HeadwayError):
-    """The call was turned away by boarding; asking again after `retry_after_s` is reasonable."""
+    """The call is not served now. The client may retry after `retry_after_s`."""
 
     def __init__(self, reason: RefusalReason, retry_after_s: int) -> None:
         self.status, message = REFUSALS[reason]
@@ -121,7 +121,7 @@ class EngineFailed(HeadwayError):
 
 
 class EngineAnswered(EngineFailed):
-    """The engine answered with an HTTP error of its own; the client's dialect reads the message out of `body`."""
+    """The engine returned an HTTP error. The dialect extracts the message from `body`."""
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(f"the engine answered with status {status}")
@@ -130,7 +130,7 @@ class EngineAnswered(EngineFailed):
 
 
 class EngineLost(EngineFailed):
-    """The connection to the engine failed, or it ended its answer early. `reached` as in ConnectionFailed."""
+    """The connection to the engine failed, or the engine ended its answer early. `reached` as in ConnectionFailed."""
 
     def __init__(self, message: str, *, reached: bool = True) -> None:
         super().__init__(message)

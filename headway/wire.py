@@ -1,13 +1,12 @@
-"""The values that cross between api/, gateway/, auto/ and ledger/, and the shapes that api/ implements for the gateway.
+"""The values that api/, gateway/, auto/ and ledger/ exchange, and the protocols that api/ implements for the gateway.
 
-    Request   a call and the body for its engine
+    Request   a call and the request body for its engine
     Grant     what one boarding gave the call: tier, floor, price, replica
     Usage     tokens as the engine counts them
-    Receipt   what a call came to: made once, at its end
+    Receipt   the result of a call: made once, at its end
 
-All four are frozen. Headers, proof, ledger entries and metrics are written from them and from nothing else. api/
-implements AnswerForm, Meter and Client and never imports the gateway; gateway/ uses them and never learns which dialect
-a call came in.
+All four are frozen. Headers, proof, ledger entries and metrics are written only from them. api/ implements AnswerForm,
+Meter and Client and never imports the gateway; gateway/ uses them and does not know the dialect of a call.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ Outcome = Literal["finished", "left", "failed", "error", "refused"]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens as the engine counts them: exact at the end of an answer, a lower bound before."""
+    """Tokens as the engine counts them: exact at the end of an answer, a lower bound before that."""
 
     prompt_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt, found in the engine's prefix cache
+    cached_tokens: int = 0  # prompt tokens that the engine found in its prefix cache
     outputs: tuple[int, ...] = (0,)  # output tokens of each choice
 
     @property
@@ -39,44 +38,44 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """Which rung of an auto model serves a call, and what came before it."""
+    """The rung of an auto model that serves a call, and what happened before."""
 
-    auto: str  # the model that was asked for
+    auto: str  # name of the auto model
     name: Literal["student", "full"]
     escalated: str = ""  # why the full model serves
-    full_price: Price | None = None  # of the full model at the tier asked, for comparison
-    student: Receipt | None = None  # of the student's answer, if one was made and not taken
+    full_price: Price | None = None  # price of the full model at the tier asked, for comparison
+    student: Receipt | None = None  # receipt of the student's answer, if there was one and it was not used
     earlier_s: float = 0.0  # time spent before this rung
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a boarding gave a call."""
+    """What one boarding gave a call."""
 
     tier_asked: Tier
-    tier: Tier  # as served
+    tier: Tier  # tier served
     replica: str = ""  # empty while the call has not boarded
     reason: RefusalReason | None = None  # why the tier served is not the tier asked
     floor_tps: float = 0.0
-    price: Price | None = None  # of the tier served; None if nothing is billed
+    price: Price | None = None  # price of the tier served; None if nothing is billed
     rate_limit: RateLimit | None = None  # what the caller had left of its limit for the tier asked
     rung: Rung | None = None  # set if an auto model was asked for
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a call came to, summed over its boardings. `grant` is the last one's."""
+    """The result of a call, summed over its boardings. `grant` is that of the last boarding."""
 
     grant: Grant
     outcome: Outcome
     usage: Usage
     speed_tps: float | None  # None if it could not be measured
-    kept: bool | None  # None if there is no floor, or nothing can be said about it
+    kept: bool | None  # whether the floor was kept; None if there is no floor or the speed is not conclusive
     bill: Bill
-    seat_us: int | None  # None if core had not answered yet
+    seat_us: int | None  # None if core has not reported it yet
     answer_s: float  # from arrival to this receipt
     boardings: int
-    reader_was_slow: bool = False  # the client read more slowly than the engine wrote: the speed is the client's
+    reader_was_slow: bool = False  # the client read more slowly than the engine wrote, so the speed is not the engine's
 
     @property
     def paid_micro(self) -> int:
@@ -84,7 +83,7 @@ class Receipt:
 
 
 class NoSeat(Refused):
-    """Core refused the call; `rate_limit` is what its tenant has left of its limit, None if there is no limit."""
+    """Core refused the call. `rate_limit` is what the tenant has left of its limit; None if there is no limit."""
 
     def __init__(self, reason: RefusalReason, retry_after_s: int, rate_limit: RateLimit | None) -> None:
         super().__init__(reason, retry_after_s)
@@ -95,34 +94,35 @@ GenerationTime = Callable[[Mapping[str, Any]], float | None]
 
 
 class Meter(Protocol):
-    """Reads the answer of one boarding as it passes: what billing and proof need, and nothing else.
+    """Reads the answer of one boarding as it passes, for what billing and proof need.
 
-    Times are stamped by the caller as it reads the engine, so that a slow reader does not look like a slow engine.
+    The caller passes the time at which it read each piece from the engine, so that a slow client does not look like a
+    slow engine.
     """
 
     first_at: float | None
     last_at: float | None
-    is_final: bool  # the engine's last usage has been read: no token follows
+    is_final: bool  # the engine's last usage has been read; no token follows
     is_complete: bool  # the dialect's success terminator has been read
 
     def feed(self, data: bytes, now: float) -> bytes:
-        """Read a piece of a stream. Returns what the client gets now: the same bytes, less what the gateway asked the
-        engine for and the client did not. The closing events are kept for `end`."""
+        """Read a piece of a stream. Returns the bytes to send to the client now: the same bytes, without the usage that
+        only the gateway asked for. The closing events are kept for `end`."""
 
     def read_whole(self, body: bytes, generation_s: GenerationTime) -> None:
-        """Read an answer that came in one piece. `generation_s` finds the engine's own timing in it."""
+        """Read an answer that came in one piece. `generation_s` extracts the engine's own timing from it."""
 
     def usage(self) -> Usage: ...
 
     def speed_tps(self) -> float | None:
-        """(output tokens - 1) / (last token - first token); of several choices the slowest. None if unknown."""
+        """(output tokens - 1) / (last token - first token) of the slowest choice. None if unknown."""
 
     def end(self, receipt: Receipt) -> bytes:
-        """What the client gets last: the closing events of a stream, or the whole answer, with the proof in it."""
+        """The last bytes for the client, including the proof: the closing events of a stream, or the whole answer."""
 
 
 class AnswerForm(Protocol):
-    """How a client wants its answer. Each boarding reads the engine with a meter of its own."""
+    """The form in which a client wants its answer. Makes a new meter for each boarding."""
 
     def meter(self, grant: Grant) -> Meter: ...
 
@@ -130,7 +130,7 @@ class AnswerForm(Protocol):
 class Client(Protocol):
     """Where the answer goes: in one piece, or as a stream that is started, written and ended."""
 
-    started: bool  # something has been sent: the call can no longer be given to another engine
+    started: bool  # something has been sent, so the call can no longer be retried on another engine
 
     async def send_whole(self, content_type: bytes, body: bytes, grant: Grant) -> None: ...
 
@@ -139,17 +139,17 @@ class Client(Protocol):
     def write(self, data: bytes) -> None: ...
 
     def on_backpressure(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
-        """Call `pause` when unread bytes pile up towards the client and `resume` when they are gone."""
+        """Call `pause` when the client's write buffer is full and `resume` when it has drained."""
 
     async def end_stream(self) -> None: ...
 
     def abandon(self) -> None:
-        """Break the connection: the client does not read."""
+        """Abort the connection of a client that does not read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A call together with what its engine is sent; engines/ adds what is its own."""
+    """A call and the request for its engine. engines/ adds the fields that only one kind of engine knows."""
 
     call: Call
     path: str
@@ -157,13 +157,13 @@ class Request:
     form: AnswerForm
     streaming: bool  # the client gets the answer as a stream
     collects: bool = False  # the engine streams, and the client gets the answer in one piece
-    max_output_tokens: int | None = None  # of each choice, as the client limits it; 0 if nothing is generated
+    max_output_tokens: int | None = None  # the client's limit for each choice; 0 if nothing is generated
     cache_salt: str = ""  # keeps tenants apart in the engine's prefix cache; empty if they share it
     rung: Rung | None = None
 
 
 def stream_speed_tps(output_tokens: int, first_at: float | None, last_at: float | None) -> float | None:
-    """(output tokens - 1) / (last token - first token); None if that cannot be said."""
+    """(output tokens - 1) / (last token - first token). None if it cannot be computed."""
     if first_at is None or last_at is None or last_at <= first_at or output_tokens < 2:
         return None
     return (output_tokens - 1) / (last_at - first_at)

@@ -1,7 +1,7 @@
 """The Anthropic dialect: /v1/messages and /v1/messages/count_tokens.
 
-What a request may hold (any other field is refused by name), what the engine is sent, and how errors look; the answer
-is read by api/anthropic_meter.py. Nothing is translated: vLLM speaks this dialect itself.
+Defines the request fields that are accepted (any other field is rejected by name), the request for the engine, and the
+error format. api/anthropic_meter.py reads the answers. Nothing is translated: vLLM speaks this dialect itself.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from headway.core.types import EXPRESS, Call, Tier
 from headway.errors import EngineAnswered, HeadwayError, InvalidRequest
 from headway.wire import Grant, Request
 
-# --- what a request may hold -----------------------------------------------------------------------------------------
+# --- request fields --------------------------------------------------------------------------------------------------
 
 
 class Block(Struct, forbid_unknown_fields=True):
-    """A content block. Text and tools only: an image block may name a URL, which the engine would fetch."""
+    """A content block: text or tools only. An image block could name a URL, which the engine would fetch."""
 
     type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
     text: str | UnsetType | None = UNSET
@@ -88,7 +88,7 @@ class OutputConfig(Struct, forbid_unknown_fields=True):
 
 
 class Prompt(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both endpoints take."""
+    """The fields of both endpoints."""
 
     model: limits.ModelName
     messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=limits.MAX_MESSAGES)]
@@ -108,7 +108,7 @@ class Messages(Prompt, kw_only=True):
     top_k: limits.TopK | UnsetType | None = UNSET
     top_p: limits.Probability | UnsetType | None = UNSET
     cache_control: Raw | UnsetType = UNSET  # vLLM caches prefixes by itself
-    # Read here and never sent on: engines know nothing of tiers.
+    # Read here and not sent to the engine, which does not know tiers.
     speed: Literal["standard", "fast"] | UnsetType | None = UNSET
     service_tier: Literal["auto", "standard_only"] | UnsetType | None = UNSET
 
@@ -126,13 +126,13 @@ def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Req
     tier: Tier = "fast" if request.speed == "fast" else "standard"
     request.speed = request.service_tier = request.metadata = request.cache_control = UNSET
     streaming = bool(request.stream)
-    # Engines time their own work in no answer of this dialect. If a floor is promised, the answer is streamed and timed
-    # here, and collected for a client that wants it in one piece.
+    # Engines report no timing in this dialect. If a floor is promised and the client wants the answer in one piece, the
+    # engine streams it, and the gateway times and collects the stream.
     collects = tier in EXPRESS and not streaming
     request.stream = streaming or collects
     encoded = _encode(request)
     affinity, prompt_tokens = describe_prompt(encoded, None, b"system", b"messages")
-    # In this dialect a call without an express seat is refused, with a retry-after: never served as something else.
+    # In this dialect a call that gets no express seat is refused with a retry-after, never served at another tier.
     call = Call(call_id, request.model, tier, falls_back=False, affinity=affinity, prompt_tokens=prompt_tokens)
     form = MessagesForm(collects)
     return Request(call, "/v1/messages", encoded, form, streaming, collects, request.max_tokens)
@@ -171,10 +171,10 @@ def answer_headers(grant: Grant) -> HeaderList:
 
 
 def limit_headers(tier_asked: Tier, rate_limit: RateLimit | None) -> HeaderList:
-    """What the caller has left of the fast tier, in this dialect's six headers; none if there is no limit."""
+    """What the caller has left of its limit for the fast tier. Returns no headers if there is no limit."""
     if tier_asked not in EXPRESS or rate_limit is None:
         return []
-    said: HeaderList = []
+    headers: HeaderList = []
     for kind, limit, left, full_in_s in (
         ("input", rate_limit.limit.input_tpm, rate_limit.input_left, rate_limit.input_full_in_s),
         ("output", rate_limit.limit.output_tpm, rate_limit.output_left, rate_limit.output_full_in_s),
@@ -182,8 +182,8 @@ def limit_headers(tier_asked: Tier, rate_limit: RateLimit | None) -> HeaderList:
         if limit:
             full_at = datetime.fromtimestamp(time.time() + full_in_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             for what, value in (("limit", limit), ("remaining", max(0, left)), ("reset", full_at)):
-                said.append((f"anthropic-fast-{kind}-tokens-{what}".encode(), str(value).encode()))
-    return said
+                headers.append((f"anthropic-fast-{kind}-tokens-{what}".encode(), str(value).encode()))
+    return headers
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ ERROR_TYPES = {
 
 
 def error_status(error: HeadwayError) -> int:
-    """This dialect has a status of its own for "our capacity, not your limit"."""
+    """This dialect has its own status, 529, for a lack of capacity."""
     return 529 if error.status == 503 else error.status
 
 
@@ -217,5 +217,5 @@ def error_body(error: HeadwayError, call_id: str) -> bytes:
 
 
 def error_event(error: HeadwayError, call_id: str) -> bytes:
-    """For a stream that has begun: no message_stop follows it."""
+    """An error in a stream that has begun. No message_stop follows it."""
     return b"event: error\ndata: " + error_body(error, call_id) + b"\n\n"

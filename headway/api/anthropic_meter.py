@@ -1,7 +1,7 @@
 """Reads answers of the Anthropic dialect as they pass.
 
-This dialect carries usage at the start and the end only. In between each delta counts as one token, which is exact
-until an engine puts several tokens into one delta, and a lower bound then.
+This dialect has usage only at the start and at the end. In between each delta counts as one token, which is a lower
+bound if the engine puts several tokens into one delta.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class MessagesForm:
-    """How a client of this dialect wants its answer; implements wire.AnswerForm."""
+    """The form in which a client of this dialect wants its answer; implements wire.AnswerForm."""
 
     collects: bool = False  # the engine streams, and the client gets the answer in one piece
 
@@ -60,13 +60,13 @@ class AnthropicMeter:
         self.first_at: float | None = None
         self.last_at: float | None = None
         self.is_final = self.is_complete = False
-        self._speed = "fast" if grant.tier in EXPRESS else "standard"  # this dialect has two words for tiers
+        self._speed = "fast" if grant.tier in EXPRESS else "standard"  # the only two values of this dialect
         self._splitter = EventSplitter()
         self._collector = MessageCollector() if form.collects else None
         self._prompt = self._cached = self._output = self._deltas = 0
         self._delta: dict[str, Any] | None = None  # the event with the last usage
-        self._closing = b""  # what follows it
-        self._answer: dict[str, Any] | None = None  # a whole one
+        self._closing = b""  # the events after it
+        self._answer: dict[str, Any] | None = None  # an answer that came in one piece
 
     def feed(self, data: bytes, now: float) -> bytes:
         if self._splitter.is_one_event(data) and data.startswith(TOKEN) and self._collector is None:
@@ -76,7 +76,7 @@ class AnthropicMeter:
 
     def _read(self, event: bytes, now: float) -> bytes:
         if self._collector is not None and (payload := data_of(event)).startswith(b"{"):
-            self._collector.take(msgspec.json.decode(payload))
+            self._collector.add(msgspec.json.decode(payload))
         if event.startswith(TOKEN):
             if self.first_at is None:
                 self.first_at = now
@@ -84,24 +84,24 @@ class AnthropicMeter:
             self._deltas += 1
         elif event.startswith(START):
             start = msgspec.json.decode(data_of(event))
-            self._take(start["message"].setdefault("usage", {}))
+            self._read_usage(start["message"].setdefault("usage", {}))
             start["message"]["usage"]["speed"] = self._speed
             return START + b"data: " + _encode(start) + b"\n\n"
         elif event.startswith(DELTA):
             self._delta = msgspec.json.decode(data_of(event))
-            self._take(self._delta.setdefault("usage", {}))
+            self._read_usage(self._delta.setdefault("usage", {}))
             self.is_final = True
             return b""
         elif event.startswith(STOP):
             self.is_final = self.is_complete = True
         elif event.startswith(ERROR):
-            raise EngineLost(f"the engine failed in the middle: {engine_error(data_of(event)).get('message')}")
+            raise EngineLost(f"the engine failed during its answer: {engine_error(data_of(event)).get('message')}")
         if self.is_final:
             self._closing += event
             return b""
         return event
 
-    def _take(self, usage: dict[str, Any]) -> None:
+    def _read_usage(self, usage: dict[str, Any]) -> None:
         self._prompt = usage.get("input_tokens", self._prompt)
         self._cached = usage.get("cache_read_input_tokens") or self._cached
         self._output = usage.get("output_tokens", self._output)
@@ -112,8 +112,8 @@ class AnthropicMeter:
             answer = msgspec.json.decode(body)
             if "usage" in answer:
                 self._answer = answer
-                self._take(answer["usage"])
-            else:  # an answer of count_tokens: nothing was generated, it passes as it came
+                self._read_usage(answer["usage"])
+            else:  # an answer of count_tokens, which is passed on unchanged
                 self._closing = body
 
     def usage(self) -> Usage:

@@ -1,7 +1,6 @@
-"""The application: a table of routes, and what every one of them has in common.
+"""The ASGI application: finds the route, authorizes the caller, parses the body and passes the request to `handle`.
 
-Decides nothing about calls: a request is authorised by the route it matched, read by its dialect, and handed to
-`handle`. Whatever is raised on the way is answered in the dialect of the route.
+It makes no decisions about calls. Errors are returned in the dialect of the route.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ MISSING = "Object missing required field `"
 UNKNOWN = "Object contains unknown field `"
 
 METRICS_TYPE = b"text/plain; version=0.0.4"
-DIALECTS: tuple[Dialect, ...] = (anthropic, openai)  # in the order in which they are asked whether a path is theirs
+DIALECTS: tuple[Dialect, ...] = (anthropic, openai)  # the first that claims an unknown path answers it
 
 Handle = Callable[[Request, Client], Awaitable[Receipt]]
 HandleAuto = Callable[[CallRungs, Client], Awaitable[Receipt]]
@@ -59,16 +58,15 @@ class PageRoute:
 
 @dataclass(frozen=True, slots=True)
 class DialectRoute:
-    """An endpoint of a dialect."""
+    """An endpoint that a dialect reads and an engine answers."""
 
     dialect: Dialect
     read: Reader
 
 
 class App:
-    """`handle` is the gateway's and `handle_auto` that of the auto models; `is_ready` and `metrics_page` tell the
-    gateway's state. With a ledger, `find_key` looks a key up by its hash and `salt` keeps tenants apart in the engines'
-    caches."""
+    """`handle` serves calls to ordinary models, `handle_auto` calls to auto models. With a ledger, `find_key` looks up
+    a key by its hash, and `salt` returns the cache salt that keeps a tenant's prompts apart in the engines' caches."""
 
     def __init__(
         self,
@@ -107,10 +105,10 @@ class App:
         headers: Headers = dict(scope["headers"])
         dialect = route.dialect if isinstance(route, DialectRoute) else _dialect_of(scope["path"], headers)
         call_id = new_call_id()
-        # Both names: the OpenAI SDK reads the first, the Anthropic SDK the second.
-        headers_of_ours = [(b"x-request-id", call_id.encode()), (b"request-id", call_id.encode())]
+        # The OpenAI SDK reads the first name, the Anthropic SDK the second.
+        id_headers = [(b"x-request-id", call_id.encode()), (b"request-id", call_id.encode())]
         connection = cast(Connection, scope["state"]["connection"])
-        client = HTTPClient(connection, send, headers_of_ours, dialect.answer_headers)
+        client = HTTPClient(connection, send, id_headers, dialect.answer_headers)
         connection.task = asyncio.current_task()
         tier_asked: Tier = "standard"
         try:
@@ -132,7 +130,7 @@ class App:
             await _answer_error(client, dialect, error, call_id, tier_asked)
         except asyncio.CancelledError:
             if not connection.transport.is_closing():
-                # The drain's time is up. The client is told; uvicorn closes the connection.
+                # The drain timeout is over. Tell the client; uvicorn closes the connection.
                 await _answer_error(client, dialect, Refused("draining", 1), call_id, tier_asked)
         finally:
             connection.task = None
@@ -144,41 +142,41 @@ class App:
             self._keys.check_owner(headers)
 
     def _rungs(self, route: DialectRoute, body: bytes, request: Request, key: Key | None) -> CallRungs:
-        """The same call for the student and for the full model. The key was checked for the auto model only."""
+        """The same call for the student and for the full model. A key needs permission for the auto model only."""
         full = self._autos[request.call.model]
         student = self._models[full.student_name]
         audit_tier: Tier = "flex" if any(tier.name == "flex" for tier in full.tiers) else "standard"
         falls_back = request.call.falls_back
 
-        def prepare(of_rung: Request) -> Request:
-            of_rung = replace(of_rung, call=replace(of_rung.call, falls_back=falls_back))
-            return self._belongs_to(of_rung, key) if key is not None else of_rung
+        def prepare(rung_request: Request) -> Request:
+            rung_request = replace(rung_request, call=replace(rung_request.call, falls_back=falls_back))
+            return self._for_tenant(rung_request, key) if key is not None else rung_request
 
         names, tiers = (student.name, full.name), [tier.name for tier in student.tiers]
         return CallRungs(body, request, route.read, prepare, names, audit_tier, tiers)
 
     def _authorize(self, request: Request, key: Key | None) -> Request:
-        """The request as its key may make it. Raises Forbidden."""
+        """Returns the request with its tenant. Raises Forbidden if the key does not allow the model or the tier."""
         if key is None:
             return request
         call = request.call
         if key.models is not None and call.model not in key.models:
-            raise Forbidden(f"This key is not for the model `{call.model}`, but for: {', '.join(key.models)}.")
+            raise Forbidden(f"This key does not allow the model `{call.model}`. Allowed: {', '.join(key.models)}.")
         if key.tiers is not None and call.tier not in key.tiers:
-            raise Forbidden(f"This key is not for the tier `{call.tier}`, but for: {', '.join(key.tiers)}.")
-        return self._belongs_to(request, key)
+            raise Forbidden(f"This key does not allow the tier `{call.tier}`. Allowed: {', '.join(key.tiers)}.")
+        return self._for_tenant(request, key)
 
-    def _belongs_to(self, request: Request, key: Key) -> Request:
-        """The request with its tenant, and what that limits."""
+    def _for_tenant(self, request: Request, key: Key) -> Request:
+        """The request with its tenant's id, limits and cache salt."""
         call, max_output_tokens, cache_salt = request.call, request.max_output_tokens, ""
         body, affinity = request.body, call.affinity
         if self._salt is not None and max_output_tokens != 0:
-            # Prompts of one tenant are found in an engine's cache by that tenant's calls only.
+            # A tenant's prompts may be found in an engine's cache only by its own calls.
             cache_salt = self._salt(key.id)
             affinity = f"{key.id} {affinity}" if affinity else ""
         has_budget = key.budget_day is not None or key.budget_month is not None
         if has_budget and max_output_tokens is None:
-            # The most that a call can cost must be known before it is served.
+            # The highest possible cost of a call must be known before it is served.
             max_output_tokens = self._models[call.model].max_output_tokens
             body = body[:-1] + b',"max_tokens":%d}' % max_output_tokens
         call = replace(
@@ -206,7 +204,7 @@ class App:
         return _choose_fallback(request, headers)
 
     def _unknown_model(self, name: str) -> UnknownModel:
-        return UnknownModel(f"The model `{name}` does not exist here. Models: {', '.join(self._models)}.", "model")
+        return UnknownModel(f"The model `{name}` does not exist. Available: {', '.join(self._models)}.", "model")
 
     def _model_page(self, params: Params) -> Page:
         if (row := self._model_rows.get(params["model"])) is None:
@@ -221,11 +219,11 @@ class InvalidPath(InvalidRequest):
     status = 404
 
     def __init__(self, method: str, path: str) -> None:
-        super().__init__(f"There is no {method} {path[:200]} here.")
+        super().__init__(f"No such endpoint: {method} {path[:200]}.")
 
 
 def new_call_id() -> str:
-    """Unique, and ordered by time: milliseconds, then 80 random bits."""
+    """A unique id that sorts by time: milliseconds, then 80 random bits."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
 
 
@@ -251,38 +249,40 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
 
 
 def _invalid(error: Exception) -> InvalidRequest:
-    """msgspec's words, with the field's name where a client looks for it."""
+    """msgspec's error message, with the name of the field in `param`."""
     text = str(error)
     if isinstance(error, RecursionError):
         return InvalidRequest("The request is nested too deeply.")
     if text.startswith(UNKNOWN):
-        where, _, at = text.removeprefix(UNKNOWN).partition("`")
-        return InvalidRequest(f"Unknown field `{where}`{_place(at)}: it is not accepted here.", where)
+        name, _, at = text.removeprefix(UNKNOWN).partition("`")
+        return InvalidRequest(f"Unknown field `{name}`{_in_parent(at)}.", name)
     if text.startswith(MISSING):
-        where, _, at = text.removeprefix(MISSING).partition("`")
-        return InvalidRequest(f"Missing field `{where}`{_place(at)}.", where)
+        name, _, at = text.removeprefix(MISSING).partition("`")
+        return InvalidRequest(f"Missing field `{name}`{_in_parent(at)}.", name)
     what, _, at = text.partition(" - at `$")
     param = at.strip("`").lstrip(".") or None
     return InvalidRequest(f"{what}{f' (in `{param}`)' if param else ''}.", param)
 
 
-def _place(at: str) -> str:
+def _in_parent(at: str) -> str:
     path = at.partition("`$")[2].strip("`").lstrip(".")
     return f" in `{path}`" if path else ""
 
 
 def _choose_fallback(request: Request, headers: Headers) -> Request:
-    """Without an express seat: refuse, or serve as standard? The dialect decides, unless the client does."""
-    wish = headers.get(FALLBACK_HEADER)
-    if wish is None:
+    """Whether a call that gets no express seat is served as standard or refused. The header overrides the dialect."""
+    fallback = headers.get(FALLBACK_HEADER)
+    if fallback is None:
         return request
-    if wish not in (b"none", b"standard"):
-        raise InvalidRequest("`Headway-Fallback` is `none` or `standard`.", "Headway-Fallback")
-    return replace(request, call=replace(request.call, falls_back=wish == b"standard"))
+    if fallback not in (b"none", b"standard"):
+        raise InvalidRequest("`Headway-Fallback` must be `none` or `standard`.", "Headway-Fallback")
+    return replace(request, call=replace(request.call, falls_back=fallback == b"standard"))
 
 
-def _limit(*said: int | None) -> TokenLimit | None:
-    return TokenLimit(*[part or 0 for part in said]) if any(part is not None for part in said) else None
+def _limit(*per_minute: int | None) -> TokenLimit | None:
+    if all(limit is None for limit in per_minute):
+        return None
+    return TokenLimit(*[limit or 0 for limit in per_minute])
 
 
 def _dialect_of(path: str, headers: Headers) -> Dialect:
@@ -302,15 +302,16 @@ async def _answer_error(
     if isinstance(error, NoSeat):
         headers += dialect.limit_headers(tier_asked, error.rate_limit)
     if isinstance(error, TooLarge):
-        headers.append((b"connection", b"close"))  # what is left of the body shall not be read
+        headers.append((b"connection", b"close"))  # the rest of the body is not read
     body = dialect.error_body(error, call_id)
     await client.send_page(dialect.error_status(error), b"application/json", body, headers)
 
 
 def _model_rows(models: list[ModelTable]) -> dict[str, dict[str, Any]]:
-    """What `/v1/models` says of each model, for both dialects: each SDK finds its own keys and passes over the other's.
-    `service_tiers` says at which speeds a model is offered, what each promises, and what it costs beside standard;
-    `mistake_budget` of an auto model how many excess mistakes it may make."""
+    """The entries of `/v1/models`, for both dialects: each SDK reads its own keys and ignores the other's.
+
+    `service_tiers` lists a model's tiers, with the floor and the price multiple of each. `mistake_budget` is the share
+    of calls in which an auto model may make an excess mistake."""
     created = int(time.time())
     rows = {model.name: _model_row(model.name, model, created) for model in models}
     for model in models:

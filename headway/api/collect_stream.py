@@ -1,7 +1,7 @@
 """Collects the events of a streamed message into the whole message.
 
-For calls with a floor whose client wants the answer in one piece: engines report no timing in this dialect, so the
-engine is asked to stream and its speed is measured like that of any stream. Knows the events of the Messages dialect.
+Used for calls with a floor whose client wants the answer in one piece: engines report no timing in the Messages
+dialect, so the engine streams the answer and its speed is measured like that of any stream.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-# What each kind of delta adds to, and where it stands in the delta.
-GROWS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
+# The field that each type of delta adds to; it has the same name in the delta.
+DELTA_FIELDS = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
 
 
 class MessageCollector:
@@ -20,20 +20,20 @@ class MessageCollector:
         self._blocks: dict[int, dict[str, Any]] = {}
         self._parts: dict[tuple[int, str], list[str]] = {}
 
-    def take(self, event: dict[str, Any]) -> None:
+    def add(self, event: dict[str, Any]) -> None:
         match event["type"]:
             case "message_start":
                 self.message = event["message"]
             case "content_block_start":
                 self._blocks[event["index"]] = event["content_block"]
             case "content_block_delta":
-                self._grow(event["index"], event["delta"])
+                self._append(event["index"], event["delta"])
             case "message_delta":
                 usage = {**self.message.get("usage", {}), **event.get("usage", {})}
                 self.message |= {**event["delta"], "usage": usage}
 
-    def _grow(self, index: int, delta: dict[str, Any]) -> None:
-        field = "input" if delta["type"] == "input_json_delta" else GROWS[delta["type"]]
+    def _append(self, index: int, delta: dict[str, Any]) -> None:
+        field = "input" if delta["type"] == "input_json_delta" else DELTA_FIELDS[delta["type"]]
         piece = delta["partial_json"] if field == "input" else delta[field]
         self._parts.setdefault((index, field), []).append(piece)
 

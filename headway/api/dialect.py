@@ -1,7 +1,7 @@
-"""What a dialect must provide, and how its routes are found.
+"""The interface of a dialect, and the table of routes.
 
-A dialect is a module (api/openai.py, api/anthropic.py) that implements the Protocol below; mypy checks it where
-api/app.py lists it. docs/explanation/extend.md adds one in a single file.
+A dialect is a module (api/openai.py, api/anthropic.py) that implements the protocol below; mypy checks this
+at the list of dialects in api/app.py. docs/explanation/extend.md adds a dialect in a single file.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ NO_PARAMS: Params = {}
 
 
 class Reader(Protocol):
-    """Reads a body into a request. Raises InvalidRequest, or what msgspec raises."""
+    """Parses a request body. Raises InvalidRequest or a msgspec error."""
 
     def __call__(self, body: bytes, call_id: str, params: Params = NO_PARAMS, /) -> Request: ...
 
 
 @dataclass(frozen=True, slots=True)
 class CallRoute:
-    """An endpoint that costs tokens or the engine's time. `{name}` in the path is a parameter."""
+    """An endpoint that an engine answers. `{name}` in the path is a parameter."""
 
     path: str
     read: Reader
 
 
 class Dialect(Protocol):
-    """One wire format. Names in capitals are constants of the module."""
+    """One wire format. Names in capitals are module constants."""
 
     @property
     def TIER_FIELD(self) -> str:
@@ -47,10 +47,10 @@ class Dialect(Protocol):
 
     @property
     def ROUTES(self) -> Sequence[CallRoute]:
-        """Its endpoints; all take POST."""
+        """The endpoints, all for POST."""
 
     def claims(self, path: str, headers: Headers) -> bool:
-        """Does a client that sent this speak the dialect? Asked for paths that are no route of it."""
+        """Whether to answer a request in this dialect although its path is not one of the routes."""
 
     def answer_headers(self, grant: Grant) -> HeaderList: ...
 
@@ -61,11 +61,11 @@ class Dialect(Protocol):
     def error_body(self, error: HeadwayError, call_id: str) -> bytes: ...
 
     def error_event(self, error: HeadwayError, call_id: str) -> bytes:
-        """For a stream that has begun."""
+        """An error in a stream that has begun."""
 
 
 def engine_error(body: bytes) -> dict[str, Any]:
-    """What the engine said in its error body; vLLM uses the same keys in both dialects."""
+    """The `error` object of an engine's error body; {} if there is none. vLLM uses the same keys in both dialects."""
     try:
         error = msgspec.json.decode(body)["error"]
     except (msgspec.MsgspecError, KeyError, TypeError):
@@ -78,7 +78,7 @@ PARAMETER = re.compile(r"\{(\w+)\}")
 
 
 class RouteTable(Generic[Found]):
-    """Finds a route by method and path. A parameter matches one segment of the path."""
+    """Finds a route by method and path. A parameter matches one path segment."""
 
     def __init__(self) -> None:
         self._exact: dict[tuple[str, str], Found] = {}
@@ -96,7 +96,7 @@ class RouteTable(Generic[Found]):
     def find(self, method: str, path: str) -> tuple[Found | None, Params]:
         if (route := self._exact.get((method, path))) is not None:
             return route, NO_PARAMS
-        for of_method, pattern, route in self._patterns:
-            if of_method == method and (match := pattern.fullmatch(path)):
+        for route_method, pattern, route in self._patterns:
+            if route_method == method and (match := pattern.fullmatch(path)):
                 return route, match.groupdict()
         return None, NO_PARAMS

@@ -1,8 +1,8 @@
-"""How large the parts of a request may be. One request must not be able to harm a shared engine.
+"""Limits on the size of requests, so that one request cannot harm a shared engine.
 
-Fields are allow-listed where they are defined (api/openai.py, api/anthropic.py); here are the bounds they share and the
-checks that a type cannot express: JSON schemas and regular expressions, which an engine compiles into automata whose
-size has little to do with the length of the text.
+The dialects (api/openai.py, api/anthropic.py) list the fields they accept. This module has the limits they share, and
+the checks that a type cannot express: engines compile JSON schemas and regular expressions into automata, whose size
+has little to do with the length of the text.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ MAX_MESSAGES = 4_096
 MAX_PARTS = 1_024
 MAX_TOOLS = 128
 
-# Bounded repeats such as {1,30000} are unrolled by the engine; a repeated group that itself repeats multiplies.
+# Engines unroll bounded repeats such as {1,30000}; nested repeats multiply.
 REPEAT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 REPEATED_REPEAT = re.compile(r"[*+}]\)[*+{]")
 
 
 def check_schema(raw: msgspec.Raw, param: str) -> None:
-    """Refuse a JSON schema that is too large, too deep, points elsewhere, or hides an expensive expression."""
+    """Reject a JSON schema that is too large or too deep, has external references, or contains an expensive regex."""
     if len(bytes(raw)) > MAX_SCHEMA_BYTES:
         raise InvalidRequest(f"`{param}` is larger than {MAX_SCHEMA_BYTES} bytes.", param)
     try:
@@ -62,7 +62,7 @@ def check_schema(raw: msgspec.Raw, param: str) -> None:
         if depth > MAX_SCHEMA_DEPTH:
             raise InvalidRequest(f"`{param}` is nested more than {MAX_SCHEMA_DEPTH} levels deep.", param)
         if nodes > MAX_SCHEMA_NODES:
-            raise InvalidRequest(f"`{param}` has more than {MAX_SCHEMA_NODES} parts.", param)
+            raise InvalidRequest(f"`{param}` has more than {MAX_SCHEMA_NODES} nodes.", param)
         if isinstance(node, dict):
             _check_keywords(node, param)
             todo += [(child, depth + 1) for child in node.values()]

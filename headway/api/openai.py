@@ -1,7 +1,7 @@
 """The OpenAI dialect: /v1/chat/completions and /v1/completions.
 
-What a request may hold (any other field is refused by name), what the engine is sent, and how errors look; the answer
-is read by api/openai_meter.py. Nothing is translated: the engine speaks this dialect itself.
+Defines the request fields that are accepted (any other field is rejected by name), the request for the engine, and the
+error format. api/openai_meter.py reads the answers. Nothing is translated: the engine speaks this dialect itself.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from headway.core.types import Call, Tier
 from headway.errors import EngineAnswered, HeadwayError, InvalidRequest, Refused
 from headway.wire import Grant, Request
 
-# --- what a request may hold -----------------------------------------------------------------------------------------
+# --- request fields --------------------------------------------------------------------------------------------------
 
 
 class TextPart(Struct, forbid_unknown_fields=True):
-    """Text only. Parts that name a URL would have the engine fetch it."""
+    """Text only: the engine would fetch the URL of any other part."""
 
     type: Literal["text", "refusal"]
     text: str | UnsetType = UNSET
@@ -39,7 +39,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
     tool_calls: Annotated[list[Raw], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
     tool_call_id: limits.ShortText | UnsetType | None = UNSET
     reasoning: str | UnsetType | None = UNSET
-    # An answer's message may be sent back as it came; these are in it, and empty.
+    # Clients send an answer's message back unchanged; it has these fields, and they are empty.
     refusal: str | UnsetType | None = UNSET
     annotations: Raw | UnsetType = UNSET
     audio: UnsetType | None = UNSET
@@ -65,7 +65,7 @@ class ResponseFormat(Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """vLLM's own way to constrain an answer."""
+    """vLLM's own fields for constrained answers."""
 
     json: Raw | UnsetType = UNSET
     regex: str | UnsetType | None = UNSET
@@ -88,7 +88,7 @@ ServiceTier = Literal["auto", "default", "standard", "standard_only", "scale", "
 
 
 class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both endpoints take."""
+    """The fields of both endpoints."""
 
     model: limits.ModelName
     max_tokens: limits.Tokens | UnsetType | None = UNSET
@@ -104,7 +104,7 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     seed: limits.Seed | UnsetType | None = UNSET
     user: limits.ShortText | UnsetType | None = UNSET
     response_format: ResponseFormat | UnsetType | None = UNSET
-    # vLLM's additions that are safe to share an engine with.
+    # vLLM's own fields that are safe on a shared engine.
     top_k: limits.TopK | UnsetType | None = UNSET
     min_p: limits.Probability | UnsetType | None = UNSET
     repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | UnsetType | None = UNSET
@@ -113,7 +113,7 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: limits.TokenIds | UnsetType | None = UNSET
     skip_special_tokens: bool | UnsetType = UNSET
     structured_outputs: StructuredOutputs | UnsetType | None = UNSET
-    # Read here and never sent on: engines know nothing of tiers.
+    # Read here and not sent to the engine, which does not know tiers.
     service_tier: ServiceTier | UnsetType | None = UNSET
 
 
@@ -122,12 +122,12 @@ class ChatCompletion(Sampling, kw_only=True):
     max_completion_tokens: limits.Tokens | UnsetType | None = UNSET
     logprobs: bool | UnsetType | None = UNSET
     top_logprobs: limits.TopLogprobs | UnsetType | None = UNSET
-    return_tokens_as_token_ids: bool | UnsetType = UNSET  # vLLM's: names the tokens of logprobs by their number
+    return_tokens_as_token_ids: bool | UnsetType = UNSET  # vLLM's own: logprobs name tokens by their ids
     tools: Annotated[list[ChatTool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
     tool_choice: Literal["none", "auto", "required"] | dict[str, Raw] | UnsetType | None = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
     reasoning_effort: limits.ShortText | UnsetType | None = UNSET
-    # Sent by clients for the vendor's own book-keeping; taken, and not sent on.
+    # Clients send these for the vendor's own services; accepted, and not sent to the engine.
     metadata: limits.Metadata | UnsetType | None = UNSET
     store: bool | UnsetType | None = UNSET
     safety_identifier: limits.ShortText | UnsetType | None = UNSET
@@ -141,7 +141,7 @@ class Completion(Sampling, kw_only=True):
     suffix: UnsetType | None = UNSET
 
 
-# `stream_options` is the engine's business: engines/vllm.py asks for the usage that billing needs.
+# engines/vllm.py sets its own `stream_options`, to get the usage that billing needs.
 NOT_SENT_ON = ("service_tier", "stream_options", "metadata", "store", "safety_identifier", "prompt_cache_key")
 TIER_FIELD = "service_tier"
 
@@ -167,7 +167,7 @@ ROUTES = (CallRoute("/v1/chat/completions", read_chat), CallRoute("/v1/completio
 
 
 def claims(_path: str, _headers: Headers) -> bool:
-    """Whoever speaks no other dialect speaks this one."""
+    """This dialect is the default."""
     return True
 
 
@@ -175,7 +175,7 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
     _check_constraints(request)
     asked = request.stream_options if isinstance(request.stream_options, StreamOptions) else StreamOptions()
     if not request.stream and isinstance(request.stream_options, StreamOptions):
-        raise InvalidRequest("`stream_options` goes with `stream: true` only.", "stream_options")
+        raise InvalidRequest("`stream_options` requires `stream: true`.", "stream_options")
     choices = request.n if isinstance(request.n, int) else 1
     form = OpenAIForm(
         wants_usage=bool(asked.include_usage),
@@ -189,7 +189,7 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
             setattr(request, field, UNSET)
     body = _encode(request)
     affinity, prompt_tokens = describe_prompt(body, session, b"messages", b"prompt")
-    # In this dialect a call without an express seat is served as standard, says so, and costs as much.
+    # In this dialect a call that gets no express seat is served and billed as standard, and the answer says so.
     call = Call(
         call_id,
         request.model,
@@ -199,8 +199,8 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
         prompt_tokens=prompt_tokens,
         choices=choices,
     )
-    limits_said = (getattr(request, "max_completion_tokens", None), request.max_tokens)
-    max_output_tokens = next((limit for limit in limits_said if isinstance(limit, int)), None)
+    token_limits = (getattr(request, "max_completion_tokens", None), request.max_tokens)
+    max_output_tokens = next((limit for limit in token_limits if isinstance(limit, int)), None)
     return Request(call, path, body, form, bool(request.stream), max_output_tokens=max_output_tokens)
 
 
@@ -219,7 +219,7 @@ def _check_constraints(request: Sampling) -> None:
 
 
 def _tier(asked: ServiceTier | UnsetType | None) -> Tier:
-    if asked in ("fast", "priority"):  # one and the same: the vendor renamed it
+    if asked in ("fast", "priority"):  # synonyms: the vendor renamed it
         return "fast"
     return asked if asked in ("ultrafast", "flex") else "standard"
 
@@ -232,7 +232,7 @@ def answer_headers(grant: Grant) -> HeaderList:
 
 
 def limit_headers(_tier_asked: Tier, _rate_limit: RateLimit | None) -> HeaderList:
-    """This dialect has no headers for the limits of a tier."""
+    """This dialect has no headers for a tier's limits."""
     return []
 
 
@@ -251,13 +251,13 @@ def error_status(error: HeadwayError) -> int:
 def error_body(error: HeadwayError, _call_id: str) -> bytes:
     message, param = error.message, getattr(error, "param", None)
     if isinstance(error, EngineAnswered):
-        said = engine_error(error.body)
-        message, param = said.get("message") or message, said.get("param")
+        reported = engine_error(error.body)
+        message, param = reported.get("message") or message, reported.get("param")
     code = error.reason if isinstance(error, Refused) else ERROR_CODES.get(error.status)
     kind = ERROR_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
 def error_event(error: HeadwayError, call_id: str) -> bytes:
-    """For a stream that has begun: no [DONE] follows it."""
+    """An error in a stream that has begun. No [DONE] follows it."""
     return b"data: " + error_body(error, call_id) + b"\n\n"

@@ -1,7 +1,7 @@
 """Reads answers of the OpenAI dialect as they pass.
 
-An engine may send usage that the client did not ask for, beside every token even (engines/vllm.py asks for it, so that
-a stream cut at any point has an exact count). It is taken out on the way.
+engines/vllm.py asks the engine for usage with every token, so that the count is exact wherever a stream is cut. The
+meter removes the usage that the client did not ask for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class OpenAIForm:
-    """How a client of this dialect wants its answer; implements wire.AnswerForm."""
+    """The form in which a client of this dialect wants its answer; implements wire.AnswerForm."""
 
     wants_usage: bool = False
     wants_continuous_usage: bool = False
@@ -34,16 +34,16 @@ class OpenAIForm:
         return OpenAIMeter(self, grant)
 
     def service_tier(self, grant: Grant) -> str:
-        """The tier served in this dialect's words; a client that said `priority` hears the word again."""
+        """The tier served, under its name in this dialect. A client that asked for `priority` gets that name back."""
         if grant.tier == "standard":
             return "default"
         return "priority" if grant.tier == "fast" and self.says_priority else grant.tier
 
 
 class OpenAIMeter:
-    """Nearly every event is a token with its usage as last key; that one is cut by position and parsed only if it turns
-    out to be the last. All others (the first, the last, those of several choices, and what the network cut in two) are
-    parsed."""
+    """Nearly every event is a token with its usage as the last key. The meter cuts that usage by position, and parses
+    such an event only if it turns out to be the last. It parses all other events: the first, the last, those of several
+    choices, and those that arrive in pieces."""
 
     __slots__ = (
         "_choices",
@@ -73,16 +73,16 @@ class OpenAIMeter:
         self._wants_all = form.wants_continuous_usage
         self._is_single = form.choices == 1
         self._splitter = EventSplitter()
-        self._last = b""  # the newest token's event, whose usage has not been read
-        self._usage: dict[str, Any] = {}  # the newest that was read
-        self._total: int | None = None  # output tokens, as the engine's last usage has them
+        self._last = b""  # event of the newest token, if its usage has not been parsed
+        self._usage: dict[str, Any] = {}  # the newest usage that was parsed
+        self._total: int | None = None  # output tokens in the engine's last usage
         self._choices = [_Choice() for _ in range(form.choices)]
         self._engine_speed_tps: float | None = None
         self._closing: dict[str, Any] | None = None  # the event with the last usage
-        self.answer: dict[str, Any] | None = None  # a whole one
+        self.answer: dict[str, Any] | None = None  # an answer that came in one piece
 
     def feed(self, data: bytes, now: float) -> bytes:
-        # One line and one event: JSON has no newline of its own. (Looking for one byte is a third of looking for two.)
+        # One line and one event: the JSON contains no newline. (Finding one byte takes a third of the time of two.)
         if (
             self._is_single
             and self.first_at is not None
@@ -90,7 +90,7 @@ class OpenAIMeter:
             and data.find(b"\n") == len(data) - 2
         ):
             start = data.rfind(b',"usage":{')
-            # True only where the usage object is flat, the last thing in the event (`...}}\n\n`) and follows a token.
+            # True only if the usage object is flat, ends the event (`...}}\n\n`) and follows a token.
             if start > 0 and data.find(b"}", start) == len(data) - 4 and data[start - 2 : start] == b"}]":
                 self.last_at = now
                 self._last = data
@@ -104,10 +104,10 @@ class OpenAIMeter:
             self.is_final = self.is_complete = True
             return b""  # `end` writes it
         if not payload.startswith(b"{"):
-            return event  # a comment: vLLM can be told to send them to keep a connection alive
+            return event  # a comment: vLLM can send them to keep a connection alive
         chunk = msgspec.json.decode(payload)
         if "error" in chunk:
-            raise EngineLost(f"the engine failed in the middle: {engine_error(payload).get('message')}")
+            raise EngineLost(f"the engine failed during its answer: {engine_error(payload).get('message')}")
         usage = chunk.get("usage")
         if not chunk.get("choices"):
             return self._take_last_usage(chunk, usage) if usage else event
@@ -140,7 +140,7 @@ class OpenAIMeter:
         self._usage = answer.get("usage") or {}
         self._total = self._usage.get("completion_tokens") or 0
         self.is_final = self.is_complete = True
-        # Nothing was streamed, so the engine's own clock is the witness. Of several choices only the mean is known.
+        # Nothing was streamed, so the engine's own timing is used. For several choices only the mean is known.
         took_s, tokens = generation_s(answer), self._total / len(self._choices)
         if took_s and tokens > 1:
             self._engine_speed_tps = (tokens - 1) / took_s
@@ -163,7 +163,7 @@ class OpenAIMeter:
             return stream_speed_tps(usage.output_tokens, self.first_at, self.last_at)
         speeds = [(choice.tokens, choice.speed_tps()) for choice in self._choices]
         known = [(tokens, speed) for tokens, speed in speeds if speed is not None]
-        # A choice too short for a promise says nothing about the speed, unless all are.
+        # Choices too short for a promise are ignored, unless all choices are.
         long = [speed for tokens, speed in known if tokens >= MIN_TOKENS_FOR_PROMISE]
         return min(long or [speed for _, speed in known], default=None)
 
@@ -181,7 +181,7 @@ class OpenAIMeter:
 
 @dataclass(slots=True)
 class _Choice:
-    """One of a call's answers, as far as it was read."""
+    """One choice of an answer, as far as it was read."""
 
     tokens: int = 0
     first_at: float | None = None
@@ -191,7 +191,7 @@ class _Choice:
         if self.first_at is None:
             self.first_at = now
         self.last_at = now
-        # The usage beside a token counts this choice alone. An engine that sends none gives about a token per event.
+        # A token's usage counts this choice alone. Without usage, each event counts as one token.
         self.tokens = (usage.get("completion_tokens") or 0) if usage else self.tokens + 1
 
     def speed_tps(self) -> float | None:

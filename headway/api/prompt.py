@@ -1,18 +1,18 @@
-"""What boarding is told of a prompt: how it begins, and about how long it is. The prompt itself stays here."""
+"""What core knows about a prompt: a hash of its beginning, and its estimated length. Core never sees the prompt."""
 
 from __future__ import annotations
 
 from hashlib import blake2b
 
 BEGINNING_BYTES = 1024
-# Of the request as it is sent on, JSON and all. English has about four to a token; where there are fewer, a prompt is
-# taken for shorter than it is.
+# Counted over the whole request body, JSON included. English text has about four bytes per token; a prompt in a
+# language with fewer is estimated too short.
 BYTES_PER_TOKEN = 4
 
 
 def describe_prompt(body: bytes, session: object, *fields: bytes) -> tuple[str, int]:
-    """(affinity, prompt tokens). Calls with the same affinity share a prompt prefix: they name the same session, or
-    the given fields begin alike. The token count is estimated from the body's length."""
+    """Returns (affinity, prompt tokens). Calls with the same affinity share a prompt prefix: they name the same
+    session, or the given fields have the same beginning. The token count is estimated from the body's length."""
     if isinstance(session, str) and session:
         beginning = session.encode()
     else:

@@ -1,4 +1,4 @@
-"""What an answer says about its tier: headers when it begins, and the proof in its usage at its end."""
+"""What an answer says about its service: headers at its beginning, and the proof in its usage at its end."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from headway.wire import Grant, Receipt
 
 
 def proof_headers(grant: Grant) -> HeaderList:
-    said: list[tuple[str, str]] = [("headway-tier-asked", grant.tier_asked), ("headway-tier-served", grant.tier)]
+    headers: list[tuple[str, str]] = [("headway-tier-asked", grant.tier_asked), ("headway-tier-served", grant.tier)]
     if grant.reason is not None:
-        said.append(("headway-reason", grant.reason))
+        headers.append(("headway-reason", grant.reason))
     if grant.floor_tps:
-        said.append(("headway-floor-tps", f"{grant.floor_tps:g}"))
+        headers.append(("headway-floor-tps", f"{grant.floor_tps:g}"))
     if grant.rung is not None:
-        said.append(("headway-rung", grant.rung.name))
-    return [(name.encode(), value.encode()) for name, value in said]
+        headers.append(("headway-rung", grant.rung.name))
+    return [(name.encode(), value.encode()) for name, value in headers]
 
 
 def proof_of(receipt: Receipt) -> dict[str, Any]:
-    """The object `usage.headway` of every answer."""
+    """The `usage.headway` object of every answer."""
     grant, rung = receipt.grant, receipt.grant.rung
     proof: dict[str, Any] = {
         "tier_asked": grant.tier_asked,

@@ -1,9 +1,9 @@
-"""The way in: uvicorn, with three things added to its HTTP protocol.
+"""The HTTP server: uvicorn, with three additions to its protocol.
 
-- Heads are bounded in bytes and in time; uvicorn bounds neither.
-- A call's task is cancelled when its client goes away, wherever it is: held, connecting or streaming.
-- Streams are written straight to the socket. Through ASGI's `send` each event costs a coroutine, a dict and a dozen
-  checks, which is about a third of what the whole relay costs (docs/design/0001).
+- It limits request heads in bytes and in time; uvicorn limits neither.
+- It cancels a call's task when the client disconnects, whether the call is held, connecting or streaming.
+- It writes streams straight to the socket. With ASGI's `send` each event costs a coroutine, a dict and a dozen checks,
+  about a third of the cost of the whole relay (docs/design/0001).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from headway.wire import Grant
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 15.0
-# How much unread answer may pile up for one client before its engine is no longer read.
+# Unread bytes of an answer that may be buffered for one client before the gateway stops reading from the engine.
 MAX_UNREAD_BYTES = 256 * 1024
 
 Send = Callable[[Any], Any]
 
 
 class HeadTooLarge(Exception):
-    """Raised inside the parser, which turns it into a 400 and closes the connection."""
+    """Raised inside the parser, which answers 400 and closes the connection."""
 
 
 class Connection(HttpToolsProtocol):
@@ -38,25 +38,25 @@ class Connection(HttpToolsProtocol):
 
     _head_bytes = 0
     _head_timer: asyncio.TimerHandle | None = None
-    task: asyncio.Task[None] | None = None  # the call that is being answered
+    task: asyncio.Task[None] | None = None  # the call in progress
     _pause: Callable[[], None] | None = None
     _resume: Callable[[], None] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         transport.set_write_buffer_limits(high=MAX_UNREAD_BYTES)
-        self._expect_head()
+        self._start_head_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._head_is_here()
+        self._stop_head_timer()
         if self.task is not None:
             self.task.cancel()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._head_bytes = 0
-        self._expect_head()
+        self._start_head_timer()
         self.scope["state"]["connection"] = self
 
     def on_url(self, url: bytes) -> None:
@@ -68,7 +68,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._head_is_here()
+        self._stop_head_timer()
         super().on_headers_complete()
 
     def pause_writing(self) -> None:
@@ -91,11 +91,11 @@ class Connection(HttpToolsProtocol):
         if self._head_bytes > MAX_HEAD_BYTES:
             raise HeadTooLarge
 
-    def _expect_head(self) -> None:
+    def _start_head_timer(self) -> None:
         if self._head_timer is None:
             self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
 
-    def _head_is_here(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
@@ -127,7 +127,7 @@ class HTTPClient:
         await self._start(200, head)
 
     def write(self, data: bytes) -> None:
-        # uvicorn has announced a chunked body; this is one chunk of it.
+        # uvicorn has started a chunked body; this writes one chunk.
         if not self._transport.is_closing():
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
@@ -147,10 +147,10 @@ class HTTPClient:
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which leaves signals to us: on SIGTERM it is told to drain and then ends with exit code 0."""
+    """uvicorn's server, without its signal handlers; see `drain_on_signals`."""
 
     on_listening: Callable[[int], None] | None = None  # called with the port
-    cut_calls = 0  # calls that were not served to their end when the drain's time was up
+    cut_calls = 0  # calls still running when the drain timeout was over
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -189,7 +189,7 @@ def make_server(app: Any, *, host: str, port: int, drain_timeout_s: float, max_c
 
 
 def drain_on_signals(server: Server, drain: Callable[[], None]) -> None:
-    """First SIGTERM or SIGINT: no new calls, running streams end. Second: leave at once."""
+    """The first SIGTERM or SIGINT stops new calls and waits for running streams; the second exits at once."""
 
     def on_signal() -> None:
         server.force_exit = server.should_exit

@@ -1,7 +1,7 @@
-"""Server-sent events, as far as a relay needs them: where one ends.
+"""Splits a stream of server-sent events.
 
 vLLM ends every line with a bare newline and every event with a blank line, and writes each event in one piece. The
-network may still cut anywhere, so `EventSplitter` keeps what is not complete until the rest comes.
+network may still split it anywhere, so `EventSplitter` keeps an incomplete event until the rest arrives.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class EventSplitter:
         self.rest = b""
 
     def is_one_event(self, data: bytes) -> bool:
-        """True for what nearly every piece is: exactly one whole event, nothing before it and nothing after."""
+        """Whether `data` is exactly one complete event, as nearly every piece is."""
         return not self.rest and data.find(END) == len(data) - 2
 
     def split(self, data: bytes) -> list[bytes]:
-        """The events that are complete now, each with its blank line."""
+        """Returns the events that are now complete, each with its blank line."""
         *events, self.rest = (self.rest + data).split(END)
         if len(self.rest) > MAX_EVENT_BYTES:
             raise EngineLost("the engine sent an event without an end")
@@ -45,7 +45,7 @@ def data_of(event: bytes) -> bytes:
 
 @contextmanager
 def readable() -> Iterator[None]:
-    """Whatever an engine sends that cannot be read is the engine's failure, in every dialect."""
+    """Turns errors in parsing an engine's answer into EngineLost: an unreadable answer is the engine's failure."""
     try:
         yield
     except (msgspec.MsgspecError, LookupError, TypeError, AttributeError, ValueError) as error:

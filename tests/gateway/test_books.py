@@ -268,11 +268,11 @@ async def test_a_question_about_a_budget_that_the_store_does_not_answer_is_a_503
         assert len(at.store.slices()) == 1, "the same question, answered once"
 
 
-async def test_keys_are_for_what_they_are_for(tmp_path: Path) -> None:
+async def test_keys_allow_models_and_tiers(tmp_path: Path) -> None:
     key = msgspec.structs.replace(KEY, tiers=["standard"], models=[MODEL], requests_pm=3)
     async with running(QUICK) as engine, desk(tmp_path, [engine], key) as at:
         completions = at.here.openai.completions
-        with pytest.raises(openai.PermissionDeniedError, match="not for the tier `fast`"):
+        with pytest.raises(openai.PermissionDeniedError, match="does not allow the tier `fast`"):
             await completions.create(model=MODEL, prompt="hi", max_tokens=2, extra_body={"service_tier": "fast"})
         for _ in range(3):
             await completions.create(model=MODEL, prompt="hi", max_tokens=2)

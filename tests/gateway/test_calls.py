@@ -65,9 +65,9 @@ async def test_the_anthropic_sdk() -> None:
 
 async def test_errors_have_the_form_of_their_dialect() -> None:
     async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
-        with pytest.raises(openai.NotFoundError, match="Models: scripted"):
+        with pytest.raises(openai.NotFoundError, match="Available: scripted"):
             await here.openai.chat.completions.create(model="nope", messages=ASK)
-        with pytest.raises(anthropic.NotFoundError, match="Models: scripted"):
+        with pytest.raises(anthropic.NotFoundError, match="Available: scripted"):
             await here.anthropic.messages.create(model="nope", messages=ASK, max_tokens=1)
         with pytest.raises(openai.BadRequestError, match="chat_template") as refused:
             await here.openai.chat.completions.create(model=MODEL, messages=ASK, extra_body={"chat_template": "x"})
@@ -152,7 +152,7 @@ async def test_a_call_is_not_walked_through_the_whole_fleet() -> None:
         async with running_gateway(config_for([a, b, c], probe_interval_s=30.0)) as here:
             for engine in (a, b, c):
                 engine.faults = Faults(die_after_tokens=0)
-            with pytest.raises(openai.InternalServerError, match="failed before they answered"):
+            with pytest.raises(openai.InternalServerError, match="failed before it answered"):
                 await here.openai.completions.create(model=MODEL, prompt="hi")
             died = [engine.record()["died"] for engine in (a, b, c)]
             # Each engine the call reached may also have died on the probe that followed.

@@ -1,5 +1,4 @@
-"""The seam to an engine: what the gateway may ask of one. engines/vllm.py is the implementation; engines/kinds.py lists
-all kinds."""
+"""The interface of an engine. engines/vllm.py implements it; engines/kinds.py lists all kinds."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from headway.wire import Request
 
 @dataclass(slots=True)
 class Pulse:
-    """When something last came out of an engine, on the gateway's clock; the relay sets it, the prober reads it."""
+    """When an engine last sent something, on the gateway's clock. The relay sets it, the prober reads it."""
 
     at: float = 0.0
 
 
 class Answer(Protocol):
-    """An engine's answer, from its first byte on."""
+    """An engine's answer, after its first byte has arrived."""
 
     status: int
     content_type: bytes
@@ -29,21 +28,21 @@ class Answer(Protocol):
         """The whole body."""
 
     async def pipe(self, sink: Callable[[bytes], None]) -> None:
-        """Hand every piece of the body to `sink` as it comes; returns at the end.
+        """Pass each piece of the body to `sink` as it arrives; returns at the end of the body.
 
-        Raises ConnectionFailed if it is cut off, and what `sink` raises."""
+        Raises ConnectionFailed if the body is cut off, and whatever `sink` raises."""
 
     def pause(self) -> None: ...
 
     def resume(self) -> None: ...
 
     def close(self) -> None:
-        """Done with it. Before its end this breaks the connection, which is how an engine is told to stop working."""
+        """Release the answer. Before its end this aborts the connection, which tells the engine to stop generating."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """A request as one kind of engine gets it."""
+    """A request in the form that one kind of engine needs."""
 
     path: str
     headers: tuple[tuple[bytes, bytes], ...]
@@ -58,27 +57,26 @@ class Engine(Protocol):
         """Add what only this kind of engine understands."""
 
     async def send(self, request: EngineRequest) -> Answer:
-        """Post the request; returns when the first byte of the answer's body (or its end) is there.
+        """Post the request; returns at the first byte of the answer's body, or at its end if it is empty.
 
         Raises ConnectionFailed."""
 
     def generation_s(self, answer: Mapping[str, Any]) -> float | None:
-        """How long the engine says it generated a whole answer, from the first token to the last; None if it does not
-        say."""
+        """The engine's own time from the first token to the last of a whole answer; None if it does not report one."""
 
     async def is_healthy(self) -> bool: ...
 
     async def progress(self) -> tuple[float, ...]:
-        """The engine's own counters. If no figure has changed between two looks, nothing has moved in there."""
+        """The engine's own counters. If none has changed between two reads, the engine has made no progress."""
 
     async def produces_a_token(self) -> bool:
-        """Ask for one token: the only sure sign of life."""
+        """Ask the engine for one token, which is the only reliable health check."""
 
     def close(self) -> None: ...
 
 
 def with_fields(body: bytes, added: Mapping[str, object]) -> bytes:
-    """A JSON object with more fields, without decoding what is there."""
+    """Add fields to an encoded JSON object, without decoding it."""
     if not added:
         return body
     return body[:-1] + b"," + msgspec.json.encode(added)[1:]

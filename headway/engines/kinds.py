@@ -1,6 +1,6 @@
-"""The kinds of engines a replica may be, by the name that headway.toml uses.
+"""The kinds of engines, by their names in headway.toml.
 
-docs/explanation/extend.md adds one in a single file.
+docs/explanation/extend.md adds a kind in a single file.
 """
 
 from __future__ import annotations

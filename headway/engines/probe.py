@@ -1,8 +1,8 @@
-"""Watches one replica and tells the machine whether it may carry calls.
+"""Probes one replica and tells the machine whether it is up.
 
-A replica is let in when it has produced a token, not when a port answers. It is taken out when /health says so, when it
-cannot be reached, or when calls are aboard and nothing has come out of it for `stall_s`, neither bytes to this gateway
-nor any change in the engine's own counters: an engine can answer /health while its tokens stand still.
+A replica is up once it has produced a token, not once its port answers. It is down when its health check fails
+repeatedly, when it fails a call and then produces no token, or when calls are aboard and it makes no progress for
+`stall_s`: it sends no bytes and its own counters do not change. An engine that hangs can still answer /health.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from headway.engines.base import Engine
 
 log = logging.getLogger("headway.probe")
 
-# A busy box can be late with /health; three silent ones in a row are not lateness.
-SILENT_HEALTH_CHECKS = 3
+# A busy machine may answer /health late; three failures in a row are not lateness.
+MAX_FAILED_CHECKS = 3
 
 
 class Prober:
@@ -35,67 +35,67 @@ class Prober:
         self.replica = replica
         self.engine = engine
         self.is_up = False
-        self.is_draining = False  # it is watched and not let in again
+        self.is_draining = False  # still probed, but not reported as up
         self._tell = tell
         self._aboard = aboard
         self._clock = clock
         self._interval_s = interval_s
         self._stall_s = stall_s
-        self._doubted = asyncio.Event()
-        self._silent = 0
+        self._wake = asyncio.Event()
+        self._failed_checks = 0
         self._counters: tuple[float, ...] = ()
         self._moved_at = 0.0
 
-    def doubt(self) -> None:
-        """A call failed there: look now instead of at the next interval."""
-        self._doubted.set()
+    def probe_now(self) -> None:
+        """Probe at once instead of at the next interval, because a call failed on this replica."""
+        self._wake.set()
 
     async def run(self) -> None:
         while True:
-            if not self.is_up or self._doubted.is_set():
-                self._doubted.clear()
-                await self._let_in_or_out()
+            if not self.is_up or self._wake.is_set():
+                self._wake.clear()
+                await self._ask_for_token()
             else:
                 await self._check()
             try:
                 async with asyncio.timeout(self._interval_s):
-                    await self._doubted.wait()
+                    await self._wake.wait()
             except TimeoutError:
                 pass
 
-    async def _let_in_or_out(self) -> None:
+    async def _ask_for_token(self) -> None:
         if await self.engine.is_healthy() and await self.engine.produces_a_token():
             if not self.is_up:
                 log.info("replica %s is up", self.replica.name)
             self.is_up = True
-            self._silent = 0
+            self._failed_checks = 0
             self._moved_at = self._clock()
             if not self.is_draining:
                 self._tell(ReplicaUp(self.replica))
         elif self.is_up:
-            self._take_out("it failed a call and does not produce a token")
+            self._mark_down("it failed a call and then produced no token")
 
     async def _check(self) -> None:
-        self._silent = 0 if await self.engine.is_healthy() else self._silent + 1
-        if self._silent >= SILENT_HEALTH_CHECKS:
-            self._take_out("its health check does not answer")
-        elif await self._stands_still():
-            self._take_out(f"it carries calls and nothing has moved for {self._stall_s:g} s")
+        self._failed_checks = 0 if await self.engine.is_healthy() else self._failed_checks + 1
+        if self._failed_checks >= MAX_FAILED_CHECKS:
+            self._mark_down(f"{MAX_FAILED_CHECKS} health checks failed in a row")
+        elif await self._is_stalled():
+            self._mark_down(f"calls are aboard and it made no progress for {self._stall_s:g} s")
 
-    async def _stands_still(self) -> bool:
+    async def _is_stalled(self) -> bool:
         now = self._clock()
         if not self._aboard(self.replica.name):
             self._moved_at = now
         if now - max(self._moved_at, self.engine.pulse.at) < min(self._stall_s, self._interval_s):
-            return False  # bytes are coming: no need to ask
+            return False  # bytes are arriving: no need to read the counters
         counters = await self.engine.progress()
         if counters != self._counters:
             self._counters = counters
             self._moved_at = now
         return now - max(self._moved_at, self.engine.pulse.at) >= self._stall_s
 
-    def _take_out(self, why: str) -> None:
-        log.warning("replica %s is taken out: %s", self.replica.name, why)
+    def _mark_down(self, why: str) -> None:
+        log.warning("replica %s is down: %s", self.replica.name, why)
         self.is_up = False
-        self.is_draining = False  # it is watched and not let in again
+        self.is_draining = False  # once restarted, it takes calls again
         self._tell(ReplicaDown(self.replica.name))

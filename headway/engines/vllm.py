@@ -1,7 +1,7 @@
-"""vLLM, spoken to over its own HTTP server.
+"""vLLM, over its own HTTP server.
 
-Knows its endpoints and the names of its metrics. vLLM's API key leaves several endpoints open, so an engine belongs on
-loopback or a private network; Headway sends it no credentials.
+Knows vLLM's endpoints and the names of its metrics. vLLM's API key does not protect all of its endpoints, so an engine
+belongs on loopback or a private network. Headway sends it no credentials.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from headway.errors import ConnectionFailed
 from headway.http1 import ConnectionPool, fetch
 from headway.wire import Request
 
-USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")  # vLLM's Messages endpoint always sends it
+USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")  # vLLM's Messages endpoint always sends usage
 HEALTH_TIMEOUT_S = 2.0
 TOKEN_TIMEOUT_S = 30.0
 
-# Any of these moves while an engine works, prompts that take many steps included (the KV cache fills chunk by chunk).
+# At least one of these changes while an engine works, also during long prompts (the KV cache fills chunk by chunk).
 PROGRESS_METRICS = (
     b"vllm:generation_tokens_total",
     b"vllm:prompt_tokens_total",
@@ -40,8 +40,8 @@ class VLLMEngine:
         self._one_token = msgspec.json.encode({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0})
 
     def prepare(self, request: Request) -> EngineRequest:
-        """With continuous usage a stream that is cut at any point has an exact token count; `cache_salt` keeps tenants
-        apart in the prefix cache."""
+        """Add continuous usage, so that the token count is exact wherever a stream is cut, and `cache_salt`, which
+        keeps tenants apart in the prefix cache."""
         added: dict[str, object] = {}
         if request.streaming and request.path in USAGE_ON_REQUEST:
             added["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
@@ -54,7 +54,7 @@ class VLLMEngine:
         return await self._pool.request(b"POST", request.path, request.body, request.headers)
 
     def generation_s(self, answer: Mapping[str, Any]) -> float | None:
-        """Told by engines that were started with `--enable-per-request-metrics`."""
+        """Needs an engine that was started with `--enable-per-request-metrics`."""
         took_ms = (answer.get("metrics") or {}).get("generation_time_ms")
         return took_ms / 1000 if took_ms else None
 
@@ -67,7 +67,7 @@ class VLLMEngine:
         return read_metrics(page, PROGRESS_METRICS)
 
     async def counts(self) -> tuple[float, ...]:
-        """When it was started, in seconds since 1970, and the prompt and output tokens since then."""
+        """The engine's start time in seconds since 1970, and its prompt and output tokens since then."""
         _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
         return read_metrics(page, COUNTS)
 
@@ -84,7 +84,7 @@ class VLLMEngine:
 
 
 def read_metrics(page: bytes, names: tuple[bytes, ...]) -> tuple[float, ...]:
-    """The sum of each named metric over its labels, from a Prometheus text page; 0.0 where it is absent."""
+    """The sum of each named metric over its labels, from a Prometheus text page; 0.0 if it is missing."""
     totals = dict.fromkeys(names, 0.0)
     for line in page.splitlines():
         name = line[: min((i for i in (line.find(b"{"), line.find(b" ")) if i > 0), default=0)]

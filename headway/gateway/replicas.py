@@ -1,11 +1,11 @@
-"""The replicas of a gateway: the engine behind each, and the prober that watches it. They may come and go at run time.
+"""The replicas of a gateway, each with its engine and its prober. They can be added and removed at run time.
 
-    add      its prober starts; it takes calls once it has produced a token
-    change   other seats, another curve: takes effect at once
-    drain    it takes no new calls and keeps its streams
-    remove   it is forgotten; streams still aboard are cut
+    add      starts the prober; the replica takes calls once it has produced a token
+    change   changes its seats or its curve, with effect at once
+    drain    stops new calls; streams aboard go on
+    remove   removes the replica; streams still aboard are cut
 
-Core decides what each of these means for calls; here they become events.
+Core decides what these mean for calls; this module sends it the events.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ class _Watched:
     engine: Engine
     prober: Prober
     task: asyncio.Task[None] | None = None  # None before `start`
-    aboard: int = 0  # calls that this gateway has there
+    aboard: int = 0  # calls of this gateway aboard
 
 
 class Replicas:
     def __init__(
         self, tell: Callable[[Event], None], clock: Callable[[], float], *, probe_interval_s: float, stall_s: float
     ) -> None:
-        self.pools: dict[str, str] = {}  # the pool of each replica, by its name
+        self.pools: dict[str, str] = {}  # name of each replica -> name of its pool
         self._tell = tell
         self._clock = clock
         self._probe_interval_s = probe_interval_s
@@ -41,7 +41,7 @@ class Replicas:
 
     def add(self, replica: Replica, engine: Engine) -> None:
         if replica.name in self._watched:
-            raise ValueError(f"there is a replica {replica.name} already")
+            raise ValueError(f"replica {replica.name} already exists")
         prober = Prober(
             replica,
             engine,
@@ -71,7 +71,7 @@ class Replicas:
         self._tell(ReplicaRemoved(name))
         watched.engine.close()
 
-    # --- what a call needs ---
+    # --- used by calls ---
 
     def engine(self, name: str) -> Engine:
         return self._watched[name].engine
@@ -83,12 +83,12 @@ class Replicas:
         if name in self._watched:
             self._watched[name].aboard += by
 
-    def doubt(self, name: str) -> None:
-        """A call failed there: probe it now."""
+    def probe_now(self, name: str) -> None:
+        """Probe a replica at once, because a call failed on it."""
         if name in self._watched:
-            self._watched[name].prober.doubt()
+            self._watched[name].prober.probe_now()
 
-    # --- life ---
+    # --- start and stop ---
 
     def start(self) -> None:
         self._is_started = True

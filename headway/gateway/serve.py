@@ -192,7 +192,7 @@ class Gateway:
         elif isinstance(failure, EngineLost):
             log.warning("call %s lost replica %s (%s): %s", trip.call.id, engine.name, stage, failure)
             self.tell(ReplicaSuspect(engine.name))
-            self._replicas.doubt(engine.name)
+            self._replicas.probe_now(engine.name)
         if client.started:
             trip.outcome = "failed"
             raise failure
@@ -275,7 +275,7 @@ class Gateway:
     def _begin_boarding(self, trip: Trip) -> None:
         trip.boardings += 1
         trip.meter = trip.request.form.meter(trip.grant)
-        self._billing.boards(trip.account, trip.grant, trip.meter if trip.request.streaming else None)
+        self._billing.record_boarding(trip.account, trip.grant, trip.meter if trip.request.streaming else None)
 
     def _report_finished(self, trip: Trip) -> None:
         """Tell core, once, that the engine's answer has been read to its end."""

@@ -1,6 +1,6 @@
-"""The scripted engine: vLLM's HTTP with a programmed speed, for tests, demos and scale runs.
+"""The scripted engine: vLLM's HTTP API with a programmed speed, for tests, demos and load runs without a model.
 
-engine.py serves it, formats.py writes the dialects, steps.py runs the batch and keeps the record.
+engine.py is the server, formats.py reads and writes the dialects, steps.py runs the batch and keeps the record.
 """
 
 from headway.engines.scripted.engine import ScriptedEngine, parse_curve, running, serve_scripted

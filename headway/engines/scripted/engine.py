@@ -1,12 +1,12 @@
-"""A test double that speaks vLLM's HTTP, with a programmed speed, programmed faults and its own record.
+"""The scripted engine's HTTP server: a test double of vLLM with programmed speeds, programmed faults and a record.
 
-Knows: which path answers what, and how to serve it, in this process (`running`) or as one of its own
-(`headway mock-engine --port 9100 --step-ms 1:10,64:40`).
-Does not know: when a token is due (`scripted_steps`) nor how it is written (`scripted_http`).
-Invariant: what `/scripted/record` says a stream was sent was written to its connection, while that was open.
+Knows the endpoints, and how to serve them in this process (`running`) or as a process of its own
+(`headway mock-engine --port 9100 --step-ms 1:10,64:40`). Does not know when a token is due (steps.py) or how it is
+encoded (formats.py).
+Invariant: every token that `/scripted/record` counts as sent was written to its connection while that was open.
 
-Tokens are written to uvicorn's transport by the step loop itself: a task woken per token would cost more than the
-engine it stands for. ASGI opens and closes each answer. A client that reads slowly is not waited for.
+The step loop writes tokens straight to uvicorn's transport: waking a task per token would cost more than the engine
+that it simulates. ASGI starts and ends each answer. There is no backpressure: the engine does not wait for slow clients.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ DIALECTS: dict[str, tuple[str, type[wire.ChatFormat | wire.CompletionFormat | wi
 
 
 class ScriptedEngine:
-    """The engine and its ASGI app, which needs `ScriptedProtocol` under it."""
+    """The engine and its ASGI app, which must be served with `ScriptedProtocol`."""
 
     def __init__(self, script: Script) -> None:
         self.script = script
@@ -117,7 +117,7 @@ class ScriptedEngine:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         await stream.ended
         if stream.record.state == "died":
-            # Closed, not aborted, where tokens may be on their way out: they are in the record as sent.
+            # Close a stream instead of aborting it, so that the tokens recorded as sent still go out.
             transport.close() if ask.stream else transport.abort()
         elif stream.record.state == "finished" and ask.stream:
             _write(transport, answer_format.closing(_metrics_of(stream)))
@@ -176,7 +176,7 @@ class ScriptedEngine:
             asked = msgspec.json.decode(body, type=dict[str, Any])
             unknown = asked.keys() - {field.name for field in fields(Faults)}
             if unknown:
-                raise msgspec.ValidationError(f"no such fault: {', '.join(sorted(unknown))}")
+                raise msgspec.ValidationError(f"unknown fault: {', '.join(sorted(unknown))}")
             self.faults = msgspec.convert(asked, Faults)
         except msgspec.DecodeError as error:
             return 400, JSON, msgspec.json.encode({"detail": str(error)})
@@ -208,22 +208,22 @@ class ScriptedEngine:
 
 
 def _ignore(number: int) -> None:
-    """A token of an answer that is sent whole."""
+    """Takes the tokens of an answer that is sent in one piece."""
 
 
 def _write(transport: asyncio.Transport, chunks: bytes) -> None:
-    if not transport.is_closing():  # the client may be gone since this turn of the loop
+    if not transport.is_closing():  # the client may have disconnected during this turn of the loop
         transport.write(chunks)
 
 
 def _error_body(path: str, error: wire.WireError) -> bytes:
-    # A body that vLLM cannot read is answered before any dialect sees it.
+    # vLLM rejects an invalid body before it knows the dialect.
     return error.anthropic() if path == "/v1/messages" and error.kind != "Bad Request" else error.openai()
 
 
 def _metrics_of(stream: ScriptedStream) -> dict[str, float | None]:
     record = stream.record
-    assert record.first_token_s is not None  # it has finished, and there is no answer without a token
+    assert record.first_token_s is not None  # the stream has finished, and every answer has at least one token
     assert record.ended_s is not None
     tokens, generation_s = record.tokens_sent, record.ended_s - record.first_token_s
     return {
@@ -256,7 +256,7 @@ async def _respond(send: Send, status: int, content_type: bytes, body: bytes) ->
 
 
 class ScriptedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which shows the app its transport: ASGI has no words for cutting a connection."""
+    """Gives the app access to the transport: ASGI has no message to abort a connection."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -265,7 +265,7 @@ class ScriptedProtocol(HttpToolsProtocol):
 
 class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        _cut_connections(self.server_state)  # as vLLM: streams do not outlive a SIGTERM
+        _cut_connections(self.server_state)  # like vLLM, which cuts its streams on SIGTERM
         await super().shutdown(sockets)
 
 
@@ -291,7 +291,7 @@ def _config(engine: ScriptedEngine) -> uvicorn.Config:
 
 @asynccontextmanager
 async def running(script: Script, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[ScriptedEngine]:
-    """Serve a scripted engine on this event loop; `engine.url` says where."""
+    """Serve a scripted engine on this event loop, at `engine.url`."""
     engine = ScriptedEngine(script)
     config = _config(engine)
     config.load()
@@ -310,7 +310,7 @@ async def running(script: Script, host: str = "127.0.0.1", port: int = 0) -> Asy
 
 
 def serve_scripted(script: Script, host: str, port: int) -> None:
-    """Serve a scripted engine until interrupted. Port 0 takes a free one; the printed line says which."""
+    """Serve a scripted engine until interrupted, and print its URL. Port 0 selects a free port."""
     engine = ScriptedEngine(script)
     with socket.create_server((host, port), backlog=2048) as listener:
         engine.url = f"http://{host}:{listener.getsockname()[1]}"
@@ -321,6 +321,6 @@ def serve_scripted(script: Script, host: str, port: int) -> None:
 
 
 def parse_curve(text: str) -> tuple[tuple[int, float], ...]:
-    """`1:10,64:40` (batch:milliseconds per token) as a script's `step_s`."""
+    """Parse `1:10,64:40` (batch:milliseconds per token) into a script's `step_s`."""
     points = (point.split(":") for point in text.split(","))
     return tuple((int(batch), float(step_ms) / 1e3) for batch, step_ms in points)

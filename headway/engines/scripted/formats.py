@@ -1,7 +1,7 @@
-"""vLLM's wire formats, as the scripted engine speaks them: requests read, answers and errors written.
+"""vLLM's wire formats for the scripted engine: reads requests, writes answers and errors.
 
-Knows: the fields of the four request bodies, the bytes of every event, the words of every answer.
-Does not know: sockets, clocks, seats. Everything here is a function of its arguments.
+Knows the fields of the four request bodies, the bytes of every event and the text of every answer. Does not know
+sockets, clocks or seats: everything here is a function of its arguments.
 Invariant: token n of every answer is `WORDS[(n - 1) % len(WORDS)]`, and each event is one HTTP chunk.
 """
 
@@ -12,12 +12,11 @@ import msgspec
 
 FINGERPRINT = "vllm-0.32.0-scripted"
 DEFAULT_MAX_TOKENS = 16
-TEMPLATE_TOKENS = 4  # what a chat template would add to the prompt's words
+TEMPLATE_TOKENS = 4  # what a chat template adds to the prompt
 SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
-# Its words are told apart, so that clients which give up on repetition do not; plain ASCII, so that JSON needs no
-# escapes.
+# Each word is used once, because some clients stop at repetitions. Plain ASCII, so that JSON needs no escapes.
 _STORY = """
 the morning train left town before anyone could find a second ticket and went slowly over seven bridges toward
 northern hills where rain had washed every road clean while farmers watched from their doors as children counted
@@ -46,7 +45,7 @@ class ScriptedMessage(msgspec.Struct):
 
 
 class Ask(msgspec.Struct):
-    """The fields this engine reads, of all its dialects; like vLLM it ignores the others."""
+    """The fields that this engine reads in any dialect. Like vLLM it ignores all others."""
 
     model: str | None = None
     messages: list[ScriptedMessage] = []
@@ -63,7 +62,7 @@ class Ask(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ScriptedAnswer:
-    """All there is to know of an answer before its first token."""
+    """What is known about an answer before its first token."""
 
     id: str
     request_id: str
@@ -71,7 +70,7 @@ class ScriptedAnswer:
     model: str
     prompt_tokens: int
     total_tokens: int
-    stop: str | None  # the stop string that ends it, instead of its length
+    stop: str | None  # the stop string that ends it; None if it ends at its length limit
     include_usage: bool = False
     continuous_usage: bool = False
 
@@ -81,7 +80,7 @@ class ScriptedAnswer:
 
 
 class WireError(Exception):
-    """An answer that is an error, in vLLM's words."""
+    """An error response in vLLM's wording."""
 
     def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -101,7 +100,7 @@ _ASK = msgspec.json.Decoder(Ask)
 def read_ask(body: bytes, model: str) -> Ask:
     try:
         ask = _ASK.decode(body)
-    except msgspec.DecodeError as error:  # of which a wrong type is one
+    except msgspec.DecodeError as error:  # includes wrong types
         raise WireError(400, "Bad Request", f"1 validation error:\n  {error}", "body") from None
     if ask.model is not None and ask.model != model:
         message = f"The model `{ask.model}` does not exist. Valid aliases: {model}."
@@ -119,7 +118,7 @@ def count_prompt_tokens(ask: Ask) -> int:
 
 
 def check_limits(ask: Ask, prompt_tokens: int, max_model_len: int) -> int:
-    """The number of tokens asked for, or vLLM's complaint about it."""
+    """Returns the number of tokens to generate. Raises WireError if it is out of range, as vLLM does."""
     name = "max_tokens" if ask.max_completion_tokens is None else "max_completion_tokens"
     asked = ask.max_tokens if ask.max_completion_tokens is None else ask.max_completion_tokens
     asked = DEFAULT_MAX_TOKENS if asked is None else asked
@@ -136,15 +135,16 @@ def check_limits(ask: Ask, prompt_tokens: int, max_model_len: int) -> int:
 
 
 def check_service_tier(ask: Ask) -> None:
-    # Stricter than vLLM, which refuses it on /v1/responses only and ignores it elsewhere: the tier is the gateway's
-    # business, and one that forgets to take it out of the body should be seen.
+    # Stricter than vLLM, which rejects unknown tiers on /v1/responses only and ignores them elsewhere: this reveals a
+    # gateway that does not remove the tier from the body.
     if ask.service_tier is not None and ask.service_tier not in SERVICE_TIERS:
         message = f"service_tier: input should be one of {', '.join(SERVICE_TIERS)}, got {ask.service_tier!r}"
         raise WireError(400, "BadRequestError", message, "service_tier")
 
 
 def find_stop(ask: Ask, max_tokens: int) -> tuple[int, str | None]:
-    """How many tokens the answer has, and the stop string that ends it. As in vLLM, the unsent stop word counts."""
+    """Returns the number of tokens and the stop string that ends the answer. As in vLLM, the stop word counts as a
+    token although it is not sent."""
     stops = [ask.stop] if isinstance(ask.stop, str) else [*(ask.stop or ()), *(ask.stop_sequences or ())]
     if stops:
         by_word = {stop.strip(): stop for stop in stops}
@@ -159,25 +159,25 @@ def _chunk(event: bytes) -> bytes:
 
 
 class Format(Protocol):
-    """One dialect's bytes for one answer."""
+    """Encodes one answer in one dialect."""
 
     def token(self, number: int) -> bytes:
-        """The HTTP chunks of one token; of what precedes the first, too."""
+        """The HTTP chunks of one token, including any events before the first."""
 
     def closing(self, metrics: dict[str, float | None]) -> bytes:
         """The HTTP chunks between the last token and the terminator."""
 
     def whole(self, metrics: dict[str, float | None]) -> bytes:
-        """The answer's body when it is not streamed."""
+        """The body of an answer that is not streamed."""
 
 
 class _OpenAIFormat:
-    """What chat and completions share. The constant bytes are made once, as a stream has thousands of tokens."""
+    """What chat and completions share. Constant bytes are made once, because a stream has thousands of tokens."""
 
     object_name: str
     before_word: bytes
     after_word: bytes
-    after_last_word: bytes  # takes the finish reason and the stop reason
+    after_last_word: bytes  # formatted with the finish reason and the stop reason
     usage_end: bytes
 
     def __init__(self, answer: ScriptedAnswer) -> None:
@@ -332,7 +332,7 @@ class MessagesFormat:
         opening = self._opening() if number == 1 else b""
         return opening if is_stop_word else opening + _chunk(event)
 
-    def closing(self, metrics: dict[str, float | None]) -> bytes:  # noqa: ARG002 (this dialect has no place for them)
+    def closing(self, metrics: dict[str, float | None]) -> bytes:  # noqa: ARG002 (this dialect has no field for them)
         delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.stop}
         usage = self._usage(self._answer.total_tokens)
         return (

@@ -1,10 +1,10 @@
-"""The scripted engine's inside: one step loop with a programmed speed, programmed faults and a record.
+"""The scripted engine's scheduler: one step loop with programmed speeds, programmed faults and a record.
 
-Knows: seats, the batch, the waiting line, when each token is due, and what every request got.
-Does not know: HTTP. A stream hears of each token through `give` and of its end through `ended`.
+Knows the seats, the batch, the queue, when each token is due, and what every request got. Does not know HTTP: it calls
+a stream's `give` for each token and resolves `ended` at its end.
 Invariant: until it ends, a stream is in exactly one of `waiting`, `prefilling`, `joining`, `batch`; the last three
-are the seats, never more than `max_num_seqs`. No token is given before its time, and lateness does not add up:
-deadlines follow from deadlines, not from when the loop woke.
+hold seats, never more than `max_num_seqs`. No token comes before its time, and delays do not add up: each deadline
+follows from the previous deadline, not from the time at which the loop woke up.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from typing import Literal
 KEPT_REQUESTS = 10_000
 KEPT_CHANGES = 50_000
 
-# Behind by more than this (a stopped process, a frozen box), the schedule starts afresh: a real engine catches up
-# with nothing. Behind by less, it catches up, so that mean speeds are those of the script on a noisy box.
+# If the loop is late by more than this (a stopped process), the schedule restarts from now, because a real engine does
+# not catch up. If it is late by less, it catches up, so that mean speeds match the script on a noisy machine.
 CATCH_UP_S = 0.25
 
-# uvloop rounds a delay to whole milliseconds and counts it from a clock that may be one behind.
+# uvloop rounds a delay to whole milliseconds and starts it from a clock that can be one millisecond behind.
 TIMER_SLACK_S = 0.0015
 
 State = Literal["running", "finished", "aborted", "died"]
@@ -31,7 +31,7 @@ State = Literal["running", "finished", "aborted", "died"]
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """How fast the engine is, and how much it takes."""
+    """The engine's speed and capacity."""
 
     model: str = "scripted"
     first_token_s: float = 0.02  # from taking a seat to the first token
@@ -60,11 +60,11 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong. Counts are of one stream's tokens."""
+    """Programmed faults. Token counts are per stream."""
 
-    die_after_tokens: int | None = None  # cut this connection; 0: before any byte of a response
-    times: int | None = None  # die_after_tokens takes only the next so many requests
-    exit_after_tokens: int | None = None  # the whole process ends, with status 9
+    die_after_tokens: int | None = None  # cut the connection; with 0, before any byte of the response
+    times: int | None = None  # limits die_after_tokens to this many of the next requests
+    exit_after_tokens: int | None = None  # end the process with status 9
     hang_after_tokens: int | None = None  # no stream gets another token until the faults change
     slow_factor: float = 1.0
     refuse: bool = False
@@ -73,16 +73,16 @@ class Faults:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What a request got. Steps are numbered from 1; a request without a step has `last_step` before `first_step`.
-    Times are of the machine's monotonic clock."""
+    """What a request got. Steps are numbered from 1; a request without a step has `last_step` < `first_step`. Times are
+    those of the monotonic clock."""
 
     prompt_tokens: int
-    tokens_sent: int = 0  # made, where the answer is not streamed
+    tokens_sent: int = 0  # or generated, if the answer is not streamed
     state: State = "running"
-    first_step: int | None = None  # the first that began while it had a seat; None: it never had one
-    last_step: int | None = None  # the last that did; None: it still runs
+    first_step: int | None = None  # first step that began while it had a seat; None if it never had one
+    last_step: int | None = None  # last step that did; None while it runs
     first_token_s: float | None = None
-    ended_s: float | None = None  # where it finished, the time of its last token
+    ended_s: float | None = None  # if it finished, the time of its last token
 
 
 @dataclass(slots=True, eq=False)
@@ -97,22 +97,22 @@ class ScriptedStream:
 
 
 class QueueFull(Exception):
-    """No seat is free and the waiting line is full, or the faults say `refuse`."""
+    """No seat is free and the queue is full, or the fault `refuse` is set."""
 
 
 class StepLoop:
     def __init__(self, script: Script) -> None:
         self.script = script
         self.faults = Faults()
-        self.waiting: dict[ScriptedStream, None] = {}  # a dict for its order and its cheap removal
-        self.prefilling: dict[ScriptedStream, asyncio.TimerHandle | None] = {}  # None: due, but the engine hangs
-        self.joining: dict[ScriptedStream, None] = {}  # have their first token and board at the next step
+        self.waiting: dict[ScriptedStream, None] = {}  # a dict is ordered and removes quickly
+        self.prefilling: dict[ScriptedStream, asyncio.TimerHandle | None] = {}  # None if it is due but the engine hangs
+        self.joining: dict[ScriptedStream, None] = {}  # have their first token and join the batch at the next step
         self.batch: dict[ScriptedStream, None] = {}
         self.requests: OrderedDict[str, RequestRecord] = OrderedDict()
         self.ended_as: dict[str, int] = {"finished": 0, "aborted": 0, "died": 0}
         self.refused = self.highest_running = self.tokens_sent = self.prompt_tokens = self.steps_begun = 0
-        # (step, requests with a seat when it began), where that differs from the step before: with a request's first
-        # and last step this says in whose company it ran, and costs a step no more than a comparison.
+        # (step, requests with a seat when it began), for each step where that number changed. With a request's first
+        # and last step this gives the batch sizes it ran in, and costs only one comparison per step.
         self.running_changes: deque[tuple[int, int]] = deque(maxlen=KEPT_CHANGES)
         self._running_before = 0
         self._hung = False
@@ -127,7 +127,7 @@ class StepLoop:
     def board(
         self, request_id: str, prompt_tokens: int, total_tokens: int, give: Callable[[int], None]
     ) -> ScriptedStream:
-        """Take a request in: to a seat, or to the waiting line. With `die_after_tokens` 0 it has died on return."""
+        """Give a request a seat or a place in the queue. With `die_after_tokens` 0 the stream has died on return."""
         max_queued = self.script.max_queued
         seat_free = self.running < self.script.max_num_seqs
         if self.faults.refuse or not (seat_free or max_queued is None or len(self.waiting) < max_queued):
@@ -149,12 +149,12 @@ class StepLoop:
         return stream
 
     def abort(self, stream: ScriptedStream) -> None:
-        """The client has gone: free what the stream held. Nothing to do for one that has ended."""
+        """Free the stream's seat, because its client has disconnected. Does nothing if the stream has ended."""
         if stream.record.state == "running":
             self._end(stream, "aborted")
 
     def set_faults(self, faults: Faults) -> None:
-        """Replace the faults. Without `times`, `die_after_tokens` takes the streams that run now, too."""
+        """Replace the faults. Without `times`, `die_after_tokens` also applies to the streams that run now."""
         self.faults = faults
         self._deaths_left = faults.times
         aboard = [*self.waiting, *self.prefilling, *self.joining, *self.batch]
@@ -234,7 +234,7 @@ class StepLoop:
         if faults.hang_after_tokens is not None and number >= faults.hang_after_tokens:
             self._hung = True
         if faults.exit_after_tokens is not None and number >= faults.exit_after_tokens:
-            # One turn of the loop later, when the token is on the wire.
+            # One turn of the loop later, when the token has been written.
             asyncio.get_running_loop().call_soon(os._exit, 9)
         if stream.die_after_tokens is not None and number >= stream.die_after_tokens:
             self._end(stream, "died")
@@ -251,7 +251,7 @@ class StepLoop:
         stream.record.last_step = self.steps_begun
         stream.record.ended_s = time.monotonic()
         self.ended_as[state] += 1
-        if not stream.ended.done():  # cancelled with its request, when the server stops
+        if not stream.ended.done():  # the server cancels it with its request when it stops
             stream.ended.set_result(None)
         if self.waiting and self.running < self.script.max_num_seqs:
             next_stream = next(iter(self.waiting))

@@ -1,7 +1,7 @@
-"""What a call costs, from the gateway's side: makes its receipt, and tells the books.
+"""Billing of a call: makes its receipt and writes its cost to the ledger (ledger/books.py).
 
-Opens an account before a call is let in, notes each boarding, and writes what the call cost before its last event goes
-out. Without books nothing is billed.
+Opens an account before a call is accepted, records each boarding, and writes the cost before the last event goes out.
+Without a ledger nothing is billed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headway.wire import Grant, Meter, Outcome, Receipt, Request, Usage
 
 Prices = dict[str, dict[Tier, Price]]  # by model
 
-# A prompt has at most as many tokens as its request has bytes, and what a chat template may add.
+# A prompt has at most one token per byte of its request, plus what a chat template adds.
 TEMPLATE_TOKENS = 256
 
 
@@ -23,7 +23,9 @@ class Billing:
         self._prices = prices or {}
 
     async def open(self, request: Request) -> Account | None:
-        """Reserve the most the call can cost. Raises Refused if the budget or the books have no room for it."""
+        """Reserve the highest possible cost of the call. Raises Refused if the budget or the spool has no room for it.
+
+        Returns None if the call is not billed."""
         call = request.call
         if self.books is None or request.max_output_tokens == 0:
             return None
@@ -34,20 +36,20 @@ class Billing:
     def price(self, model: str, tier: Tier) -> Price | None:
         return self._prices[model][tier] if self.books is not None else None
 
-    def boards(self, account: Account | None, grant: Grant, meter: Meter | None) -> None:
-        """The call is sent to an engine. `meter` counts what is delivered while it runs; None for a whole answer, of
-        which nothing is delivered before its end."""
+    def record_boarding(self, account: Account | None, grant: Grant, meter: Meter | None) -> None:
+        """Record that the call is sent to an engine. `meter` counts the tokens delivered so far; None for an answer in
+        one piece, which delivers nothing before its end."""
         if account is not None:
             account.boards(grant, meter)
 
     async def write(self, account: Account | None, receipt: Receipt) -> None:
-        """The answer is here in full: what it cost is on the disk when this returns."""
+        """Close the account of a complete answer. Its cost is on disk when this returns."""
         if account is not None:
             account.close(receipt)
             await account.durable()
 
     def close(self, account: Account | None, receipt: Receipt) -> None:
-        """The call is over; does nothing after `write`."""
+        """Close the account of a call that is over. Does nothing after `write`."""
         if account is not None and not account.is_over:
             account.close(receipt)
 
@@ -63,7 +65,7 @@ def make_receipt(
     answer_s: float,
     boardings: int,
 ) -> Receipt:
-    """What is not delivered is not billed."""
+    """Tokens that are not delivered are not billed."""
     usage, speed_tps = meter.usage() if is_delivered else Usage(), meter.speed_tps()
     kept = _kept(grant, usage, speed_tps, reader_was_slow=reader_was_slow)
     due = Bill(0)
@@ -73,8 +75,8 @@ def make_receipt(
 
 
 def _kept(grant: Grant, usage: Usage, speed_tps: float | None, *, reader_was_slow: bool) -> bool | None:
-    """Was the floor kept? None if there is no floor, if the answer is too short for its speed to mean anything, if the
-    speed could not be measured, or if the client held the stream up."""
+    """Whether the floor was kept. None if there is no floor, if the answer is too short, if its speed is unknown, or if
+    the client slowed the stream down."""
     if not grant.floor_tps or max(usage.outputs) < MIN_TOKENS_FOR_PROMISE or speed_tps is None:
         return None
     return True if speed_tps >= grant.floor_tps else None if reader_was_slow else False

@@ -1,8 +1,8 @@
-"""The record of a run: every event the machine was told, when, and what it answered.
+"""The event record of a gateway: every event that the machine got, its time, and the actions that followed.
 
-One JSON array per line: [now, event name, event fields, [[action name, action fields], ...]]. The first line holds what
-the machine was made from. `replay` makes a machine from that line, tells it the same events and compares the actions:
-core is pure, so they are identical, or core has changed.
+One JSON array per line: [now, event name, event fields, [[action name, action fields], ...]]. The first line holds the
+machine's configuration. `replay` makes a machine from that line, gives it the same events and compares the actions.
+Core is pure, so the actions differ only if core has changed.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Replayed:
 
 
 def replay(path: Path) -> Replayed:
-    """Run a record through core; stops at the first event whose actions differ from the recorded ones."""
+    """Replay a record in core; stops at the first event whose actions differ from the recorded ones."""
     with path.open("rb") as file:
         machine = Machine(*_read_head(file.readline(), path))
         events = actions = 0
         for number, line in enumerate(file, start=2):
             if not line.endswith(b"\n"):
-                break  # the writer was stopped in the middle of its last line
+                break  # the writer was killed while it wrote its last line
             now, event, recorded = _read_line(line, f"{path}:{number}")
             answered = machine.step(event, now)
             if answered != recorded:
@@ -74,7 +74,7 @@ def _read_head(line: bytes, path: Path) -> tuple[dict[str, PoolPolicy], dict[str
             return pools, msgspec.convert(head["offers"], dict[str, Offer])
     except (msgspec.MsgspecError, KeyError, TypeError):
         pass
-    raise SetupError(f"{path} is not an event record of this version: make one with `headway serve --record FILE`.")
+    raise SetupError(f"{path} is not an event record of this version. Make one with `headway serve --record FILE`.")
 
 
 def _read_line(line: bytes, where: str) -> tuple[float, Event, list[Action]]:
@@ -83,4 +83,4 @@ def _read_line(line: bytes, where: str) -> tuple[float, Event, list[Action]]:
         event: Event = msgspec.convert(fields, EVENTS[name])
         return now, event, [msgspec.convert(fields, ACTIONS[name]) for name, fields in actions]
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
-        raise SetupError(f"{where} cannot be read: {error}") from error
+        raise SetupError(f"{where} is not a valid event: {error}") from error

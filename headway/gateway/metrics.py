@@ -1,4 +1,4 @@
-"""What Prometheus sees. Everything here is counted once per call or read when scraped, never per token."""
+"""Prometheus metrics. They are counted once per call or read when scraped, never per token."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ TOKENS_PER_SECOND = (1, 2, 5, 10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 50
 
 class Metrics:
     def __init__(self, machine: Machine, replicas: Mapping[str, str]) -> None:
-        """`replicas` maps each replica's name to its pool; it changes as they come and go."""
+        """`replicas` maps each replica's name to its pool; it changes as replicas are added and removed."""
         self.registry = CollectorRegistry()
-        self.calls = Counter(
-            "headway_calls", "Calls by how they ended.", ("model", "tier", "outcome"), registry=self.registry
-        )
+        self.calls = Counter("headway_calls", "Calls by outcome.", ("model", "tier", "outcome"), registry=self.registry)
         self.tokens = Counter("headway_tokens", "Tokens served.", ("model", "tier", "kind"), registry=self.registry)
         self.held = Histogram(
             "headway_held_seconds",
-            "Time a call waited for its seat.",
+            "Time that a call waited for a seat.",
             ("model", "tier"),
             buckets=SECONDS,
             registry=self.registry,
@@ -47,29 +45,32 @@ class Metrics:
         )
         self.promises = Counter(
             "headway_promises",
-            "Streams with a promised floor by whether it was kept.",
+            "Streams with a floor, by whether it was kept.",
             ("model", "tier", "outcome"),
             registry=self.registry,
         )
         self.auto_calls = Counter(
             "headway_auto_calls",
-            "Calls to auto models by the rung that served, and why it was not the student.",
+            "Calls to auto models by the rung that served them and, if it was the full model, the reason.",
             ("model", "rung", "escalated"),
             registry=self.registry,
         )
         self.auto_audits = Counter(
             "headway_auto_audits",
-            "Audited calls of auto models: whether the full model says the same, or served itself.",
+            "Audited calls to auto models: the full model's answer is the same, differs, or was the one served.",
             ("model", "verdict"),
             registry=self.registry,
         )
         self.auto_gate = Gauge(
-            "headway_auto_gate_open", "1 while an auto model's student is trusted.", ("model",), registry=self.registry
+            "headway_auto_gate_open",
+            "1 while an auto model uses its student.",
+            ("model",),
+            registry=self.registry,
         )
         self.registry.register(_Seats(machine, replicas))
 
     def count(self, model: str, receipt: Receipt, *, held_s: float | None, first_token_s: float | None) -> None:
-        """A call has ended. `held_s` is None if it never had a seat, `first_token_s` if nothing was streamed."""
+        """Count an ended call. `held_s` is None if it never had a seat, `first_token_s` if nothing was streamed."""
         tier, usage = receipt.grant.tier, receipt.usage
         self.calls.labels(model, tier, receipt.outcome).inc()
         if held_s is not None:
@@ -102,8 +103,8 @@ class _Seats(Collector):
         held = GaugeMetricFamily("headway_held", "Calls waiting for a seat.", labels=("model",))
         seat_time = CounterMetricFamily(
             "headway_seat_seconds",
-            "Time of replicas, shared out among the calls it was spent on, by tier served; `reserve` is what was kept "
-            "ready for express calls. The sum is the time replicas were busy, but for calls still aboard.",
+            "Replica time used by calls, by tier served; `reserve` is the time kept ready for express calls. The sum "
+            "is the busy time of all replicas, without calls still aboard.",
             labels=("model", "tier"),
         )
         for name, pool_name in self._replicas.items():

@@ -1,9 +1,9 @@
-"""Prompts that the owner opted in to keep, for `headway distill collect`: a file of JSON lines for a model.
+"""Keeps prompts for `headway distill collect`, one file of JSON lines per model, if headway.toml enables it.
 
-Knows the OpenAI chat dialect's `messages` and `tools`; calls of other dialects are not kept. What a client sent is all
-that is kept: no key, no answer, no time. Nothing is kept unless headway.toml says so.
+Keeps only the `messages` and `tools` of OpenAI chat calls: no key, no answer, no time. Calls in other dialects are not
+kept.
 
-Invariant: the file never grows beyond its limit, and a disk that refuses costs no call anything.
+Invariant: the file never grows beyond its limit, and a disk error never fails a call.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
 
 
 class _Chat(msgspec.Struct, omit_defaults=True):
-    """The parts of a body that make up a prompt, as they are."""
+    """The raw parts of a body that make up a prompt."""
 
     messages: msgspec.Raw
     tools: msgspec.Raw = msgspec.Raw()
@@ -39,18 +39,18 @@ class Keeping:
     path: Path
     share: float
     max_bytes: int
-    keys: frozenset[str] = frozenset()  # by their ids; none: everybody's
+    keys: frozenset[str] = frozenset()  # ids of the keys whose prompts are kept; empty for all keys
 
 
 class PromptFile:
     def __init__(self, keeping: Keeping, dice: random.Random | None = None) -> None:
         self._keeping = keeping
         self._dice = dice or random.Random()
-        # Prompts are nobody else's: the owner alone may read them.
+        # Prompts are private: only the owner of the file may read them.
         try:
             self._file = os.open(keeping.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except OSError as error:
-            raise SetupError(f"Prompts can not be kept in {keeping.path} ({error}): choose another file.") from error
+            raise SetupError(f"Cannot write prompts to {keeping.path} ({error}). Choose another file.") from error
         self._size = os.fstat(self._file).st_size
 
     def keep(self, request: Request) -> None:
@@ -61,14 +61,14 @@ class PromptFile:
             return
         chat = _CHAT.decode(request.body)
         tools = b', "tools": ' + bytes(chat.tools) if bytes(chat.tools) else b""
-        # A body may be laid out over several lines; inside JSON strings there are none.
+        # A body may have line breaks, but never inside JSON strings.
         line = (b'{"messages": ' + bytes(chat.messages) + tools + b"}").translate(ONE_LINE) + b"\n"
         if self._size + len(line) > keeping.max_bytes:
             return
         try:
             self._size += os.write(self._file, line)
         except OSError as error:
-            log.warning("a prompt could not be kept in %s: %s", keeping.path, error)
+            log.warning("cannot write a prompt to %s: %s", keeping.path, error)
 
     def close(self) -> None:
         os.close(self._file)

@@ -1,8 +1,8 @@
-"""The relay: bytes from the engine to the client, counted and stamped on the way.
+"""The relay: passes an answer from the engine to the client, and counts and times it on the way.
 
-One method per piece, called straight from the engine's socket; it ends in the client's socket. Nothing is queued here:
-when the client does not read, its own buffer fills to the bound set in api/server.py, then the engine is not read
-either, and after `stall_s` of that the client is cut off.
+The engine's socket calls `_feed` for each piece, which writes to the client's socket. The relay queues nothing: if the
+client does not read, its write buffer fills to the limit set in api/server.py, then the relay stops reading from the
+engine, and after `stall_s` it aborts the client's connection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from headway.wire import Client, Meter
 
 
 class Relay:
-    """`on_final` is called once, as soon as the engine's last usage has been read."""
+    """Calls `on_final` once, as soon as the engine's last usage has been read."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Relay:
             self._on_final = None
 
     def _pause(self) -> None:
-        # From here on the stamps say how fast the client reads, not how fast the engine writes.
+        # From now on the times show how fast the client reads, not how fast the engine writes.
         self.reader_was_slow = True
         self._answer.pause()
         self._stop_waiting()

@@ -1,4 +1,4 @@
-"""What the gateway keeps for a call from its arrival to its receipt."""
+"""The gateway's state of one call, from its arrival to its receipt."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headway.wire import Grant, Meter, Outcome, Receipt, Request
 @dataclass(slots=True)
 class Trip:
     request: Request
-    grant: Grant  # of the last boarding; before the first, what is known so far
+    grant: Grant  # of the last boarding; before the first boarding, only the tier asked
     meter: Meter  # of the last boarding
     arrived_at: float
     seat: asyncio.Future[Engine]
@@ -24,11 +24,11 @@ class Trip:
     boardings: int = 0
     boarded_at: float | None = None
     deadline: asyncio.TimerHandle | None = None
-    # A scope that has no time limit of its own: it is open while an engine has the call, and core's Cut ends it.
+    # The scope in which an engine runs the call. It has no time limit; core's Cut and Preempt end it.
     aboard: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     is_aboard: bool = False
     is_preempted: bool = False
-    is_finished: bool = False  # core knows that the answer has been read
+    is_finished: bool = False  # core has been told that the answer is complete
     relay: Relay | None = None
     outcome: Outcome = "left"
     receipt: Receipt | None = None
@@ -44,7 +44,7 @@ class Trip:
     def cut(self) -> None:
         if self.is_aboard:
             self.aboard.reschedule(0)
-        else:  # it was given a seat in this very turn of the loop and has not set off
+        else:  # it got its seat in this turn of the loop and has not been sent yet
             self.aboard = asyncio.timeout(0)
 
     def stop_deadline(self) -> None:

@@ -79,5 +79,5 @@ def test_a_disk_that_refuses_costs_no_call(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("headway.gateway.prompts.os.write", full)
     file.keep(request(CHAT))
     file.close()
-    with pytest.raises(SetupError, match="choose another file"):
+    with pytest.raises(SetupError, match="Choose another file"):
         PromptFile(Keeping(tmp_path / "nowhere" / "prompts.jsonl", 1.0, 10**6))

@@ -1,8 +1,24 @@
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Forget the width of the terminal before modules are collected.
+
+    A rich Console keeps the COLUMNS that it is created with, and many are created when a module is imported. Workers of
+    pytest-xdist always have COLUMNS=80: pytest imports readline, which exports it to child processes.
+    """
+    os.environ.pop("COLUMNS", None)
+
+
+@pytest.fixture(autouse=True)
+def wide_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Print tables without wrapping, whatever the terminal."""
+    monkeypatch.setenv("COLUMNS", "200")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from headway.plan.picture import frontier
 
 
 def said(*words: str) -> str:
-    result = CliRunner().invoke(app, ["plan", *words], env={"COLUMNS": "160"})
+    result = CliRunner().invoke(app, ["plan", *words])
     if result.exception is not None:
         raise result.exception
     return result.output

@@ -69,7 +69,7 @@ def test_the_commands_about_money(tmp_path: Path, store_url: str) -> None:
     config.write_text(CONFIG.format(store=store_url))
 
     def run(*words: str) -> str:
-        result = CliRunner().invoke(app, [*words, "--config", str(config)], env={"COLUMNS": "200"})
+        result = CliRunner().invoke(app, [*words, "--config", str(config)])
         assert result.exit_code == 0, (words, result.output, result.exception)
         return result.output
 

@@ -76,7 +76,7 @@ def test_the_command(tmp_path: Path) -> None:
         "38",
     ]
     asked = ["--demand", "2", "--share", "60=0.2", "--prompt-tokens", "500", "--output-tokens", "300"]
-    result = CliRunner().invoke(app, [*words, *asked], env={"COLUMNS": "160"})
+    result = CliRunner().invoke(app, [*words, *asked])
     assert result.exit_code == 0, (result.output, result.exception)
     assert "2 calls/s, with one failed replica per cell" in result.output
     assert "measured" in result.output

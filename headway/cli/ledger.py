@@ -21,7 +21,7 @@ from headway.errors import SetupError
 from headway.ledger.bill import FIELDS, as_cloud_events, as_csv, as_records, make_bill, money
 from headway.ledger.entries import day_of, now_us
 from headway.ledger.opening import open_store
-from headway.ledger.store import Store, StoreAway
+from headway.ledger.store import Store, StoreUnavailable
 from headway.ledger.verify import MAX_SHOWN, EngineCount, verify, verify_budgets, verify_engines
 from headway.price import MICRO
 
@@ -37,7 +37,7 @@ def store_of(settings: Config, config: Path) -> Iterator[Store]:
     try:
         store = open_store(settings.ledger.store)
         store.migrate()
-    except StoreAway as error:
+    except StoreUnavailable as error:
         raise SetupError(f"cannot reach the store of the ledger: {str(error).strip()}") from error
     try:
         yield store

@@ -1,6 +1,7 @@
-"""The bill: entries added up by key, tier, model and day, with what the calls cost the owner beside what they brought.
+"""The bill: entries summed by key, tier, model and day, with revenue and the owner's cost.
 
-Also the entries as CloudEvents, whose ids are the entries' own: a billing system that is sent one twice counts it once.
+Also exports entries as CloudEvents. An event has the id of its entry, so a billing system that receives it twice counts
+it once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ HOUR_US = 3_600 * 1_000_000
 
 
 class BillRow(msgspec.Struct, kw_only=True):
-    """Money in micro-units. `cost` is seat-time at what a replica's hour costs; None where that is not known."""
+    """Money is in micro-units. `cost` is seat-time times the hourly cost of a replica; None if that is not known."""
 
     group: dict[str, str]
     calls: int = 0
@@ -29,14 +30,14 @@ class BillRow(msgspec.Struct, kw_only=True):
     output_tokens: int = 0
     served: int = 0
     refunded: int = 0
-    of_auto: int = 0  # what calls to auto models cost, both rungs
+    auto_paid: int = 0  # paid for calls to auto models, on both rungs
     seat_us: int = 0
     cost: int | None = 0
-    all_full: int | None = None  # what calls to auto models would have cost with the full model alone; None: no such
+    all_full: int | None = None  # the same calls with the full model alone; None if there are none
 
     @property
     def saved(self) -> int | None:
-        return self.all_full - self.of_auto if self.all_full is not None else None
+        return self.all_full - self.auto_paid if self.all_full is not None else None
 
     @property
     def total(self) -> int:
@@ -44,7 +45,7 @@ class BillRow(msgspec.Struct, kw_only=True):
 
 
 def make_bill(entries: Iterable[Entry], by: tuple[str, ...], replica_hour: dict[str, int]) -> list[BillRow]:
-    """`replica_hour` is what an hour of a replica of each model costs, in micro-units."""
+    """Sum entries by the fields `by`. `replica_hour` is the hourly cost of a replica of each model, in micro-units."""
     rows: dict[tuple[str, ...], BillRow] = {}
     seat_us: dict[tuple[str, ...], dict[str, int]] = {}
     for entry in entries:
@@ -56,7 +57,7 @@ def make_bill(entries: Iterable[Entry], by: tuple[str, ...], replica_hour: dict[
             row = rows[place] = BillRow(group=dict(zip(by, place, strict=True)))
             seat_us[place] = {}
         if entry.auto:
-            row.of_auto += entry.amount
+            row.auto_paid += entry.amount
             row.all_full = (row.all_full or 0) + entry.all_full
         if entry.kind == "refunded":
             row.refunded += entry.amount
@@ -76,7 +77,7 @@ def make_bill(entries: Iterable[Entry], by: tuple[str, ...], replica_hour: dict[
 
 
 def as_records(rows: list[BillRow]) -> list[dict[str, Any]]:
-    """Money in the owner's currency, exact: a decimal text."""
+    """Return rows with money as exact decimal text, in the owner's currency."""
     return [
         {
             **row.group,
@@ -107,7 +108,7 @@ def as_csv(rows: list[BillRow], by: tuple[str, ...]) -> str:
 
 
 def as_cloud_events(entries: Iterable[Entry]) -> Iterator[bytes]:
-    """One JSON event per line, for what was billed."""
+    """Yield one line of JSON for each billed entry."""
     for entry in entries:
         if entry.kind in BILLED:
             event = {

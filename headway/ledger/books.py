@@ -1,10 +1,11 @@
-"""The books of one gateway: accounts of calls under way, the spool they are written to, the thread that ships it.
+"""The books of one gateway: an account for each running call, the spool, and the thread that ships it to the store.
 
     gateway/serve.py ──► Account ──► Spool (local disk) ──► one thread ──► Store
 
-The gateway never waits for the store: entries are durable in the spool, keys are looked up in a table that is refreshed
-beside it, budgets are spent from leased slices. Only a slice that is used up asks the store. With the store away calls
-are served into the spool until that is full, then refused with 503: never 401, never unbilled.
+The gateway does not wait for the store: the spool makes entries durable, keys are looked up in a local table that is
+refreshed in the background, and budgets are spent from leased slices. Only a call that finds its slice used up waits
+for the store. While the store is unavailable, calls are served and billed into the spool until it is full, then refused
+with 503. They are never refused with 401 and never left unbilled.
 """
 
 from __future__ import annotations
@@ -24,19 +25,19 @@ from headway.ledger.budget import Budgets
 from headway.ledger.entries import Entry, day_of, now_us
 from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, read_secret
 from headway.ledger.spool import Spool
-from headway.ledger.store import Lease, Store, StoreAway
+from headway.ledger.store import Lease, Store, StoreUnavailable
 from headway.price import Price
 from headway.wire import Grant, Meter, Receipt, Usage
 
 log = logging.getLogger("headway.ledger")
 
-CHECKPOINT_S = 0.1  # a gateway that is killed bills what its streams had given this long before, or more
+CHECKPOINT_S = 0.1  # a killed gateway bills at least what its streams had delivered this long before
 KEYS_REFRESH_S = 2.0
 CACHE_REFRESH_S = 60.0
 SHIP_S = 0.2
 RECONNECT_S = 1.0
 LAST_SHIPPING_S = 10.0
-LEASE_S = 5.0  # a call waits no longer for an answer about its budget
+LEASE_S = 5.0  # how long a call waits for the store to lease budget
 RETRY_AFTER_S = 5
 
 
@@ -45,7 +46,7 @@ class BooksSettings:
     spool: Path
     spool_bytes: int
     key_cache_s: float
-    secret: Path | None = None  # None: beside the spool
+    secret: Path | None = None  # None: in the spool's directory
 
 
 class Account:
@@ -60,13 +61,13 @@ class Account:
         self.reserved: Entry | None = None  # written when the call is first sent to an engine
         self.attempt = 0
         self.replica = ""
-        self.counted = Usage()  # as last noted in the spool
+        self.counted = Usage()  # as last written to the spool
         self.is_over = False
         self._meter: Meter | None = None
         self._served: Entry | None = None
 
     def boards(self, grant: Grant, meter: Meter | None) -> None:
-        """It is sent to an engine."""
+        """Record that the call is sent to an engine. The first time, reserve its maximum cost."""
         assert grant.price is not None
         self.attempt += 1
         self.replica, self._meter = grant.replica, meter
@@ -74,11 +75,11 @@ class Account:
             self.reserved = self._books.reserve(self, self._call, grant, grant.price, self._worst, self._day)
 
     def usage(self) -> Usage:
-        """What was delivered until now."""
+        """Return what was delivered so far."""
         return self._meter.usage() if self._meter is not None else Usage()
 
     def close(self, receipt: Receipt) -> None:
-        """It is over: write what it cost."""
+        """Write what the call cost. Called once, when it has ended."""
         assert not self.is_over
         self.is_over = True
         spent = 0
@@ -90,16 +91,16 @@ class Account:
         self._books.settle(self._tenant, self._day, self._worst, spent)
 
     def add_seat_time(self, seat_us: int) -> None:
-        """The receipt had no seat-time: core has told it since."""
+        """Add seat-time that core reports after the receipt was written."""
         if self._served is not None and seat_us:
             self._books.spool.add(self._served.followed_by("seated", seat_us=seat_us))
 
     async def durable(self) -> None:
-        """Until what was written is on the disk. Raises Refused if it cannot be."""
+        """Wait until all that was written is on disk. Raises Refused if writing fails."""
         try:
-            await asyncio.shield(self._books.spool.durable())  # others wait for the same
+            await asyncio.shield(self._books.spool.durable())  # other calls wait for the same sync
         except OSError as error:
-            log.error("the spool cannot be written: %s", error)
+            log.error("cannot write to the spool: %s", error)
             raise Refused("books_full", RETRY_AFTER_S) from error
 
 
@@ -108,37 +109,36 @@ class Books:
         self.spool = Spool(settings.spool, settings.spool_bytes)
         self.keys = KeyTable()
         self.gateway = self.spool.gateway
-        self.is_away = True
+        self.is_store_unavailable = True
         self._key_cache_us = int(settings.key_cache_s * 1e6)
         self._secret = read_secret(settings.secret or settings.spool / "secret")
         self._cache = KeyCache(settings.spool / "keys", self._secret)
         self._open_store = open_store
         self._accounts: dict[str, Account] = {}
         self._jobs: queue.SimpleQueue[Callable[[Store], None]] = queue.SimpleQueue()
-        self._budgets = Budgets(self.gateway, self._ask, self._give_back, time.monotonic)
+        self._budgets = Budgets(self.gateway, self._lease, self._give_back, time.monotonic)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._tasks: list[asyncio.Task[None]] = []
         self._salts: dict[str, str] = {}
         self._saved_us = 0
-        self._close_what_the_last_run_left()
+        self._close_calls_of_last_run()
 
-    # --- life ---
+    # --- start and stop ---
 
     async def start(self) -> None:
-        """Returns when the keys are known: from the store, or from the last time it was seen."""
+        """Return when the keys are loaded: from the store, or from the local cache if the store is unavailable."""
         self._loop = asyncio.get_running_loop()
-        first_look: asyncio.Future[None] = self._loop.create_future()
-        self._first_look = first_look
+        self._first_try: asyncio.Future[None] = self._loop.create_future()
         self._thread.start()
         self._tasks = [self._loop.create_task(self._checkpoint())]
-        await first_look
-        if self.is_away:
+        await self._first_try
+        if self.is_store_unavailable:
             self._cache.load(self.keys)
-            log.warning("the store of the ledger is away; %d keys known from before", len(self.keys.all()))
+            log.warning("the ledger's store is unavailable: using %d cached keys", len(self.keys.all()))
 
     async def stop(self) -> None:
-        """Every call is over. Ship what can be shipped; the rest stays in the spool for the next run."""
+        """Ship what can be shipped; the rest stays in the spool for the next run. All calls must have ended."""
         for task in self._tasks:
             task.cancel()
         self._stopping.set()
@@ -148,13 +148,13 @@ class Books:
     # --- keys ---
 
     def find_key(self, hashed: str) -> Key | None:
-        """None: there is no such key. Raises Refused while that cannot be said."""
+        """Return None if there is no such key. Raises Refused if the local table is too old to tell."""
         now = now_us()
         if now - self.keys.as_of_us > self._key_cache_us:
             raise Refused("books_away", RETRY_AFTER_S)
         key = self.keys.find(hashed, now)
-        if key is None and self.is_away:
-            raise Refused("books_away", RETRY_AFTER_S)  # it may have been made since
+        if key is None and self.is_store_unavailable:
+            raise Refused("books_away", RETRY_AFTER_S)  # it may have been created since
         return key
 
     def salt(self, tenant: str) -> str:
@@ -165,7 +165,7 @@ class Books:
     # --- calls ---
 
     async def open(self, call: Call, worst: int) -> Account:
-        """Take the worst case out of the key's budgets. Raises Refused: over the budget, or no room in the books."""
+        """Reserve the maximum cost in the key's budgets. Raises Refused if a budget or the spool has no room."""
         if self.spool.is_full:
             self.spool.retry()
             if self.spool.is_full:
@@ -175,7 +175,7 @@ class Books:
         if key is not None:
             try:
                 has_money = await self._budgets.reserve(key, day, worst)
-            except StoreAway:
+            except StoreUnavailable:
                 raise Refused("books_away", RETRY_AFTER_S) from None
             if not has_money:
                 raise Refused("over_budget", _seconds_left_of_day())
@@ -213,7 +213,7 @@ class Books:
             self._budgets.settle(key, day, reserved, spent)
 
     async def _checkpoint(self) -> None:
-        """Note how far the streams under way have come, should this process be killed; and give back idle money."""
+        """Write the progress of running streams, in case this process is killed, and give back idle slices."""
         while True:
             await asyncio.sleep(CHECKPOINT_S)
             rows = []
@@ -227,25 +227,25 @@ class Books:
                 self.spool.seen(rows)
             self._budgets.give_back_idle()
 
-    def _close_what_the_last_run_left(self) -> None:
+    def _close_calls_of_last_run(self) -> None:
         lost = list(self.spool.open.values())
         for call in lost:
             usage = (call.prompt_tokens, call.output_tokens)
             self.spool.close_call(call.reserved.lost(call.attempt, call.replica, usage, now_us()))
         if lost:
-            log.warning("the last run of this gateway was killed with %d calls under way: closed", len(lost))
+            log.warning("closed %d calls that were running when this gateway was killed", len(lost))
 
-    # --- the store, from the event loop's side ---
+    # --- requests to the store, from the event loop ---
 
-    async def _ask(self, lease: Lease, budget: int) -> int:
-        if self.is_away:
-            raise StoreAway
+    async def _lease(self, lease: Lease, budget: int) -> int:
+        if self.is_store_unavailable:
+            raise StoreUnavailable
         answer: asyncio.Future[int] = self._loop.create_future()
 
         def job(store: Store) -> None:
             try:
                 given = store.lease(lease, budget, now_us())
-            except StoreAway as error:
+            except StoreUnavailable as error:
                 self._loop.call_soon_threadsafe(_fail, answer, error)
                 raise
             self._loop.call_soon_threadsafe(_answer, answer, given)
@@ -254,20 +254,20 @@ class Books:
         try:
             async with asyncio.timeout(LEASE_S):
                 return await answer
-        except TimeoutError:  # the store went away before it came to this: the same question is asked again later
-            raise StoreAway from None
+        except TimeoutError:  # the connection was lost first: Budgets repeats the same request later
+            raise StoreUnavailable from None
 
     def _give_back(self, slice_id: str, key: str, period: str, amount: int) -> None:
         def job(store: Store) -> None:
             try:
                 store.give_back(slice_id, key, period, self.gateway, amount, now_us())
-            except StoreAway:
-                self._jobs.put(job)  # perhaps it was written: its id makes that the same
+            except StoreUnavailable:
+                self._jobs.put(job)  # it may have been written: the id makes the retry safe
                 raise
 
         self._jobs.put(job)
 
-    # --- the store, from its thread ---
+    # --- in the store's thread ---
 
     def _work(self) -> None:
         while True:
@@ -279,18 +279,18 @@ class Books:
                     return
                 finally:
                     store.close()
-            except StoreAway as error:
-                if not self.is_away:
-                    log.warning("the store of the ledger is away: %s", str(error).strip())
+            except StoreUnavailable as error:
+                if not self.is_store_unavailable:
+                    log.warning("the ledger's store is unavailable: %s", str(error).strip())
             except Exception:
-                # Whatever it is, calls are served into the spool as if the store were away, and it is tried again.
-                log.exception("the store of the ledger failed")
-            self._tell_loop(self._store_is_away)
+                # Treat any other error like an unavailable store: serve into the spool and retry.
+                log.exception("the ledger's store failed")
+            self._call_in_loop(self._mark_unavailable)
             if self._stopping.wait(RECONNECT_S):
                 return
 
     def _serve(self, store: Store) -> None:
-        """Ship, refresh the keys and do what calls ask for, until told to stop."""
+        """Ship entries, refresh the keys and run the jobs of calls, until `stop`."""
         refreshed_at = -KEYS_REFRESH_S
         is_settled = False
         stop_at: float | None = None
@@ -301,7 +301,7 @@ class Books:
                 refreshed_at = now
             is_empty = self._ship(store)
             if is_empty and not is_settled:
-                store.settle_runs_before(self.gateway, now_us())
+                store.settle_previous_runs(self.gateway, now_us())
                 is_settled = True
             if self._stopping.is_set():
                 stop_at = stop_at or now + LAST_SHIPPING_S
@@ -332,29 +332,29 @@ class Books:
     def _refresh_keys(self, store: Store) -> None:
         as_of_us = now_us()
         changed = store.keys_since(self.keys.version)
-        self._tell_loop(self._take_keys, changed, as_of_us)
+        self._call_in_loop(self._update_keys, changed, as_of_us)
 
     # --- back in the event loop ---
 
-    def _tell_loop(self, what: Callable[..., None], *values: object) -> None:
+    def _call_in_loop(self, function: Callable[..., None], *values: object) -> None:
         if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(what, *values)
+            self._loop.call_soon_threadsafe(function, *values)
 
-    def _take_keys(self, changed: list[Key], as_of_us: int) -> None:
+    def _update_keys(self, changed: list[Key], as_of_us: int) -> None:
         self.keys.take(changed, as_of_us)
         if changed or as_of_us - self._saved_us > CACHE_REFRESH_S * 1e6:
             self._cache.save(self.keys)
             self._saved_us = as_of_us
-        self.is_away = False
-        self._looked()
+        self.is_store_unavailable = False
+        self._mark_tried()
 
-    def _store_is_away(self) -> None:
-        self.is_away = True
-        self._looked()
+    def _mark_unavailable(self) -> None:
+        self.is_store_unavailable = True
+        self._mark_tried()
 
-    def _looked(self) -> None:
-        if not self._first_look.done():
-            self._first_look.set_result(None)
+    def _mark_tried(self) -> None:
+        if not self._first_try.done():
+            self._first_try.set_result(None)
 
 
 def _answer(future: asyncio.Future[int], value: int) -> None:

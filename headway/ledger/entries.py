@@ -1,16 +1,15 @@
-"""Entries: what happened to a call's money, one immutable line each. Nothing here is ever changed or added up in place;
-every balance is derived from entries.
+"""Entries: immutable records of what happens to a call's money. Every balance is a sum of entries.
 
-    reserved   the call was sent to an engine; the amount is the most that it can cost
-    served     it is over; the amount is what its tokens cost at the tier served
-    refunded   its promise was missed; the amount (negative) is what it cost beyond standard
-    released   the reservation is lifted; the amount (negative) is what had been reserved
-    seated     seat-time that was not known yet when `served` was written; the amount is 0
+    reserved   the call is sent to an engine; the amount is its maximum cost
+    served     the call has ended; the amount is the price of its tokens at the tier served
+    refunded   the floor was missed; the amount (negative) is the difference to the standard price
+    released   the reservation ends; the amount (negative) is what was reserved
+    seated     seat-time that was not known when `served` was written; the amount is 0
 
-So the sum of reserved and released is what is held for calls under way, and the sum of served and refunded is what was
-billed. A call that was sent to an engine has exactly one `served`, whatever became of it.
+The sum of reserved and released is held for running calls, and the sum of served and refunded was billed. A call
+that was sent to an engine gets exactly one `served`, however it ends.
 
-An entry's id is made of what it says (`call:attempt:kind`), so writing it twice writes it once.
+An entry's id is derived from its content (`call:attempt:kind`), so writing it again has no effect.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ DAY_US = 86_400 * 1_000_000
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     call_id: str
-    attempt: int  # the engines that were given the call, counted from 1
+    attempt: int  # number of engines that the call was sent to so far, from 1
     kind: Kind
     at_us: int  # microseconds since 1970
-    day: str  # in UTC, on which it was reserved: the call is on this day's budget and bill
-    gateway: str  # which run of which gateway wrote it
+    day: str  # on which the call was reserved, in UTC: it counts in this day's budget and bill
+    gateway: str  # the gateway and its run that wrote the entry, as `name/run`
     key: str
     model: str
     replica: str
@@ -47,15 +46,15 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     output_price: int
     multiple_milli: int
     amount: int  # micro-units
-    outcome: str = ""  # how the call ended; empty where it has not
+    outcome: str = ""  # how the call ended; empty while it runs
     prompt_tokens: int = 0
     output_tokens: int = 0
     seat_us: int = 0
-    auto: str = ""  # the auto model that was asked for, where this call is a rung of one
-    # What the same would have cost, were the full model asked at once. Of a call that was escalated the student's
-    # entry says what was thought then, the full model's adds what is missing: their sum is what counts.
+    auto: str = ""  # the auto model that the client asked for, if this call is one of its rungs
+    # What the call would have cost with the full model alone. After an escalation the student's entry has the estimate
+    # made at that time and the full model's entry the correction, so only their sum is meaningful.
     all_full: int = 0
-    cached_tokens: int | None = None  # of the prompt tokens; None in entries of versions that did not count them
+    cached_tokens: int | None = None  # part of the prompt tokens; None in entries of versions that did not count them
 
     @property
     def id(self) -> str:
@@ -66,7 +65,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return Price(self.input_price, self.output_price, self.multiple_milli)
 
     def closing(self, receipt: Receipt, at_us: int) -> list[Entry]:
-        """What follows this reservation when its call is over, served as its last boarding granted."""
+        """Return the entries that end this reservation, at the tier and price of the call's last grant."""
         grant, usage = receipt.grant, receipt.usage
         price = grant.price or self.price
         served = msgspec.structs.replace(
@@ -90,8 +89,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self._closed_by(served, receipt.bill)
 
     def lost(self, attempt: int, replica: str, usage: tuple[int, int], at_us: int) -> list[Entry]:
-        """The call's gateway died with it: it is billed for what is known to have been delivered, and as standard,
-        since nothing can be proved of its speed."""
+        """Return the entries that end a call whose gateway died. It is billed for what was recorded as delivered, at
+        the standard price, because its speed cannot be proved."""
         due = bill(self.price, *usage, is_missed=self.tier in EXPRESS)
         served = msgspec.structs.replace(
             self,
@@ -114,7 +113,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return entries
 
     def followed_by(self, kind: Kind, amount: int = 0, seat_us: int = 0) -> Entry:
-        """Another entry of the same call; what `served` counts is not counted again."""
+        """Return another entry of the same call, without the tokens that `served` already counts."""
         return msgspec.structs.replace(
             self,
             kind=kind,
@@ -128,7 +127,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def _all_full(receipt: Receipt) -> int:
-    """What the full model alone would have cost, as far as this rung can tell."""
+    """Return what this rung adds to the cost of the full model alone."""
     rung = receipt.grant.rung
     if rung is None or rung.full_price is None:
         return 0

@@ -1,7 +1,8 @@
-"""Keys: who may call, for what, how much. A key is shown once, when it is made; stored is the SHA-256 of all of it.
+"""Keys: who may call which models and tiers, within which limits. A key is shown once, when it is created; only its
+SHA-256 is stored.
 
-A key is 32 random bytes, so a plain hash is as good as a slow one: there is nothing to guess. Looking one up is one
-step in a table by hash, whatever was sent: its time says nothing about the keys that exist.
+A key is 32 random bytes, too many to guess, so it needs no slow hash. A lookup is one access to a table by hash, so its
+duration reveals nothing about existing keys.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SECRET_BYTES = 32
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """None, in a limit or a budget, is none; in `models` and `tiers`, all."""
+    """For limits and budgets None means no limit; for `models` and `tiers` it means all."""
 
     id: str
     hash: str
@@ -36,9 +37,9 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget_month: int | None = None
     created_us: int = 0
     revoked_us: int | None = None
-    old_hash: str | None = None  # what it was before it was rotated, and until when that is good too
+    old_hash: str | None = None  # before the last rotation; valid until `old_hash_until_us`
     old_hash_until_us: int = 0
-    version: int = 0  # of the table of keys, when this one was last changed
+    version: int = 0  # of the table of keys when this key last changed
 
 
 def key_hash(key: bytes) -> str:
@@ -63,7 +64,7 @@ class KeyTable:
         self._by_hash: dict[str, Key] = {}
 
     def take(self, keys: list[Key], as_of_us: int) -> None:
-        """New and changed keys."""
+        """Add or replace keys."""
         for key in keys:
             if (was := self._keys.get(key.id)) is not None:
                 for known in (was.hash, was.old_hash):
@@ -96,8 +97,8 @@ class _Cached(msgspec.Struct):
 
 
 class KeyCache:
-    """The table on the local disk, so that a gateway can start while the store is away. Signed: a file that somebody
-    else wrote is not believed."""
+    """A copy of the table on the local disk, so that a gateway can start while the store is unavailable. It is signed:
+    a file that was written without the secret is ignored."""
 
     def __init__(self, path: Path, secret: bytes) -> None:
         self._path = path
@@ -111,7 +112,7 @@ class KeyCache:
         new.replace(self._path)
 
     def load(self, table: KeyTable) -> None:
-        """Into an empty table; leaves it empty if there is no cache, or not ours."""
+        """Fill an empty table. Leaves it empty if there is no cache or its signature is wrong."""
         try:
             signature, _, body = self._path.read_bytes().partition(b"\n")
             if hmac.compare_digest(signature, self._sign(body)):
@@ -125,7 +126,7 @@ class KeyCache:
 
 
 def read_secret(path: Path) -> bytes:
-    """The owner's secret; made where there is none."""
+    """Read the owner's secret, or create it."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
@@ -137,5 +138,5 @@ def read_secret(path: Path) -> bytes:
 
 
 def cache_salt(secret: bytes, tenant: str) -> str:
-    """What keeps one tenant's prompts out of another's reach in an engine's prefix cache."""
+    """Return the salt that separates a tenant's prompts from other tenants' in an engine's prefix cache."""
     return hmac.new(secret, b"cache\n" + tenant.encode(), hashlib.sha256).hexdigest()[:32]

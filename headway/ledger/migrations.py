@@ -1,7 +1,7 @@
-"""How the store's tables came to be: each step has a name, is done once, in this order, and is never edited afterwards.
+"""The migrations of the store: each has a name, runs once, in this order, and is never edited afterwards.
 
-Plain SQL that both SQLite and PostgreSQL understand. Tables only ever gain nullable columns: a gateway of the version
-before can then go on writing while the new one is rolled out.
+Plain SQL for both SQLite and PostgreSQL. Tables only gain columns that are nullable or have a default, so that gateways
+of the previous version can keep writing during a rollout.
 """
 
 from __future__ import annotations

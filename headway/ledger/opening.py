@@ -1,4 +1,4 @@
-"""Which store a `[ledger] store` names."""
+"""Open the store that `[ledger] store` names."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from headway.ledger.store import Store
 
 
 def open_store(url: str) -> Store:
-    """Raises StoreAway."""
+    """Raises StoreUnavailable if the database cannot be reached."""
     if url.startswith(("postgresql://", "postgres://")):
         return PostgresStore(url)
     if url.startswith("sqlite:///"):
         return SQLiteStore(Path(url.removeprefix("sqlite:///")).expanduser())
     raise SetupError(
-        f"store = {url.partition(':')[0]!r}: must be like sqlite:///books.db or postgresql://user@host/name"
+        f"store = {url.partition(':')[0]!r}: must look like sqlite:///books.db or postgresql://user@host/name"
     )

@@ -1,4 +1,4 @@
-"""Books in production: PostgreSQL, with psycopg."""
+"""The store on PostgreSQL, for several gateways. Uses psycopg."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from headway.errors import SetupError
-from headway.ledger.store import Cursor, Store, StoreAway
+from headway.ledger.store import Cursor, Store, StoreUnavailable
 
 if TYPE_CHECKING:
     import psycopg
@@ -20,7 +20,7 @@ OPTIONS = "-c statement_timeout=20000 -c lock_timeout=10000"
 class PostgresStore(Store):
     def __init__(self, url: str) -> None:
         try:
-            import psycopg  # here, because it would add a fifth to the start of gateways that do not need it
+            import psycopg  # here: it would make gateways that do not need it start a fifth slower
         except ImportError as error:
             raise SetupError("PostgreSQL needs its driver: pip install 'headway[postgres]'") from error
         self._connection_errors = (psycopg.OperationalError, psycopg.InterfaceError)
@@ -29,14 +29,14 @@ class PostgresStore(Store):
                 url,
                 connect_timeout=CONNECT_S,
                 options=OPTIONS,
-                # One that has gone without a word (its machine lost power) is noticed, too.
+                # Detect a server that vanished without closing the connection, as in a power loss.
                 keepalives_idle=5,
                 keepalives_interval=2,
                 keepalives_count=3,
                 tcp_user_timeout=15_000,
             )
         except psycopg.OperationalError as error:
-            raise StoreAway(str(error)) from error
+            raise StoreUnavailable(str(error)) from error
 
     @contextmanager
     def transaction(self, *, lock: str | None = None) -> Iterator[Cursor]:
@@ -46,7 +46,7 @@ class PostgresStore(Store):
                     cursor.execute("SELECT pg_advisory_xact_lock(%s)", (zlib.crc32(lock.encode()),))
                 yield _QuestionMarks(cursor)
         except self._connection_errors as error:
-            raise StoreAway(str(error)) from error
+            raise StoreUnavailable(str(error)) from error
 
     def rows(self, sql: str, values: Sequence[Any]) -> Iterator[Any]:
         with self.transaction(), self._db.cursor(name="rows") as cursor:
@@ -57,7 +57,7 @@ class PostgresStore(Store):
 
 
 class _QuestionMarks:
-    """The statements mark values with `?`, as SQLite does; this driver wants `%s`."""
+    """A cursor for statements with `?` placeholders, as SQLite has them; psycopg uses `%s`."""
 
     def __init__(self, cursor: psycopg.Cursor[Any]) -> None:
         self._cursor = cursor

@@ -1,16 +1,17 @@
 """The spool: entries on the local disk, in order, until the store has them.
 
-Lines are appended to a segment file with one write each, which a death of this process survives; `durable` waits until
-they have been synced, which a loss of power survives too. Segments are deleted when all their entries are in the store.
+Each line is appended to a segment file with one write, so it survives the death of this process; after `durable` it is
+synced and survives a power loss too. A segment is deleted when all its entries are in the store.
 
-Every line is a JSON array, by its first element:
+Every line is a JSON array. Its first element is its kind:
 
     ["entry", {...}]                                                  an entry, for the store
-    ["seen", [[call id, attempt, replica, prompt, output], ...]]      how far calls under way have come
-    ["open", [[reservation, attempt, replica, prompt, output], ...]]  first line of a segment: all calls under way
+    ["seen", [[call id, attempt, replica, prompt, output], ...]]      progress of running calls
+    ["open", [[reservation, attempt, replica, prompt, output], ...]]  first line of a segment: all running calls
 
-The last two never leave the spool: with them, what was under way when a gateway died is closed by its next run, from
-the newest segment alone. Bounded: beyond `quota_bytes` no new call is taken; those under way can always be closed.
+The last two stay in the spool. From them the next run closes the calls that were running when a gateway died; it needs
+only the newest segment. The spool is bounded: above `quota_bytes` new calls are refused, but running calls can still be
+closed.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from headway.ledger.entries import Entry
 
 SEGMENT_BYTES = 4 * 2**20
 BATCH_ENTRIES = 1_000
-QUICK_SYNC_S = 0.0005  # a disk that syncs in less is synced in the event loop, any other in a thread
+QUICK_SYNC_S = 0.0005  # below this a sync runs in the event loop, above it in a thread
 
 Seen = tuple[str, int, str, int, int]
 _encode = msgspec.json.Encoder().encode
@@ -42,7 +43,7 @@ _decode = msgspec.json.decode
 
 @dataclass(slots=True)
 class OpenCall:
-    """A call under way, as far as its next run needs to know it."""
+    """A running call: what the next run needs to close it."""
 
     reserved: Entry
     attempt: int = 1
@@ -53,33 +54,33 @@ class OpenCall:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Entries in the order they were written, and where reading goes on when they are in the store."""
+    """Entries in the order they were written, and the offset after them."""
 
     entries: list[Entry]
     offset: int
 
 
 class Spool:
-    """One directory, one process. One other thread may call `next_batch` and `shipped`, and nothing else."""
+    """One directory, used by one process. One other thread may call `next_batch` and `shipped` only."""
 
     def __init__(self, directory: Path, quota_bytes: int) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory = directory
         self.quota_bytes = quota_bytes
-        self._segment_bytes = min(SEGMENT_BYTES, quota_bytes // 8)  # the newest one is never deleted
+        self._segment_bytes = min(SEGMENT_BYTES, quota_bytes // 8)  # the newest segment is never deleted
         self._lock = _lock(directory)
         self.gateway = _identity(directory)
         self.open: dict[str, OpenCall] = {}
         self._segments = sorted(directory.glob("*.jsonl"))
-        # Each of the two is changed by one thread only.
+        # Each of these two is changed by one thread only.
         self._written_bytes = sum(path.stat().st_size for path in self._segments)
         self._deleted_bytes = 0
         self._read_at = 0  # in the oldest segment
-        self._unwritten: list[bytes] = []  # lines the disk had no room for
+        self._unwritten: list[bytes] = []  # lines that the disk has no room for
         self._waiting: asyncio.Future[None] | None = None  # for the next sync
         self._is_syncing = False
-        self._sync_s = 0.0  # smoothed time that one takes
-        self._closing: Future[None] | None = None  # the last sync of the segment before this one
+        self._sync_s = 0.0  # smoothed duration of a sync
+        self._closing: Future[None] | None = None  # the last sync of the previous segment
         self._thread = ThreadPoolExecutor(1, "spool")
         self._recover()
         self._fd = -1
@@ -94,7 +95,7 @@ class Spool:
 
     @property
     def is_full(self) -> bool:
-        """No room for new calls."""
+        """Whether there is no room for new calls."""
         return bool(self._unwritten) or self.size_bytes >= self.quota_bytes
 
     def reserve(self, entry: Entry) -> None:
@@ -102,7 +103,7 @@ class Spool:
         self.add(entry)
 
     def close_call(self, entries: list[Entry]) -> None:
-        """The entries with which a call ends, in one write."""
+        """Write the last entries of a call at once."""
         self.open.pop(entries[0].call_id, None)
         self._write(b"".join(b'["entry",' + _encode(entry) + b"]\n" for entry in entries))
 
@@ -110,19 +111,19 @@ class Spool:
         self._write(b'["entry",' + _encode(entry) + b"]\n")
 
     def seen(self, rows: list[Seen]) -> None:
-        """How far calls under way have come."""
-        self._note(rows)
-        if not self._unwritten:  # else the disk is full: should this gateway die, these calls are billed a step less
+        """Write the progress of running calls."""
+        self._apply_progress(rows)
+        if not self._unwritten:  # if the disk is full and this gateway dies, the calls are billed without this progress
             self._put(b'["seen",' + _encode(rows) + b"]\n")
 
-    def _note(self, rows: list[Seen]) -> None:
+    def _apply_progress(self, rows: list[Seen]) -> None:
         for call_id, attempt, replica, prompt_tokens, output_tokens in rows:
             if (call := self.open.get(call_id)) is not None:
                 call.attempt, call.replica = attempt, replica
                 call.prompt_tokens, call.output_tokens = prompt_tokens, output_tokens
 
     def _write(self, line: bytes) -> None:
-        """What must not be lost: kept in memory while the disk has no room for it."""
+        """Write a line that must not be lost. It is kept in memory while the disk has no room."""
         self._unwritten.append(line)
         self.retry()
 
@@ -136,7 +137,7 @@ class Spool:
         except OSError:
             written = 0
         if written < len(line):
-            os.ftruncate(self._fd, self._size)  # no half lines in the middle
+            os.ftruncate(self._fd, self._size)  # leave no partial line in the middle
             return False
         self._size += written
         self._written_bytes += written
@@ -161,22 +162,22 @@ class Spool:
             path.unlink()
             if self._fd < 0:
                 raise SetupError(f"cannot write to the spool in {self.directory}: {error}") from error
-            return  # the disk is full: stay with the segment we have
+            return  # the disk is full: keep using the current segment
         self._written_bytes += len(head)
         if self._fd >= 0:
             self._closing = self._thread.submit(_sync_and_close, self._fd)
         self._fd, self._size, self._head_bytes = fd, len(head), len(head)
         self._segments.append(path)
 
-    # --- durability: one sync for all that was written in a turn of the loop, or while the last one lasted ---
+    # --- durability: one sync for everything written in one iteration of the loop, or during the last sync ---
 
     def durable(self) -> asyncio.Future[None]:
-        """Done when everything written so far is on the disk; fails with OSError if it cannot be."""
+        """Return a future that completes when everything written so far is on disk, or fails with OSError."""
         loop = asyncio.get_running_loop()
         self.retry()
         if self._unwritten:
             failed: asyncio.Future[None] = loop.create_future()
-            failed.set_exception(OSError("the disk of the spool is full"))
+            failed.set_exception(OSError("the spool's disk is full"))
             return failed
         if self._waiting is None:
             self._waiting = loop.create_future()
@@ -188,8 +189,8 @@ class Spool:
         waiting, self._waiting = self._waiting, None
         assert waiting is not None
         if self._sync_s <= QUICK_SYNC_S and (self._closing is None or self._closing.done()):
-            # On a quick disk two changes of thread cost more than the sync itself. Not while the thread syncs the
-            # segment before this one: what waits may be in that.
+            # On a fast disk two thread switches cost more than the sync. Not while the thread syncs the previous
+            # segment, which may contain the awaited lines.
             self._synced(waiting, self._timed_sync(self._fd), loop)
             return
         self._is_syncing = True
@@ -215,10 +216,10 @@ class Spool:
         if self._waiting is not None:
             loop.call_soon(self._sync, loop)
 
-    # --- reading, by the thread that ships ---
+    # --- reading, in the thread that ships ---
 
     def next_batch(self) -> Batch | None:
-        """Entries the store does not have yet; None if there are none."""
+        """Return entries that the store does not have yet, or None if it has all."""
         while True:
             segment = self._segments[0]
             is_newest = len(self._segments) == 1
@@ -231,7 +232,7 @@ class Spool:
             self._delete_oldest()
 
     def shipped(self, batch: Batch) -> None:
-        """The store has committed the batch."""
+        """Continue after a batch that the store has committed."""
         self._read_at = batch.offset
 
     def _delete_oldest(self) -> None:
@@ -240,7 +241,7 @@ class Spool:
         segment.unlink()
         self._read_at = 0
 
-    # --- what the last run left ---
+    # --- recovery of the last run ---
 
     def _recover(self) -> None:
         for segment in self._segments:
@@ -254,7 +255,7 @@ class Spool:
                 entry = msgspec.convert(reserved, Entry)
                 self.open[entry.call_id] = OpenCall(entry, *rest)
         elif kind == "seen":
-            self._note(value)
+            self._apply_progress(value)
         else:
             entry = msgspec.convert(value, Entry)
             if entry.kind == "reserved":
@@ -275,12 +276,12 @@ def _sync_and_close(fd: int) -> None:
 
 
 def _read_lines(segment: Path, offset: int) -> Iterator[tuple[str, Any, int]]:
-    """(kind, value, where the next line begins) of each whole line."""
+    """Yield (kind, value, offset of the next line) of each complete line."""
     with segment.open("rb") as file:
         file.seek(offset)
         for line in file:
             if not line.endswith(b"\n"):
-                return  # being written, or its writer died: nobody was told that it is there
+                return  # being written, or its writer died before reporting it
             offset += len(line)
             kind, value = _decode(line)
             yield kind, value, offset
@@ -303,12 +304,12 @@ def _lock(directory: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        raise SetupError(f"another gateway uses the spool in {directory}: give each its own `spool`.") from None
+        raise SetupError(f"another gateway uses the spool in {directory}: give each gateway its own `spool`.") from None
     return fd
 
 
 def _identity(directory: Path) -> str:
-    """Which gateway this is, for all its runs, and which of them."""
+    """Return the name of this gateway, the same in all its runs, and the number of this run."""
     path = directory / "gateway"
     name, run = path.read_text().split("/") if path.exists() else (f"gw-{secrets.token_hex(4)}", "0")
     identity = f"{name}/{int(run) + 1}"

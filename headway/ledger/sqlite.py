@@ -1,4 +1,4 @@
-"""Books for one box: SQLite in WAL mode. Several processes of the box may share the file."""
+"""The store on SQLite in WAL mode, for one machine. Several processes on it may share the file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from headway.ledger.store import Cursor, Store, StoreAway
+from headway.ledger.store import Cursor, Store, StoreUnavailable
 
 BUSY_S = 10.0
 
@@ -19,20 +19,20 @@ class SQLiteStore(Store):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")  # a commit that the spool relies on is on the disk
+            self._db.execute("PRAGMA synchronous = FULL")  # the spool deletes what was committed
         except (OSError, sqlite3.OperationalError) as error:
-            raise StoreAway(str(error)) from error
+            raise StoreUnavailable(str(error)) from error
 
     @contextmanager
     def transaction(self, *, lock: str | None = None) -> Iterator[Cursor]:
-        """A file has one lock: every writer takes all of it, so the name does not matter."""
+        """SQLite has one write lock per file, so the name of the lock does not matter."""
         try:
-            with self._db:  # commits, or rolls back
+            with self._db:  # commits, or rolls back on an error
                 cursor = self._db.cursor()
                 cursor.execute("BEGIN IMMEDIATE" if lock else "BEGIN")
                 yield cursor
         except sqlite3.OperationalError as error:
-            raise StoreAway(str(error)) from error
+            raise StoreUnavailable(str(error)) from error
 
     def rows(self, sql: str, values: Sequence[Any]) -> Iterator[Any]:
         with self.transaction():

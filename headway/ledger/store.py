@@ -1,9 +1,10 @@
-"""The store: where entries, keys and slices of budgets are kept for good. The SQL is one; sqlite.py and postgres.py say
-how a connection is made and what locks.
+"""The store: the database of entries, keys and slices of budgets.
 
-Synchronous: one thread of a gateway talks to it (books.py), and the commands do. Every method is one transaction. Any
-loss of the database is StoreAway; whoever asks decides what that means. All writes can be repeated: an entry or a slice
-that is there already stays as it is.
+The SQL is shared; sqlite.py and postgres.py connect and lock.
+
+Synchronous: one thread of a gateway (books.py) and the commands use it. Every method is one transaction and raises
+StoreUnavailable if the database is lost; the caller decides what that means. All writes are idempotent: an entry or a
+slice that exists stays as it is.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ INSERT_ENTRY = (
 IS_BILLED = f"kind IN ({', '.join(repr(kind) for kind in BILLED)})"
 
 
-# A slice is at most this part of what is left: the less there is, the less of it lies with a gateway that needs it not.
+# A slice is at most one part in this many of what is left, so that little is tied up in gateways that do not need it.
 PARTS_LEFT = 16
 
 
-class StoreAway(Exception):
-    """The database cannot be reached, or lost the connection in the middle."""
+class StoreUnavailable(Exception):
+    """The database cannot be reached, or the connection was lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A gateway asks for a slice of a key's budget: at least `need`, and `want` where there is plenty."""
+    """A gateway's request for a slice of a key's budget: at least `need`, at most `want`."""
 
     id: str
     key: str
@@ -47,7 +48,7 @@ class Lease:
 
 
 class Cursor(Protocol):
-    """What both drivers' cursors have."""
+    """The methods that the cursors of both drivers have."""
 
     def execute(self, sql: str, values: Sequence[Any] = (), /) -> Any: ...
     def executemany(self, sql: str, rows: Sequence[Sequence[Any]], /) -> Any: ...
@@ -57,18 +58,18 @@ class Cursor(Protocol):
 
 class Store:
     def transaction(self, *, lock: str | None = None) -> AbstractContextManager[Cursor]:
-        """Committed at its end, or not at all. With `lock`, nobody else is inside one of the same name."""
+        """A transaction, committed at its end or rolled back. Transactions with the same `lock` exclude each other."""
         raise NotImplementedError
 
     def rows(self, sql: str, values: Sequence[Any]) -> Iterator[Any]:
-        """One after the other, never all in memory."""
+        """Yield the rows of a query without loading all of them."""
         raise NotImplementedError
 
     def close(self) -> None:
         raise NotImplementedError
 
     def migrate(self) -> list[str]:
-        """Do the steps that have not been done; returns their names."""
+        """Run the migrations that are missing and return their names."""
         done = []
         with self.transaction(lock="migrations") as cursor:
             cursor.execute("CREATE TABLE IF NOT EXISTS migrations (name TEXT PRIMARY KEY)")
@@ -90,7 +91,7 @@ class Store:
             cursor.executemany(INSERT_ENTRY, rows)
 
     def entries(self, first_day: str = "", last_day: str = "9999") -> Iterator[Entry]:
-        """In the order of their calls."""
+        """Yield entries ordered by call."""
         columns = ", ".join(Entry.__struct_fields__)
         sql = f"SELECT {columns} FROM entries WHERE day >= ? AND day <= ? ORDER BY call_id, at_us, id"
         for row in self.rows(sql, (first_day, last_day)):
@@ -99,13 +100,13 @@ class Store:
     # --- keys ---
 
     def keys_since(self, version: int) -> list[Key]:
-        """Those that were made or changed after that version of the table."""
+        """Return the keys created or changed after `version` of the table."""
         with self.transaction() as cursor:
             cursor.execute("SELECT key_json FROM keys WHERE version > ? ORDER BY version", (version,))
             return [msgspec.json.decode(text, type=Key) for (text,) in cursor.fetchall()]
 
     def put_key(self, key: Key) -> Key:
-        """Make or change it; returns it with its version. One at a time, so that versions come in order."""
+        """Create or change a key and return it with its version. Locked, so that versions become visible in order."""
         with self.transaction(lock="keys") as cursor:
             cursor.execute("SELECT COALESCE(MAX(version), 0) + 1 FROM keys")
             key = msgspec.structs.replace(key, version=int(cursor.fetchone()[0]))
@@ -119,8 +120,8 @@ class Store:
     # --- slices of budgets (budget.py) ---
 
     def lease(self, ask: Lease, budget: int, at_us: int) -> int:
-        """Give a gateway a slice of what is left of a budget; 0 if that is less than it needs. Asked again with the
-        same id (the answer to the first time was lost) it says what was given then."""
+        """Lease a slice of what is left of a budget and return its amount, or 0 if less is left than needed. A repeated
+        request (the first answer was lost) gets the first answer again."""
         with self.transaction(lock=f"budget {ask.key} {ask.period}") as cursor:
             cursor.execute("SELECT amount FROM slices WHERE id = ?", (ask.id,))
             if (before := cursor.fetchone()) is not None:
@@ -139,9 +140,8 @@ class Store:
         with self.transaction() as cursor:
             self._put_slice(cursor, slice_id, key, period, gateway, -amount, at_us)
 
-    def settle_runs_before(self, gateway: str, at_us: int) -> None:
-        """This run of a gateway follows others, and all their entries are here: what they leased and did not spend is
-        free again."""
+    def settle_previous_runs(self, gateway: str, at_us: int) -> None:
+        """Free what earlier runs of this gateway leased and did not spend. All their entries must be in the store."""
         name, _, run = gateway.partition("/")
         with self.transaction() as cursor:
             cursor.execute(
@@ -171,7 +171,7 @@ class Store:
         )
 
     def slices(self) -> list[tuple[str, str, str, int]]:
-        """(key, period, gateway, amount out) for each that has any."""
+        """Return (key, period, gateway, amount leased)."""
         with self.transaction() as cursor:
             cursor.execute("SELECT key, period, gateway, SUM(amount) FROM slices GROUP BY key, period, gateway")
             return [(key, period, gateway, int(amount)) for key, period, gateway, amount in cursor.fetchall()]

@@ -1,8 +1,8 @@
-"""Are the books right? Every total is derived again from the entries, and every entry from what is in it.
+"""Verify the ledger: recompute every total from the entries, and every amount from the tokens and prices of its entry.
 
-What is checked, call by call: one reservation; one `served` at most, at the price that is in it; a refund only down to
-standard; the reservation released in full. For budgets: no gateway spent more than its slices, and no more slices are
-out than there is budget. For engines: no replica is billed for more tokens than it says it made.
+Checks of each call: one reservation; at most one `served`, at the price in the entry; a refund only down to the
+standard price; the reservation released in full. Of budgets: no gateway spent more than its slices, and the slices do
+not exceed the budget. Of engines: no replica is billed for more tokens than it reports.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class Verdict:
     tokens: dict[str, list[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(list))
     spent: dict[tuple[str, str, str], int] = field(default_factory=lambda: defaultdict(int))  # key, period, gateway
 
-    def say(self, problem: str) -> None:
+    def report(self, problem: str) -> None:
         self.problems.append(problem)
 
 
 def verify(entries: Iterable[Entry]) -> Verdict:
-    """Entries in the order of their calls."""
+    """Check entries that are ordered by call."""
     verdict = Verdict()
     for call_id, of_call in groupby(entries, key=lambda entry: entry.call_id):
         verdict.calls += 1
@@ -48,17 +48,17 @@ def _check_call(call_id: str, entries: list[Entry], verdict: Verdict) -> None:
     kinds = {kind: [entry for entry in entries if entry.kind == kind] for kind in {entry.kind for entry in entries}}
     for kind, some in kinds.items():
         if len(some) > 1:
-            verdict.say(f"{call_id}: {kind} {len(some)} times")
+            verdict.report(f"{call_id}: {len(some)} entries of kind {kind}")
     reserved, served, refunded, released = (
         kinds.get(kind, [None])[0] for kind in ("reserved", "served", "refunded", "released")
     )
     if reserved is None:
-        verdict.say(f"{call_id}: was never reserved")
+        verdict.report(f"{call_id}: no reservation")
     if served is None:
         verdict.open_calls += 1
         verdict.held += reserved.amount if reserved else 0
         if refunded or released:
-            verdict.say(f"{call_id}: {'refunded' if refunded else 'released'} and never served")
+            verdict.report(f"{call_id}: {'refunded' if refunded else 'released'} but not served")
         return
     _check_amounts(served, refunded, reserved, released, verdict)
     verdict.billed += served.amount + (refunded.amount if refunded else 0)
@@ -74,19 +74,19 @@ def _check_amounts(
 ) -> None:
     usage = (served.prompt_tokens, served.output_tokens)
     if served.amount != served.price.amount(*usage):
-        verdict.say(f"{served.id}: {money(served.amount)} is not the price of {usage[0]} + {usage[1]} tokens")
+        verdict.report(f"{served.id}: {money(served.amount)} is not the price of {usage[0]} + {usage[1]} tokens")
     if refunded and served.amount + refunded.amount != served.price.as_standard().amount(*usage):
-        verdict.say(f"{refunded.id}: what is left is not the standard price")
+        verdict.report(f"{refunded.id}: the amount after the refund is not the standard price")
     if released is None:
-        verdict.say(f"{served.call_id}: its reservation was not released")
+        verdict.report(f"{served.call_id}: the reservation is not released")
     elif reserved and released.amount != -reserved.amount:
-        verdict.say(f"{released.id}: {money(-released.amount)} released, {money(reserved.amount)} reserved")
+        verdict.report(f"{released.id}: {money(-released.amount)} released, {money(reserved.amount)} reserved")
     if reserved and served.amount > reserved.amount:
-        verdict.say(f"{served.id}: cost {money(served.amount)}, more than the {money(reserved.amount)} reserved for it")
+        verdict.report(f"{served.id}: {money(served.amount)} billed, only {money(reserved.amount)} reserved")
 
 
 def verify_budgets(verdict: Verdict, slices: list[tuple[str, str, str, int]], keys: Iterable[Key]) -> None:
-    """`slices`: (key, period, gateway, amount out)."""
+    """Check budgets against `slices`: (key, period, gateway, amount leased)."""
     budgets = {key.id: (key.budget_day, key.budget_month) for key in keys}
     out: dict[tuple[str, str], int] = defaultdict(int)
     leased = {(key, period, gateway): amount for key, period, gateway, amount in slices}
@@ -96,16 +96,16 @@ def verify_budgets(verdict: Verdict, slices: list[tuple[str, str, str, int]], ke
         day, month = budgets.get(key, (None, None))
         budget = month if len(period) == len("2026-11") else day
         if budget is not None and amount > budget:
-            verdict.say(f"{key} {period}: slices of {money(amount)} are out, the budget is {money(budget)}")
+            verdict.report(f"{key} {period}: {money(amount)} leased, the budget is {money(budget)}")
     for place, spent in verdict.spent.items():
         if place in leased and spent > leased[place]:
             key, period, gateway = place
-            verdict.say(f"{key} {period}: {gateway} spent {money(spent)} of a slice of {money(leased[place])}")
+            verdict.report(f"{key} {period}: {gateway} spent {money(spent)}, only {money(leased[place])} leased")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCount:
-    """What a replica says it has read and made since it was started."""
+    """The tokens that a replica reports since its start."""
 
     since_us: int
     prompt_tokens: int
@@ -113,12 +113,12 @@ class EngineCount:
 
 
 def verify_engines(verdict: Verdict, counts: dict[str, EngineCount]) -> list[tuple[str, int, int, int, int]]:
-    """(replica, prompt tokens billed, its own count, output tokens billed, its own count) for each."""
+    """Return (replica, prompt tokens billed, prompt tokens reported, output tokens billed, output tokens reported)."""
     rows = []
     for replica, count in counts.items():
         since = [row for row in verdict.tokens.get(replica, []) if row[0] >= count.since_us]
         prompt_tokens, output_tokens = sum(row[1] for row in since), sum(row[2] for row in since)
         rows.append((replica, prompt_tokens, count.prompt_tokens, output_tokens, count.output_tokens))
         if prompt_tokens > count.prompt_tokens or output_tokens > count.output_tokens:
-            verdict.say(f"{replica}: more tokens are billed than it made since it was started")
+            verdict.report(f"{replica}: more tokens billed than it reports since its start")
     return rows

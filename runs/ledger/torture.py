@@ -23,7 +23,7 @@ from rich.table import Table
 
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
-from headway.ledger.store import StoreAway
+from headway.ledger.store import StoreUnavailable
 from headway.local.engine_process import free_port
 from runs.ledger.own_postgres import OwnPostgres
 from runs.ledger.torture_judge import Judgement, Seen, Witness, checkpoint_tokens, judge
@@ -212,7 +212,7 @@ async def at_database(run: Run, kind: str, chance: random.Random) -> None:
 
 
 def cut_connections(url: str) -> None:
-    with suppress(StoreAway):
+    with suppress(StoreUnavailable):
         store = open_store(url)
         with store.transaction() as cursor:
             cursor.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")

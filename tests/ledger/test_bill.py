@@ -1,4 +1,4 @@
-"""Bills and verification, on entries made by hand: what is right is said to be, and each wrong is found."""
+"""Bills and verification on hand-made entries: correct books pass, and every error is found."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_events_carry_the_ids_of_the_entries() -> None:
     assert events[1]["data"]["amount"] == -600
 
 
-def test_good_books_are_said_to_be_right() -> None:
+def test_correct_books_have_no_problems() -> None:
     verdict = verify(GOOD)
     assert (verdict.problems, verdict.calls, verdict.open_calls, verdict.billed) == ([], 2, 0, 1_200)
     open_call = verify(GOOD[:1])
@@ -63,20 +63,20 @@ def twice(kind: str) -> Callable[[list[Entry]], list[Entry]]:
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
-        (without("reserved"), "never reserved"),
-        (without("served"), "never served"),
+        (without("reserved"), "no reservation"),
+        (without("served"), "but not served"),
         (without("released"), "not released"),
-        (twice("served"), "served 2 times"),
-        (twice("refunded"), "refunded 2 times"),
+        (twice("served"), "2 entries of kind served"),
+        (twice("refunded"), "2 entries of kind refunded"),
         (changed("served", amount=901), "is not the price of"),
         (changed("served", output_tokens=101), "is not the price of"),
         (changed("served", tier="standard", multiple_milli=1_000), "is not the price of"),
         (changed("refunded", amount=-601), "not the standard price"),
         (changed("released", amount=-1), "released"),
-        (changed("reserved", amount=899), "more than the"),
+        (changed("reserved", amount=899), "only 0.000899 reserved"),
     ],
 )
-def test_what_is_wrong_is_found(break_it: Callable[[list[Entry]], list[Entry]], said: str) -> None:
+def test_every_error_is_found(break_it: Callable[[list[Entry]], list[Entry]], said: str) -> None:
     assert any(said in problem for problem in verify(break_it(whole_call())).problems)
 
 

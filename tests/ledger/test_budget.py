@@ -10,7 +10,7 @@ import pytest
 from headway.ledger.budget import IDLE_S, Budgets
 from headway.ledger.keys import Key
 from headway.ledger.sqlite import SQLiteStore
-from headway.ledger.store import Lease, Store, StoreAway
+from headway.ledger.store import Lease, Store, StoreUnavailable
 
 pytestmark = pytest.mark.anyio
 DAY = "2026-11-15"
@@ -30,10 +30,10 @@ class Gateways:
         async def ask(lease: Lease, budget: int) -> int:
             await asyncio.sleep(0)
             if self.random.random() < self.answers_lost:
-                raise StoreAway
+                raise StoreUnavailable
             given = self.store.lease(lease, budget, 0)
             if self.random.random() < self.answers_lost:
-                raise StoreAway
+                raise StoreUnavailable
             return given
 
         def give_back(slice_id: str, key: str, period: str, amount: int) -> None:
@@ -94,7 +94,7 @@ async def test_no_overrun_when_answers_of_the_store_are_lost(
             try:
                 if await gateway.reserve(key, DAY, amount):
                     aboard.append((gateway, amount))
-            except StoreAway:
+            except StoreUnavailable:
                 pass
         gateway.give_back_idle()
         held = sum(amount for _, amount in aboard)

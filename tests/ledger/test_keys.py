@@ -1,4 +1,4 @@
-"""Keys: found by hash, ended in time, copied to the disk under a signature; and the commands about money."""
+"""Keys: lookup by hash, expiry, the signed copy on disk; and the commands about money."""
 
 from __future__ import annotations
 

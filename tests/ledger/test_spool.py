@@ -20,7 +20,7 @@ QUOTA = 2**20
 
 
 def drop(spool: Spool) -> None:
-    """As a kill leaves it: nothing is closed or synced but by the system."""
+    """Leave the spool as a kill does: only the system closes its files."""
     os.close(spool._fd)
     os.close(spool._lock)
 
@@ -129,7 +129,7 @@ async def test_a_full_disk_loses_nothing_and_says_so(tmp_path: Path, monkeypatch
     spool.stop()
 
 
-async def test_many_who_wait_share_a_sync_and_one_who_gives_up_harms_nobody(
+async def test_waiters_share_a_sync_and_a_cancelled_one_does_not_affect_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = Spool(tmp_path, QUOTA)

@@ -1,4 +1,4 @@
-"""Both stores: what is written twice is there once, budgets are never leased twice, and a lost database is StoreAway."""
+"""Both stores: writes are idempotent, budgets are never leased twice, and a lost database raises StoreUnavailable."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headway.ledger.entries import Entry
 from headway.ledger.keys import Key
 from headway.ledger.migrations import MIGRATIONS
 from headway.ledger.opening import open_store
-from headway.ledger.store import Lease, Store, StoreAway
+from headway.ledger.store import Lease, Store, StoreUnavailable
 from headway.price import Bill
 from headway.wire import Grant, Receipt, Usage
 from runs.ledger.own_postgres import OwnPostgres
@@ -94,10 +94,10 @@ def test_what_a_run_that_is_over_did_not_spend_is_free_again(store: Store) -> No
     for period in ("2026-11-15", "2026-11"):
         assert store.lease(ask(1, need=1_000, period=period), budget=1_000, at_us=0) == 1_000
     store.insert([entry for entry in whole_call() if entry.kind != "refunded"])  # spent 900
-    store.settle_runs_before("gw/1", 0)  # the run itself is not over
+    store.settle_previous_runs("gw/1", 0)  # the run itself is not over
     assert store.lease(ask(2, need=1), budget=1_000, at_us=0) == 0
-    store.settle_runs_before("gw/2", 0)
-    store.settle_runs_before("gw/3", 0)
+    store.settle_previous_runs("gw/2", 0)
+    store.settle_previous_runs("gw/3", 0)
     assert store.lease(ask(1, need=101, gateway="gw/3"), budget=1_000, at_us=0) == 0
     assert store.lease(ask(2, need=100, gateway="gw/3"), budget=1_000, at_us=0) == 100
     assert store.lease(ask(1, need=100, gateway="gw/3", period="2026-11"), budget=1_000, at_us=0) == 100
@@ -120,14 +120,14 @@ def test_gateways_that_ask_at_once_get_no_more_than_there_is(store_url: str, sto
     assert 493 < sum(given) <= 500
 
 
-def test_a_lost_database_is_store_away(postgres: OwnPostgres) -> None:
+def test_a_lost_database_raises_store_unavailable(postgres: OwnPostgres) -> None:
     store = open_store(postgres.url)
     store.migrate()
     postgres.kill()
     try:
-        with pytest.raises(StoreAway):
+        with pytest.raises(StoreUnavailable):
             store.keys_since(0)
-        with pytest.raises(StoreAway):
+        with pytest.raises(StoreUnavailable):
             open_store(postgres.url)
     finally:
         postgres.start()

@@ -279,4 +279,4 @@ async def test_more_choices_than_the_floor_allows_are_downgraded() -> None:
         assert fits.service_tier == "fast"
         too_many = await here.openai.chat.completions.create(**ask, n=allowed + 1)
         assert too_many.service_tier == "default"
-        assert too_many.usage.headway["reason"] == "too_many_choices"  # type: ignore[union-attr]
+        assert too_many.usage.headway["reason"] == "too_many_choices"

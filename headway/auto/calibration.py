@@ -1,9 +1,9 @@
-"""How far a student may be trusted: both models are asked tasks of known answer, and the gate learns from it.
+"""Calibrates the gate: asks both models tasks with known answers, and fits the gate to the results.
 
-One half of the tasks teaches the gate what its evidence is worth, the other shows how many excess mistakes each score
-would let through. A task is in one half only: a threshold found on what a score was fitted to keeps no promise.
+The gate is fitted on one half of the tasks. The other half shows how many excess mistakes each score would let through.
+No task is in both halves: a threshold chosen on the data that the scores were fitted on guarantees nothing.
 
-Knows the OpenAI chat dialect over HTTP, with the very code that weighs answers in service (auto/requests.py).
+Knows the OpenAI chat dialect over HTTP, and weighs answers with the same code as in service (auto/requests.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 import msgspec
 
-from headway.auto.gate import Evidence, Gate, GateCalibration, Said, Seen, differ, weigh
-from headway.auto.requests import CHAT, TOP_LOGPROBS, asked_of, said_in
+from headway.auto.gate import Evidence, Gate, GateAnswer, GateCalibration, Seen, differ, weigh
+from headway.auto.requests import CHAT, TOP_LOGPROBS, read_answer, read_call
 from headway.auto.risk import Judged, threshold, watched_rate
 from headway.errors import ConnectionFailed, SetupError
 from headway.evals.expected import RIGHT, GivenAnswer, verdict
@@ -55,11 +55,11 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a budget allows, by the tasks that were kept for it."""
+    """What a budget allows, measured on the second half of the tasks."""
 
     budget: float
     level: float
-    served: float  # the share of calls that the student would serve
+    served: float  # share of calls that the student would serve
     excess: int
     of: int
     watched: float
@@ -67,7 +67,9 @@ class Allowed:
 
 def require_no_commands(tasks: Sequence[PlainTask]) -> None:
     if any(one.wanted.how == "command" for one in tasks):
-        raise SetupError("Tasks that are checked by a command can not be calibrated on: write what their answer is.")
+        raise SetupError(
+            "Tasks that are checked by a command cannot be used for calibration. Give their expected answer instead."
+        )
 
 
 def compare(endpoint: Endpoint, tasks: Sequence[PlainTask], progress: Callable[[], None]) -> list[Compared]:
@@ -94,48 +96,48 @@ async def _compare(endpoint: Endpoint, tasks: Sequence[PlainTask], progress: Cal
 
 
 def _compared(plain: PlainTask, asked: dict[str, Any], student: dict[str, Any], full: dict[str, Any]) -> Compared:
-    seen = asked_of(CHAT, asked)
-    assert seen is not None
-    said = said_in(student) if student else Said([], "", is_cut=True)
-    other = said_in(full) if full else Said([], "")
-    is_right = [_is_right(plain, one) for one in (said, other)]
-    evidence = Evidence("text") if seen.is_free_text else weigh(seen, said)
-    return Compared(seen.words, evidence, is_right[1] and not is_right[0], differ(said, other))
+    call = read_call(CHAT, asked)
+    assert call is not None
+    student_answer = read_answer(student) if student else GateAnswer([], "", is_cut=True)
+    full_answer = read_answer(full) if full else GateAnswer([], "")
+    is_excess = _is_right(plain, full_answer) and not _is_right(plain, student_answer)
+    evidence = Evidence("text") if call.is_free_text else weigh(call, student_answer)
+    return Compared(call.words, evidence, is_excess, differ(student_answer, full_answer))
 
 
-def _is_right(plain: PlainTask, said: Said) -> bool:
-    """As `headway eval` has it. An answer that was refused is empty, which is not right."""
-    calls = [ToolCall(name, arguments) for name, arguments in said.calls if isinstance(arguments, dict)]
-    answer = GivenAnswer(said.text, calls, is_unparsable=len(calls) < len(said.calls))
-    return verdict(plain.task, plain.wanted, answer, Path()) == RIGHT
+def _is_right(plain: PlainTask, answer: GateAnswer) -> bool:
+    """Judges an answer as `headway eval` does. A refused request has an empty answer, which is wrong."""
+    calls = [ToolCall(name, arguments) for name, arguments in answer.tool_calls if isinstance(arguments, dict)]
+    given = GivenAnswer(answer.text, calls, is_unparsable=len(calls) < len(answer.tool_calls))
+    return verdict(plain.task, plain.wanted, given, Path()) == RIGHT
 
 
 async def _ask(pool: ConnectionPool, endpoint: Endpoint, body: dict[str, Any]) -> dict[str, Any]:
-    """{} where the engine refuses this prompt: it would in service, too."""
+    """Returns the answer; {} if the engine rejects this prompt, as it would in service."""
     headers = ((b"authorization", f"Bearer {endpoint.key}".encode()),) if endpoint.key else ()
-    said = ""
+    problem = ""
     for _ in range(TRIES):
         try:
             status, whole = await pool.exchange(b"POST", CHAT, msgspec.json.encode(body), headers)
         except ConnectionFailed as error:
-            said = str(error)
+            problem = str(error)
             await asyncio.sleep(WAIT_S)
             continue
         if status == 200:
             return dict(msgspec.json.decode(whole))
-        said = f"{status}: {whole[:300].decode(errors='replace')}"
+        problem = f"{status}: {whole[:300].decode(errors='replace')}"
         if status == 400:
             return {}
         if status not in LATER:
             break
         await asyncio.sleep(WAIT_S)
-    raise SetupError(f"{endpoint.url} does not answer for {body['model']!r}: {said}")
+    raise SetupError(f"{endpoint.url} does not answer for {body['model']!r}: {problem}")
 
 
 def calibrate(
     compared: Sequence[Compared], endpoint: Endpoint, day: str, used: Sequence[str], seed: int = 0
 ) -> GateCalibration:
-    """`used` names the tasks, so that nobody calibrates anew on them after the gate was closed."""
+    """`used` identifies the tasks, so that they cannot be used again after the gate has closed."""
     rows = list(compared)
     random.Random(seed).shuffle(rows)
     half = len(rows) // 2
@@ -159,23 +161,23 @@ def allowed(calibration: GateCalibration, budget: float) -> Allowed:
 
 
 def name_of(task: Task) -> str:
-    """The same for the same request, whatever its id."""
-    said = json.dumps([task.messages, task.tools], sort_keys=True)
-    return hashlib.sha256(said.encode()).hexdigest()[:16]
+    """A name that depends on the task's messages and tools, not on its id."""
+    request = json.dumps([task.messages, task.tools], sort_keys=True)
+    return hashlib.sha256(request.encode()).hexdigest()[:16]
 
 
 def read_calibration(path: Path) -> GateCalibration:
-    """SetupError where there is none."""
+    """Raises SetupError if the file is missing or invalid."""
     try:
         return GateCalibration.from_plain(msgspec.json.decode(path.read_bytes()))
     except OSError as error:
         raise SetupError(f"{path}: {error.strerror or error}.") from error
     except (msgspec.MsgspecError, KeyError, TypeError, ValueError, IndexError) as error:
-        raise SetupError(f"{path} is not what `headway auto calibrate` writes ({error}).") from error
+        raise SetupError(f"{path} is not a file written by `headway auto calibrate` ({error}).") from error
 
 
 def closed_file(calibration: Path) -> Path:
-    """Where it stands that the gate is closed, and why."""
+    """The file that exists while the gate is closed; it contains the reason."""
     return calibration.with_name(f"{calibration.name}.closed")
 
 

@@ -1,14 +1,14 @@
-"""The gate of the auto tier: may a student's answer be taken, or is the full model asked instead?
+"""The gate of the auto tier: decides whether a student's answer is used or the full model is asked instead.
 
-    weigh()   what speaks for an answer that is here in full and that nobody has seen: can its calls be read, are they
-              of tools that were offered, do they fit their schemas, are their words those of the request, and how sure
-              was the student of the token it was least sure of
-    Gate      turns that into the chance that the answer is no excess mistake (auto/risk.py), as it was on tasks with
-              known answers
+    weigh()   collects the evidence for a complete answer that the client has not seen yet: whether its tool calls can
+              be parsed, name offered tools, fit their schemas and use the words of the request; and how sure the
+              student was of its least certain token
+    Gate      turns the evidence into the probability that the answer is not an excess mistake (auto/risk.py), fitted on
+              tasks with known answers
 
-Free text can not be held back and still stream, so it is decided by the prompt alone, before the first token.
+Free text cannot be both held back and streamed, so the gate decides on the prompt alone, before the first token.
 
-Knows no dialect and no model. What it can not weigh it does not trust: a score of 0 is always escalated. Pure.
+Knows no dialect and no model. An answer that it cannot weigh gets a score of 0, which is always escalated. Pure.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from headway.auto.schema import fits
 Kind = Literal["call", "own words", "no call", "structured", "text"]
 Doubt = Literal[
     "",
-    "unparsable",  # no call and no JSON can be read from it
+    "unparsable",  # the tool call or the JSON cannot be parsed
     "unknown tool",
     "not the schema",
-    "cut off",  # it ended at its longest length
-    "no margins",  # the engine did not say how sure it was
+    "cut off",  # it reached its length limit
+    "no margins",  # the engine sent no log-probabilities
 ]
 
 WORD = re.compile(r"\w+")
-BUCKETS = 4096  # words of prompts are told apart by a hash of them
-MAX_WORDS = 512  # of a prompt, from its end: the question is there
+BUCKETS = 4096  # the words of prompts are hashed into this many buckets
+MAX_WORDS = 512  # only the last words of a prompt count, because the question is at its end
 
 
 @dataclass(slots=True)
-class Asked:
+class GateCall:
     """A call as the gate sees it."""
 
-    words: str  # of all its messages
+    words: str  # text of all its messages
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the schema of each tool's arguments
-    schema: Mapping[str, Any] | None = None  # that the answer shall fit; {}: any JSON
+    schema: Mapping[str, Any] | None = None  # schema that the answer must fit; {} for any JSON
 
     @property
     def is_free_text(self) -> bool:
@@ -53,72 +53,74 @@ class Asked:
 
 
 @dataclass(slots=True)
-class Said:
-    """A student's answer, in full. `calls` are names and arguments, those None that could not be read."""
+class GateAnswer:
+    """A complete answer as the gate sees it. `tool_calls` are (name, arguments); arguments are None if they are not
+    valid JSON."""
 
-    calls: Sequence[tuple[str, Any]]
-    text: str  # beside the calls
-    value: Any = None  # the text as JSON, where that was asked for; None: it is none
+    tool_calls: Sequence[tuple[str, Any]]
+    text: str  # without the tool calls
+    value: Any = None  # the text parsed as JSON, if JSON was asked for; None if the text is not valid JSON
     tokens: Sequence[str] = ()
-    margins: Sequence[float] = ()  # of each token: its log-probability less that of the likeliest other
+    margins: Sequence[float] = ()  # for each token: its log-probability minus that of the most likely other token
     is_cut: bool = False
 
 
 @dataclass(slots=True)
 class Evidence:
     kind: Kind
-    strength: float = -inf  # comparable within a kind only
+    strength: float = -inf  # comparable only within a kind
     doubt: Doubt = ""
 
 
-def weigh(asked: Asked, said: Said) -> Evidence:
-    """What speaks for an answer that is held back."""
-    kind: Kind = "call" if said.calls else "structured" if asked.schema is not None else "no call"
-    if said.is_cut:
+def weigh(call: GateCall, answer: GateAnswer) -> Evidence:
+    """The evidence for an answer that is held back."""
+    kind: Kind = "call" if answer.tool_calls else "structured" if call.schema is not None else "no call"
+    if answer.is_cut:
         return Evidence(kind, doubt="cut off")
-    if doubt := _doubt(asked, said):
+    if doubt := _doubt(call, answer):
         return Evidence(kind, doubt=doubt)
-    counted = _margins_that_count(said)
+    counted = _margins_that_count(answer)
     if not counted:
         return Evidence(kind, doubt="no margins")
-    if not all(is_grounded(arguments, asked.words, asked.tools[name]) for name, arguments in said.calls):
+    if not all(is_grounded(arguments, call.words, call.tools[name]) for name, arguments in answer.tool_calls):
         kind = "own words"
     return Evidence(kind, min(counted))
 
 
-def _doubt(asked: Asked, said: Said) -> Doubt:
-    if any(arguments is None for _, arguments in said.calls):
+def _doubt(call: GateCall, answer: GateAnswer) -> Doubt:
+    if any(arguments is None for _, arguments in answer.tool_calls):
         return "unparsable"
-    if any(name not in asked.tools for name, _ in said.calls):
+    if any(name not in call.tools for name, _ in answer.tool_calls):
         return "unknown tool"
-    if not all(fits(arguments, asked.tools[name]) for name, arguments in said.calls):
+    if not all(fits(arguments, call.tools[name]) for name, arguments in answer.tool_calls):
         return "not the schema"
-    if not said.calls and asked.schema is not None:
-        return "unparsable" if said.value is None else "" if fits(said.value, asked.schema) else "not the schema"
+    if not answer.tool_calls and call.schema is not None:
+        return "unparsable" if answer.value is None else "" if fits(answer.value, call.schema) else "not the schema"
     return ""
 
 
-def _margins_that_count(said: Said) -> Sequence[float]:
-    """From the name of the first call on: what is said before it does nothing."""
-    if len(said.margins) != len(said.tokens):
+def _margins_that_count(answer: GateAnswer) -> Sequence[float]:
+    """The margins from the name of the first tool call on. The text before it has no effect."""
+    if len(answer.margins) != len(answer.tokens):
         return ()
-    if not said.calls:
-        return said.margins
-    start = "".join(said.tokens).find(said.calls[0][0])
+    if not answer.tool_calls:
+        return answer.margins
+    start = "".join(answer.tokens).find(answer.tool_calls[0][0])
     if start < 0:
-        return said.margins
+        return answer.margins
     length = 0
-    for number, token in enumerate(said.tokens):
+    for number, token in enumerate(answer.tokens):
         length += len(token)
         if length > start:
-            return said.margins[number:]
-    return said.margins
+            return answer.margins[number:]
+    return answer.margins
 
 
 def is_grounded(value: Any, words: str, schema: Any) -> bool:
-    """Whether each word and number of a call stands in the request: a small model that mistakes one writes another.
+    """Whether each word and number in a tool call also occurs in the request. A small model's typical mistake is to
+    write a different one.
 
-    Those that the schema lists need not: who wants light may say "brighter", not `on`.
+    Values that the schema lists (`enum`, `const`) need not occur: a user who says "brighter" may mean `on`.
     """
     known = {word.lower() for word in WORD.findall(words)}
     return all(word.lower() in known for leaf in _free_values(value, schema) for word in WORD.findall(leaf))
@@ -141,14 +143,14 @@ def _free_values(value: Any, schema: Any) -> Iterable[str]:
         yield f"{value:g}"
 
 
-# --- from evidence to a chance ---------------------------------------------------------------------------------------
+# --- from evidence to a score ----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
-class Rising:
-    """Isotonic regression: the chance that rises with the strength and fits what was seen best.
+class Isotonic:
+    """Isotonic regression: the best fit to the examples among all functions that never fall with the strength.
 
-    Between its steps it is drawn straight, so that of two answers the stronger has the higher score.
+    Interpolated linearly between its steps, so that of two answers the stronger one has the higher score.
     """
 
     strengths: list[float] = field(default_factory=list)
@@ -157,7 +159,7 @@ class Rising:
     def at(self, strength: float) -> float:
         place = bisect_right(self.strengths, strength)
         if place == 0:
-            return 0.0  # weaker than all that was seen
+            return 0.0  # weaker than every example
         if place == len(self.strengths):
             return self.chances[-1]
         low, high = self.strengths[place - 1], self.strengths[place]
@@ -165,9 +167,9 @@ class Rising:
         return self.chances[place - 1] + part * (self.chances[place] - self.chances[place - 1])
 
     @staticmethod
-    def fit(seen: Iterable[tuple[float, bool]]) -> Rising:
-        """Neighbours that would fall are pooled until none does; each pool is a step at its mean strength."""
-        pools: list[list[float]] = []  # how many, of them good, sum of strengths
+    def fit(seen: Iterable[tuple[float, bool]]) -> Isotonic:
+        """Merges neighbours into pools until no chance falls. Each pool is a step at its mean strength."""
+        pools: list[list[float]] = []  # [number of examples, number of good ones, sum of strengths]
         rows = sorted((strength, good) for strength, good in seen if strength > -inf)
         for strength, good in rows:
             pools.append([1.0, float(good), strength])
@@ -175,30 +177,30 @@ class Rising:
                 count, of, total = pools.pop()
                 pools[-1] = [pools[-1][0] + count, pools[-1][1] + of, pools[-1][2] + total]
         if not pools:
-            return Rising()
-        strengths, chances = [rows[0][0]], [min(0.5, _careful(pools[0]))]
+            return Isotonic()
+        strengths, chances = [rows[0][0]], [min(0.5, _smoothed(pools[0]))]
         for pool in pools:
             if (middle := pool[2] / pool[0]) > strengths[-1]:
                 strengths.append(middle)
-                chances.append(max(chances[-1], _careful(pool)))
+                chances.append(max(chances[-1], _smoothed(pool)))
         if rows[-1][0] > strengths[-1]:
             strengths.append(rows[-1][0])
             chances.append(1.0)
-        return Rising(strengths, chances)
+        return Isotonic(strengths, chances)
 
 
 def _chance(pool: list[float]) -> float:
     return pool[1] / pool[0]
 
 
-def _careful(pool: list[float]) -> float:
-    """As if one more, half good, had been seen: few are no certainty."""
+def _smoothed(pool: list[float]) -> float:
+    """The chance with one more, half good example added, so that few examples give no certainty."""
     return (pool[1] + 0.5) / (pool[0] + 1)
 
 
 @dataclass(slots=True)
 class PromptGuess:
-    """How a prompt's words speak for the student: naive Bayes over a hash of each."""
+    """Predicts from a prompt's words whether the student's answer will be good: naive Bayes over hashed words."""
 
     weights: dict[int, float] = field(default_factory=dict)
 
@@ -227,7 +229,7 @@ def _buckets(words: str) -> set[int]:
 
 @dataclass(slots=True)
 class Seen:
-    """A task of known answer that both models were asked: what the gate is fitted on."""
+    """A task with a known answer that both models were asked. The gate is fitted on these."""
 
     words: str
     evidence: Evidence
@@ -236,25 +238,25 @@ class Seen:
 
 @dataclass(slots=True)
 class Gate:
-    """What was learnt about one student beside its full model. A kind of answer that was never seen is not trusted."""
+    """The fit for one student and its full model. A kind of answer without examples is not trusted."""
 
-    rising: dict[Kind, Rising] = field(default_factory=dict)
+    rising: dict[Kind, Isotonic] = field(default_factory=dict)
     prompts: PromptGuess = field(default_factory=PromptGuess)
 
     def score(self, evidence: Evidence) -> float:
-        """The chance that the answer is no excess mistake; 0 where there is a doubt."""
+        """The probability that the answer is not an excess mistake; 0 if there is a doubt."""
         if evidence.doubt or evidence.kind not in self.rising:
             return 0.0
         return self.rising[evidence.kind].at(evidence.strength)
 
     def takes(self, evidence: Evidence, level: float) -> bool:
-        """Even where a budget would allow for everything, a doubt is one."""
+        """Whether an answer is used. An answer with a doubt never is, even if the budget allows any score."""
         score = self.score(evidence)
         return score > 0 and score >= level
 
-    def before(self, asked: Asked) -> Evidence:
-        """What speaks for the student before it has said anything."""
-        return Evidence("text", self.prompts.strength(asked.words))
+    def before(self, call: GateCall) -> Evidence:
+        """The evidence for the student before it has answered."""
+        return Evidence("text", self.prompts.strength(call.words))
 
     @staticmethod
     def fit(seen: Sequence[Seen]) -> Gate:
@@ -268,22 +270,22 @@ class Gate:
             else:
                 strength = one.evidence.strength
             by_kind.setdefault(one.evidence.kind, []).append((strength, not one.is_excess))
-        return Gate({kind: Rising.fit(rows) for kind, rows in by_kind.items()}, prompts)
+        return Gate({kind: Isotonic.fit(rows) for kind, rows in by_kind.items()}, prompts)
 
 
 @dataclass(slots=True)
 class GateCalibration:
-    """What a run over tasks of known answer taught: the gate from one half of them, the budgets from the other."""
+    """The result of a calibration: the gate, fitted on one half of the tasks, and the other half, judged."""
 
     student: str
     full: str
-    made: str  # the day
+    made: str  # date
     gate: Gate
     judged: list[Judged]
     used: list[str] = field(default_factory=list)  # names of the tasks
 
     def as_plain(self) -> dict[str, Any]:
-        """For a file of JSON."""
+        """The calibration as JSON values, for a file."""
         return {
             "student": self.student,
             "full": self.full,
@@ -296,16 +298,16 @@ class GateCalibration:
 
     @staticmethod
     def from_plain(plain: Mapping[str, Any]) -> GateCalibration:
-        """KeyError, TypeError or ValueError where it is none."""
-        rising = {kind: Rising(list(of[0]), list(of[1])) for kind, of in plain["rising"].items()}
+        """Raises KeyError, TypeError or ValueError if `plain` is not a calibration."""
+        rising = {kind: Isotonic(list(of[0]), list(of[1])) for kind, of in plain["rising"].items()}
         prompts = PromptGuess({int(one): float(weight) for one, weight in plain["prompts"]})
         judged = [Judged(float(score), bool(excess), bool(differs)) for score, excess, differs in plain["judged"]]
         names = [str(plain[name]) for name in ("student", "full", "made")]
         return GateCalibration(names[0], names[1], names[2], Gate(rising, prompts), judged, list(plain["used"]))
 
 
-def differ(one: Said, other: Said) -> bool:
-    """Whether two answers to the same call would have different things done."""
-    if one.calls or other.calls:
-        return sorted(map(repr, one.calls)) != sorted(map(repr, other.calls))
-    return bool(one.value != other.value)  # words around a call, or in place of one, do nothing
+def differ(one: GateAnswer, other: GateAnswer) -> bool:
+    """Whether two answers to the same call have different effects."""
+    if one.tool_calls or other.tool_calls:
+        return sorted(map(repr, one.tool_calls)) != sorted(map(repr, other.tool_calls))
+    return bool(one.value != other.value)  # text has no effect, with or without a tool call

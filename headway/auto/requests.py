@@ -1,7 +1,7 @@
-"""A call to an auto model, turned into the calls that its rungs get: the student's, the full model's, the audit's.
+"""Turns a call to an auto model into the requests for its rungs: the student, the full model and the audit.
 
-Knows the dialects only so far as the gate needs: the words of a prompt, and of OpenAI chat also tools, schemas, and the
-log-probabilities in an answer. The Messages dialect has none, so its calls with tools are the full model's alone.
+Knows only the parts of the dialects that the gate needs: the words of a prompt and, for OpenAI chat, tools, schemas and
+log-probabilities. The Messages dialect has no log-probabilities, so its calls with tools go to the full model.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from headway.auto.gate import Asked, Said
+from headway.auto.gate import GateAnswer, GateCall
 from headway.core.types import Tier
 from headway.wire import Request
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
-TOP_LOGPROBS = 2  # the token that was taken and the likeliest other
+TOP_LOGPROBS = 2  # the chosen token and the most likely other one
 _encode = msgspec.json.Encoder().encode
 
 Read = Callable[[bytes, str], Request]
@@ -25,8 +25,8 @@ Prepare = Callable[[Request], Request]
 
 
 class CallRungs:
-    """A call to an auto model, as each rung gets it. `read` is the dialect's reader; `prepare` gives a request what its
-    key allows. `asked` is what the gate sees of the call, None if it could not weigh an answer."""
+    """A call to an auto model, as each rung gets it. `read` is the dialect's reader; `prepare` adds the tenant and its
+    limits. `gate_call` is the call as the gate sees it; None if the gate cannot weigh answers to it."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class CallRungs:
         audit_tier: Tier,
         student_tiers: list[Tier],
     ) -> None:
-        self._said: dict[str, Any] = msgspec.json.decode(body)
+        self._body: dict[str, Any] = msgspec.json.decode(body)
         self.request = request
         self._call = request.call
         self._read = read
@@ -46,57 +46,58 @@ class CallRungs:
         self._student, self._full = models
         self._audit_tier = audit_tier
         self._student_tiers = student_tiers
-        self.asked: Asked | None = None
+        self.gate_call: GateCall | None = None
         if request.call.choices == 1 and request.max_output_tokens != 0:
-            self.asked = asked_of(request.path, self._said)
+            self.gate_call = read_call(request.path, self._body)
 
     def to_student(self, *, is_held: bool) -> Request:
-        """A held answer comes in one piece, with what the gate needs to know about each token."""
-        said = {**self._said, "model": self._student}
-        said.pop("service_tier", None)
-        said.pop("speed", None)
+        """A held answer comes in one piece, with log-probabilities for the gate."""
+        body = {**self._body, "model": self._student}
+        body.pop("service_tier", None)
+        body.pop("speed", None)
         if is_held:
-            said.pop("stream_options", None)
-            top = max(TOP_LOGPROBS, said.get("top_logprobs") or 0)
-            said |= {"stream": False, "logprobs": True, "top_logprobs": top}
-        request = self._read(_encode(said), f"{self._call.id}-student")
+            body.pop("stream_options", None)
+            top = max(TOP_LOGPROBS, body.get("top_logprobs") or 0)
+            body |= {"stream": False, "logprobs": True, "top_logprobs": top}
+        request = self._read(_encode(body), f"{self._call.id}-student")
         if self._call.tier in self._student_tiers:
             request = replace(request, call=replace(request.call, tier=self._call.tier))
         return self._prepare(request)
 
     def to_full(self) -> Request:
-        return self._prepare(self._read(_encode({**self._said, "model": self._full}), self._call.id))
+        return self._prepare(self._read(_encode({**self._body, "model": self._full}), self._call.id))
 
     def to_audit(self) -> Request:
-        """The full model's answer to the same, for the watch alone: at the owner's cost, on stand-by seats."""
-        said = {**self._said, "model": self._full, "stream": False}
+        """The same call to the full model, for the audit only: at the owner's cost, as flex if the model offers it."""
+        body = {**self._body, "model": self._full, "stream": False}
         for field in ("stream_options", "service_tier", "logprobs", "top_logprobs"):
-            said.pop(field, None)
-        request = self._read(_encode(said), f"{self._call.id}-audit")
+            body.pop(field, None)
+        request = self._read(_encode(body), f"{self._call.id}-audit")
         return replace(request, call=replace(request.call, tier=self._audit_tier))
 
-    def read(self, whole: bytes) -> Said:
-        """Only answers of OpenAI chat are ever held."""
-        return said_in(msgspec.json.decode(whole), wants_json=self.asked is not None and self.asked.schema is not None)
+    def read(self, whole: bytes) -> GateAnswer:
+        """The answer as the gate sees it. Only answers of OpenAI chat are held."""
+        wants_json = self.gate_call is not None and self.gate_call.schema is not None
+        return read_answer(msgspec.json.decode(whole), wants_json=wants_json)
 
     def release(self, whole: bytes) -> bytes:
-        """A held answer as the client wants it: in one piece or as events, with nothing it did not ask for."""
+        """A held answer in the form that the client asked for: in one piece or as events, without added fields."""
         answer = msgspec.json.decode(whole)
         choice = answer["choices"][0]
-        if not self._said.get("logprobs"):
+        if not self._body.get("logprobs"):
             choice["logprobs"] = None
         else:
-            wanted = self._said.get("top_logprobs") or 0
+            wanted = self._body.get("top_logprobs") or 0
             for one in (choice.get("logprobs") or {}).get("content") or []:
                 one["top_logprobs"] = one["top_logprobs"][:wanted]
-        return _as_events(answer, self._wants_usage()) if self._said.get("stream") else _encode(answer)
+        return _as_events(answer, self._wants_usage()) if self._body.get("stream") else _encode(answer)
 
     def _wants_usage(self) -> bool:
-        return bool((self._said.get("stream_options") or {}).get("include_usage"))
+        return bool((self._body.get("stream_options") or {}).get("include_usage"))
 
 
 def _as_events(answer: dict[str, Any], wants_usage: bool) -> bytes:
-    """A whole answer told as a stream: all of it in one event, then how it ended."""
+    """A whole answer as a stream: one event with all of it, then one with the finish reason."""
     choice = answer["choices"][0]
     message = {name: value for name, value in choice["message"].items() if value is not None}
     if calls := message.get("tool_calls"):
@@ -111,33 +112,33 @@ def _as_events(answer: dict[str, Any], wants_usage: bool) -> bytes:
     return b"".join(b"data: %b\n\n" % _encode(chunk) for chunk in chunks) + b"data: [DONE]\n\n"
 
 
-def asked_of(path: str, said: dict[str, Any]) -> Asked | None:
-    """What the gate sees of a request; None where it could not weigh an answer to it."""
+def read_call(path: str, body: dict[str, Any]) -> GateCall | None:
+    """A request as the gate sees it; None if the gate cannot weigh answers to it."""
     if path == COMPLETIONS:
-        prompt = said.get("prompt")
-        is_free = not said.get("response_format") and not said.get("structured_outputs")
-        return Asked(prompt) if isinstance(prompt, str) and is_free else None
-    words = " ".join(_texts(said.get("system")) + [t for one in said["messages"] for t in _texts(one.get("content"))])
+        prompt = body.get("prompt")
+        is_free = not body.get("response_format") and not body.get("structured_outputs")
+        return GateCall(prompt) if isinstance(prompt, str) and is_free else None
+    words = " ".join(_texts(body.get("system")) + [t for one in body["messages"] for t in _texts(one.get("content"))])
     if path == MESSAGES:
-        return None if said.get("tools") or said.get("output_config") else Asked(words)
-    if path != CHAT or said.get("structured_outputs"):
+        return None if body.get("tools") or body.get("output_config") else GateCall(words)
+    if path != CHAT or body.get("structured_outputs"):
         return None
     tools = {}
-    if said.get("tool_choice") != "none":
-        tools = {one["function"]["name"]: one["function"].get("parameters") or {} for one in said.get("tools") or []}
-    wanted = said.get("response_format") or {}
+    if body.get("tool_choice") != "none":
+        tools = {one["function"]["name"]: one["function"].get("parameters") or {} for one in body.get("tools") or []}
+    wanted = body.get("response_format") or {}
     schema = (wanted.get("json_schema") or {}).get("schema") or {}
-    return Asked(words, tools, schema if wanted.get("type") in ("json_object", "json_schema") else None)
+    return GateCall(words, tools, schema if wanted.get("type") in ("json_object", "json_schema") else None)
 
 
-def said_in(answer: dict[str, Any], *, wants_json: bool = False) -> Said:
-    """What the gate sees of an answer of OpenAI chat."""
+def read_answer(answer: dict[str, Any], *, wants_json: bool = False) -> GateAnswer:
+    """An answer of OpenAI chat as the gate sees it."""
     choice = answer["choices"][0]
     message = choice["message"]
     calls = [(one["function"]["name"], _json(one["function"]["arguments"])) for one in message.get("tool_calls") or []]
     text = message.get("content") or ""
     tokens = (choice.get("logprobs") or {}).get("content") or []
-    return Said(
+    return GateAnswer(
         calls,
         text,
         _json(text) if wants_json else None,
@@ -154,7 +155,7 @@ def _texts(content: Any) -> list[str]:
 
 
 def _json(text: str) -> Any:
-    """None: it is none."""
+    """None if the text is not valid JSON."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
@@ -162,7 +163,7 @@ def _json(text: str) -> Any:
 
 
 def _margin(token: dict[str, Any]) -> float:
-    """How much likelier the token was than the likeliest other; below 0 where chance took a less likely one. Where
-    nothing is said of others, nothing speaks for it."""
+    """The token's log-probability minus that of the most likely other token; negative if sampling chose a less likely
+    one, -inf if the engine lists no others."""
     others = [one["logprob"] for one in token.get("top_logprobs") or [] if one["token"] != token["token"]]
     return float(token["logprob"] - max(others)) if others else float("-inf")

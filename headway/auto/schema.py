@@ -1,7 +1,7 @@
-"""Does a value fit a JSON schema? The plain part of it, as tools have it: types, what is required, what is listed.
+"""Checks a value against the simple part of JSON schema that tools use: types, required and listed values, bounds.
 
-Patterns are not looked at: their authors are the clients, and a search in one can take forever. Nor are the keywords
-that combine schemas, except where any one may fit. So `fits` can say yes to what is wrong; the gate asks more.
+Ignores patterns, because clients write them and matching one can take forever, and the keywords that combine schemas,
+except `anyOf` and `oneOf`, of which at least one must fit. So `fits` can accept a wrong value; the gate checks more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_DEPTH = 24
 
 def fits(value: Any, schema: Any, depth: int = 0) -> bool:
     if not isinstance(schema, Mapping):
-        return schema is not False  # `true` and what is no schema allow everything
+        return schema is not False  # `true`, or anything that is not a schema, allows every value
     if depth > MAX_DEPTH or not _is_of_type(value, schema.get("type")):
         return False
     if isinstance(listed := schema.get("enum"), list) and value not in listed:
@@ -48,7 +48,7 @@ def _is_of_type(value: Any, kind: Any) -> bool:
     known = [TYPES[one] for one in kinds if isinstance(one, str) and one in TYPES]
     if not known:
         return True
-    if isinstance(value, bool):  # to Python it is a whole number too
+    if isinstance(value, bool):  # in Python a bool is also an int
         return (bool,) in known
     if isinstance(value, float) and value.is_integer() and (int,) in known:
         return True
@@ -68,6 +68,6 @@ def _fits_object(value: dict[str, Any], schema: Mapping[str, Any], depth: int) -
         return False
     if not isinstance(properties, Mapping):
         return True
-    # A name that no property has is an invented argument, unless the schema invites it.
+    # A name that is not in `properties` is an invented argument, unless the schema explicitly allows others.
     others = schema.get("additionalProperties", False)
     return all(fits(one, properties.get(name, others), depth + 1) for name, one in value.items())

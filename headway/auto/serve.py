@@ -1,15 +1,15 @@
-"""The auto models: the student answers first, and the full model where the student is not trusted.
+"""Serves auto models: the student answers first, and the full model if the student is not trusted.
 
-    tool calls, structured answers   the student's answer is held back, weighed (auto/gate.py), and released or not:
-                                     nothing of an answer that is not taken ever reaches the client
-    free text                        decided by the prompt before the first token; then it streams
+    tool calls, structured answers   the student's answer is held back and weighed (auto/gate.py). If the gate does not
+                                     trust it, nothing of it reaches the client
+    free text                        the gate decides on the prompt, before the first token; then the answer streams
 
-Each rung is a call of its own to `Gateway.handle`, with its own seat, proof and entries. Whatever fails here (a student
-that is away, an answer that can not be read) is the full model's call: `handle` never answers with less than that.
+Each rung is a separate call to `Gateway.handle`, with its own seat, proof and entries. If anything fails before the
+client has received something (no student, an unreadable answer), the call escalates to the full model.
 
-Of the calls that were weighed, a share by chance is asked of the full model too, after the client has its answer. Where
-the two differ more often than the budget allows, the gate is closed: every call is the full model's, also after a
-restart, until `headway auto calibrate` has asked both models anew.
+A random share of the weighed calls is audited: the full model answers them too, after the client has its answer. If the
+answers differ more often than the budget allows, the gate closes: the full model serves every call, also after a
+restart, until `headway auto calibrate` has run again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from headway.auto.gate import Asked, GateCalibration, Said, differ, weigh
+from headway.auto.gate import GateAnswer, GateCalibration, GateCall, differ, weigh
 from headway.auto.requests import CallRungs
 from headway.auto.risk import Judged, Watch, threshold, watched_rate
 from headway.core.types import Tier
@@ -33,14 +33,14 @@ from headway.wire import Client, Grant, Receipt, Request, Rung
 
 log = logging.getLogger("headway.gateway")
 
-MAX_AUDITS = 8  # at once; beyond, a call is not audited, whatever it is about
+MAX_AUDITS = 8  # at once; further calls are not audited, whatever their content
 Handle = Callable[[Request, Client], Awaitable[Receipt]]
 PriceOf = Callable[[str, Tier], Price | None]
 
 
 @dataclass(slots=True)
 class _Limit:
-    """A budget, the score at which it takes an answer, and the watch over it."""
+    """The lowest score that a budget allows, and the watch over the budget."""
 
     level: float
     watch: Watch
@@ -48,13 +48,13 @@ class _Limit:
 
 @dataclass
 class Trust:
-    """How far one student is trusted, and whether it still is."""
+    """Which answers of one student are trusted, and whether the gate is still open."""
 
     calibration: GateCalibration
     budget: float
-    budgets: dict[str, float]  # of single keys, by their ids
+    budgets: dict[str, float]  # budgets of single keys, by key id
     audit_share: float
-    closed_file: Path  # exists: the gate is closed
+    closed_file: Path  # exists while the gate is closed
     _limits: dict[float, _Limit] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,12 +71,14 @@ class Trust:
         if limit.watch.is_broken and not self.is_closed:
             self.is_closed = True
             watch = limit.watch
-            said = f"{watch.excess} of {watch.audited} audited calls differ: at most {watch.budget:.2%} may"
-            log.error("the gate of %s is closed: %s", self.calibration.student, said)
+            reason = f"{watch.excess} of {watch.audited} audited calls differ; at most {watch.budget:.2%} may"
+            log.error("the gate of %s is closed: %s", self.calibration.student, reason)
             try:
-                self.closed_file.write_text(said + "\n", encoding="utf-8")
+                self.closed_file.write_text(reason + "\n", encoding="utf-8")
             except OSError as error:
-                log.error("after a restart it would be open again: %s", error)
+                log.error(
+                    "the gate would be open again after a restart, because its state cannot be written: %s", error
+                )
 
 
 def _limit(judged: list[Judged], budget: float) -> _Limit:
@@ -86,7 +88,7 @@ def _limit(judged: list[Judged], budget: float) -> _Limit:
 
 @dataclass
 class _HeldAnswer:
-    """A client that keeps what it is sent; implements wire.Client for answers in one piece."""
+    """A client that holds the answer back; implements wire.Client for answers in one piece."""
 
     started: bool = False
     body: bytes = b""
@@ -112,7 +114,7 @@ class _HeldAnswer:
 
 @dataclass(frozen=True, slots=True)
 class _Escalated:
-    """The full model must be asked: why, and what the student's answer came to, if there was one."""
+    """The full model must be asked: why, and the receipt of the student's answer, if there was one."""
 
     why: str
     student: Receipt | None = None
@@ -141,12 +143,12 @@ class Auto:
         trust = self._trusts[call.model]
         limit = trust.limit(call.tenant)
         full_price = self._price_of(trust.calibration.full, call.tier)
-        if trust.is_closed or rungs.asked is None:
+        if trust.is_closed or rungs.gate_call is None:
             outcome: Receipt | _Escalated = _Escalated("closed" if trust.is_closed else "not weighed")
         else:
             rung = Rung(call.model, "student", full_price=full_price)
-            ask = self._stream_student if rungs.asked.is_free_text else self._hold_student
-            outcome = await ask(trust, limit, rungs, rungs.asked, rung, client)
+            ask = self._stream_student if rungs.gate_call.is_free_text else self._hold_student
+            outcome = await ask(trust, limit, rungs, rungs.gate_call, rung, client)
         if isinstance(outcome, Receipt):
             self._metrics.auto_calls.labels(call.model, "student", "").inc()
             return outcome
@@ -157,10 +159,10 @@ class Auto:
         return receipt
 
     async def _stream_student(
-        self, trust: Trust, limit: _Limit, rungs: CallRungs, asked: Asked, rung: Rung, client: Client
+        self, trust: Trust, limit: _Limit, rungs: CallRungs, gate_call: GateCall, rung: Rung, client: Client
     ) -> Receipt | _Escalated:
         gate = trust.calibration.gate
-        if not gate.takes(gate.before(asked), limit.level):
+        if not gate.takes(gate.before(gate_call), limit.level):
             return _Escalated("unsure")
         student = replace(rungs.to_student(is_held=False), rung=rung)
         try:
@@ -172,7 +174,7 @@ class Auto:
             return _Escalated("student failed")
 
     async def _hold_student(
-        self, trust: Trust, limit: _Limit, rungs: CallRungs, asked: Asked, rung: Rung, client: Client
+        self, trust: Trust, limit: _Limit, rungs: CallRungs, gate_call: GateCall, rung: Rung, client: Client
     ) -> Receipt | _Escalated:
         held, student = _HeldAnswer(), replace(rungs.to_student(is_held=True), rung=rung)
         try:
@@ -181,15 +183,15 @@ class Auto:
             log.info("the student did not answer call %s: %s", student.call.id, error)
             return _Escalated("student failed")
         try:
-            said = rungs.read(held.body)
-            evidence = weigh(asked, said)
+            answer = rungs.read(held.body)
+            evidence = weigh(gate_call, answer)
             is_taken = trust.calibration.gate.takes(evidence, limit.level)
             whole = rungs.release(held.body) if is_taken else b""
         except Exception:
-            # A gate that fails is no reason to trust an answer, nor to fail a call.
-            log.exception("the answer to call %s could not be weighed", student.call.id)
+            # If the gate fails, the answer is not trusted, and the call does not fail.
+            log.exception("the gate failed on the answer to call %s", student.call.id)
             return _Escalated("gate failed", receipt)
-        self._audit(trust, limit, rungs, said if is_taken else None, rung.auto)
+        self._audit(trust, limit, rungs, answer if is_taken else None, rung.auto)
         if not is_taken:
             return _Escalated(evidence.doubt or "unsure", receipt)
         await _deliver(client, whole, receipt.grant, is_stream=rungs.request.streaming)
@@ -197,28 +199,28 @@ class Auto:
 
     # --- audits ---
 
-    def _audit(self, trust: Trust, limit: _Limit, rungs: CallRungs, taken: Said | None, model: str) -> None:
+    def _audit(self, trust: Trust, limit: _Limit, rungs: CallRungs, taken: GateAnswer | None, model: str) -> None:
         if not limit.watch.is_alert and self._dice.random() >= trust.audit_share:
             return
-        if taken is None:  # the full model answers: it says what it says
+        if taken is None:  # the full model serves the call, so nothing can differ
             self._metrics.auto_audits.labels(model, "escalated").inc()
             trust.see(limit, differs=False)
         elif len(self._audits) < MAX_AUDITS:
             task = asyncio.get_running_loop().create_task(self._ask_full(trust, limit, rungs, taken, model))
             self._audits.add(task)
-            task.add_done_callback(self._audited_one)
+            task.add_done_callback(self._on_audit_done)
 
-    async def _ask_full(self, trust: Trust, limit: _Limit, rungs: CallRungs, taken: Said, model: str) -> None:
+    async def _ask_full(self, trust: Trust, limit: _Limit, rungs: CallRungs, taken: GateAnswer, model: str) -> None:
         held = _HeldAnswer()
         try:
             await self._handle(rungs.to_audit(), held)
             differs = differ(taken, rungs.read(held.body))
         except HeadwayError:
-            return  # no seat was free for it
+            return  # no seat was free for the audit
         self._metrics.auto_audits.labels(model, "differs" if differs else "same").inc()
         trust.see(limit, differs)
 
-    def _audited_one(self, task: asyncio.Task[None]) -> None:
+    def _on_audit_done(self, task: asyncio.Task[None]) -> None:
         self._audits.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an audit failed", exc_info=error)

@@ -20,7 +20,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from headway.auto.calibration import allowed, read_calibration, write_calibration
-from headway.auto.gate import Rising
+from headway.auto.gate import Isotonic
 from headway.auto.risk import Judged
 from headway.auto.risk import at_most as upper_bound
 from headway.config import load
@@ -192,7 +192,7 @@ def measure_first_tokens(serving: Serving) -> dict[str, list[float]]:
     answer to be calibrated on."""
     work, path = serving.work, serving.config
     trusting = read_calibration(work.folder / "auto.json")
-    trusting.gate.rising["text"] = Rising([-1e9, 1e9], [1.0, 1.0])
+    trusting.gate.rising["text"] = Isotonic([-1e9, 1e9], [1.0, 1.0])
     trusting.judged = [Judged(1.0, is_excess=False)] * 1000
     other = work.folder / "auto-text.json"
     write_calibration(other, trusting)

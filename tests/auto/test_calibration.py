@@ -14,7 +14,7 @@ import pytest
 import typer.testing
 
 from headway.auto.calibration import Compared, Endpoint, _compare, allowed, calibrate, read_calibration
-from headway.auto.gate import Asked, Evidence
+from headway.auto.gate import Evidence, GateCall
 from headway.auto.risk import calls_needed
 from headway.cli import app
 from headway.errors import SetupError
@@ -175,5 +175,5 @@ async def test_free_text_is_judged_by_what_it_expects_and_weighed_by_its_prompt(
     assert (easy.evidence.kind, easy.is_excess, hard.is_excess) == ("text", False, True)
     made = calibrate([easy, hard] * 200, HERE, "2026-11-15", [])
     before = made.gate.before
-    assert made.gate.score(before(Asked("The capital of France?"))) > 0.9
-    assert made.gate.score(before(Asked("The capital of Texas?"))) < 0.5
+    assert made.gate.score(before(GateCall("The capital of France?"))) > 0.9
+    assert made.gate.score(before(GateCall("The capital of Texas?"))) < 0.5

@@ -18,7 +18,7 @@ from openai import PermissionDeniedError
 
 from headway.api import anthropic, openai
 from headway.auto.calibration import write_calibration
-from headway.auto.gate import Evidence, Gate, GateCalibration, PromptGuess, Rising, Seen
+from headway.auto.gate import Evidence, Gate, GateCalibration, Isotonic, PromptGuess, Seen
 from headway.auto.requests import CallRungs
 from headway.auto.risk import Judged
 from headway.auto.serve import Auto, Trust
@@ -134,7 +134,7 @@ def trust(tmp_path: Path, judged: list[Judged] | None = None, **more: Any) -> Tr
     """A gate that believes margins of 1 and more, and prompts that say hello."""
     gate = Gate.fit([Seen("x", Evidence("call", 1.0 + n / 100), is_excess=False) for n in range(400)])
     gate.prompts = PromptGuess.fit([("hello", True), ("integral", False)] * 20)
-    gate.rising["text"] = Rising([0.0, 0.1], [0.5, 1.0])
+    gate.rising["text"] = Isotonic([0.0, 0.1], [0.5, 1.0])
     calibration = GateCalibration("m-spark", "m", "2026-11-15", gate, SURE if judged is None else judged)
     own = {"budget": 0.02, "budgets": {}, "audit_share": 1e-9, "closed_file": tmp_path / "closed", **more}
     return Trust(calibration, **own)

@@ -16,7 +16,7 @@ import pytest
 from openai import OpenAI
 
 from headway.auto.calibration import write_calibration
-from headway.auto.gate import Gate, GateCalibration, Rising
+from headway.auto.gate import Gate, GateCalibration, Isotonic
 from headway.auto.risk import Judged
 from headway.local.engine_env import MODEL_NAME as MODEL
 from headway.local.engine_process import EngineProcess, free_port
@@ -55,7 +55,7 @@ ASK: Any = [{"role": "user", "content": "Which animal barks? Answer in JSON."}]
 def url(engines: list[EngineProcess], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder, port = tmp_path_factory.mktemp("auto"), free_port()
     calibration = folder / "auto.json"
-    gate = Gate({"structured": Rising([-100.0, 0.0], [0.9, 1.0])})
+    gate = Gate({"structured": Isotonic([-100.0, 0.0], [0.9, 1.0])})
     certain = [Judged(1.0, is_excess=False)] * 1000
     write_calibration(calibration, GateCalibration(SPARK_NAME, MODEL, "2026-11-15", gate, certain))
     config = folder / "headway.toml"

@@ -6,7 +6,7 @@ encoded (formats.py).
 Invariant: every token that `/scripted/record` counts as sent was written to its connection while that was open.
 
 The step loop writes tokens straight to uvicorn's transport: waking a task per token would cost more than the engine
-that it simulates. ASGI starts and ends each answer. There is no backpressure: the engine does not wait for slow clients.
+that it simulates. ASGI starts and ends each answer. The engine does not wait for slow clients.
 """
 
 import asyncio

@@ -1,10 +1,10 @@
-"""HTTP/1.1 to one server: a pool of connections, and responses whose body is handed over piece by piece.
+"""An HTTP/1.1 client: a connection pool for one server, and responses whose body is passed on piece by piece.
 
-Our own because the gateway's hot path runs through it: one asyncio protocol on httptools calls a sink for each piece,
-with no task to wake and no queue in between (docs/design/0001 has the measurements against aiohttp and httpx).
+Headway has its own client because this is the gateway's hot path: one asyncio protocol on httptools calls a sink for
+each piece, with no task to wake and no queue in between (docs/design/0001 compares it with aiohttp and httpx).
 
-Knows HTTP and TLS, nothing of what is said over them. No redirects, cookies, proxies or decompression; and no body that
-ends where the connection does, because one that was cut off looks the same.
+Knows HTTP and TLS only. Does not support redirects, cookies, proxies or decompression, nor bodies that end when the
+connection closes, because a body that was cut off looks the same.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import httptools
 from headway.errors import ConnectionFailed
 
 CONNECT_TIMEOUT_S = 5.0
-# uvicorn, which serves vLLM, closes connections that are idle for 5 s. Staying well below keeps us from sending into
-# a connection that is just being closed.
+# vLLM's server, uvicorn, closes connections that are idle for 5 s. A much shorter limit avoids sending a request on a
+# connection that is being closed.
 IDLE_REUSE_S = 2.0
 MAX_WHOLE_BODY_BYTES = 64 * 2**20
 
@@ -31,7 +31,7 @@ Sink = Callable[[bytes], None]
 
 
 class PooledConnection(asyncio.Protocol):
-    """One connection, with at most one response under way."""
+    """One connection, with at most one response in progress."""
 
     def __init__(self) -> None:
         self.response: Response | None = None
@@ -48,14 +48,14 @@ class PooledConnection(asyncio.Protocol):
         self.transport.writelines(message)
 
     def data_received(self, data: bytes) -> None:
-        if self.response is None:  # nobody asked, so it answers no request
+        if self.response is None:  # it belongs to no request
             self.transport.abort()
             return
         try:
             self.parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            # httptools wraps what a callback raises: then the context is the sink's own error.
-            self._fail(error.__context__ or ConnectionFailed(f"the server's answer is not HTTP: {error}"))
+            # httptools wraps an error raised by a callback; the context is then the sink's own error.
+            self._fail(error.__context__ or ConnectionFailed(f"the server's response is not valid HTTP: {error}"))
             self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -78,13 +78,13 @@ class Response:
         self._pool = pool
         self._connection = connection
         self._sink: Sink | None = None
-        self._early: list[bytes] = []  # what came before anyone asked for it
+        self._early: list[bytes] = []  # body received before `read` or `pipe`
         self._early_bytes = 0
         loop = asyncio.get_running_loop()
         self._first: asyncio.Future[None] = loop.create_future()
         self._end: asyncio.Future[None] = loop.create_future()
 
-    # --- what httptools calls ---
+    # --- called by httptools ---
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
@@ -93,7 +93,7 @@ class Response:
     def on_headers_complete(self) -> None:
         parser = self._connection.parser
         self.status = parser.get_status_code()
-        self._keep_alive = parser.should_keep_alive()  # asked later, the parser has forgotten
+        self._keep_alive = parser.should_keep_alive()  # the parser no longer knows it later
 
     def on_body(self, data: bytes) -> None:
         if self._sink is not None:
@@ -102,34 +102,34 @@ class Response:
         self._early.append(data)
         self._early_bytes += len(data)
         if self._early_bytes > MAX_WHOLE_BODY_BYTES:
-            self.fail(ConnectionFailed("the server's answer is too long"))
+            self.fail(ConnectionFailed(f"the server's response is larger than {MAX_WHOLE_BODY_BYTES} bytes"))
             self._connection.transport.abort()
         elif not self._first.done():
             self._first.set_result(None)
 
     def on_message_complete(self) -> None:
         if self.status < 200:
-            return  # "100 Continue" and its like: the response is still to come
+            return  # "100 Continue" and the like: the response follows
         self.ended = True
         for future in (self._first, self._end):
             if not future.done():
                 future.set_result(None)
 
-    # --- what the caller uses ---
+    # --- called by the user ---
 
     async def first_byte(self) -> None:
         """Returns at the first byte of the body, or at its end if it has none."""
         await self._first
 
     async def read(self) -> bytes:
-        """The whole body, of at most MAX_WHOLE_BODY_BYTES."""
+        """The whole body, at most MAX_WHOLE_BODY_BYTES."""
         await self._end
         return b"".join(self._early)
 
     async def pipe(self, sink: Sink) -> None:
         """Call `sink` with each piece of the body, straight from the socket; returns at the end of the body.
 
-        Raises ConnectionFailed if the body is cut off, and what `sink` raises if it does.
+        Raises ConnectionFailed if the body is cut off, and whatever `sink` raises.
         """
         early, self._early = self._early, []
         for data in early:
@@ -138,7 +138,7 @@ class Response:
         await self._end
 
     def pause(self) -> None:
-        """Stop reading: the server has to wait once the buffers in between are full."""
+        """Stop reading, so that the server has to wait once the buffers in between are full."""
         if not self._closed:
             self._connection.transport.pause_reading()
 
@@ -147,13 +147,13 @@ class Response:
             self._connection.transport.resume_reading()
 
     def close(self) -> None:
-        """Give the connection back. Before the body's end this breaks it, which tells the server to stop working."""
+        """Return the connection to the pool. Before the body's end this aborts it, which tells the server to stop."""
         if self._closed:
             return
         self._closed = True
         self._sink = None
         for future in (self._first, self._end):
-            # Whoever still cares has been told; this keeps asyncio from reporting the others as never retrieved.
+            # Mark the exception as retrieved, so that asyncio does not log one that nobody awaited.
             if future.done() and not future.cancelled():
                 future.exception()
         self._pool.put_back(self._connection, reusable=self.ended and self._keep_alive)
@@ -165,9 +165,9 @@ class Response:
 
 
 class ConnectionPool:
-    """Connections to one server. Reuses an idle one if there is one; there is no limit to how many are open.
+    """Connections to one server. Reuses idle connections; does not limit how many are open.
 
-    An https URL is verified against the system's certificates, or as `tls` says.
+    Verifies https URLs against the system's certificates, or with the context `tls`.
     """
 
     def __init__(self, url: str, *, tls: ssl.SSLContext | None = None) -> None:
@@ -175,7 +175,7 @@ class ConnectionPool:
         is_tls = parts.scheme == "https"
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if is_tls else 80)
-        # One context for all connections: making one reads every certificate of the system.
+        # One context for all connections, because making one loads all system certificates.
         self._tls = (tls or ssl.create_default_context()) if is_tls else None
         authority = f"[{self._host}]" if ":" in self._host else self._host
         self._prefix = parts.path.rstrip("/").encode()
@@ -184,10 +184,10 @@ class ConnectionPool:
         self._closed = False
 
     async def request(self, method: bytes, path: str, body: bytes = b"", headers: Headers = ()) -> Response:
-        """Send a request; returns at the first byte of the response's body, or at its end if it has none.
+        """Send a request; returns at the first byte of the response's body, or at its end if it is empty.
 
-        A reused connection that fails before that was most likely closed for being idle: the request is sent once more
-        over a fresh one.
+        A reused connection that fails before that was most likely closed because it was idle, so the request is retried
+        once on a new connection.
         """
         message = self._message(method, path, body, headers)
         connection = self._take_idle()
@@ -198,20 +198,20 @@ class ConnectionPool:
         try:
             connection = await self._connect()
         except ConnectionFailed as failed:
-            failed.reached = is_reused  # over the connection that was reused, it may have got there
+            failed.reached = is_reused  # the first try may have reached the server
             raise
         return await self._first_byte(connection, message)
 
     async def send(self, method: bytes, path: str, body: bytes = b"", headers: Headers = ()) -> Response:
-        """Send a request; returns as soon as it is written, and does not send it twice.
+        """Send a request; returns as soon as it is written, and never retries.
 
-        For callers that measure: a sink that is piped to at once gets the first byte, too, straight from the socket.
+        For measurements: a sink that is passed to `pipe` at once also gets the first byte straight from the socket.
         """
         message = self._message(method, path, body, headers)
         return self._start(self._take_idle() or await self._connect(), message)
 
     async def exchange(self, method: bytes, path: str, body: bytes = b"", headers: Headers = ()) -> tuple[int, bytes]:
-        """Send a request and read the whole response: its status and its body."""
+        """Send a request and read the whole response. Returns (status, body)."""
         response = await self.request(method, path, body, headers)
         try:
             return response.status, await response.read()
@@ -221,7 +221,7 @@ class ConnectionPool:
     def put_back(self, connection: PooledConnection, *, reusable: bool) -> None:
         connection.response = None
         if reusable and not self._closed and not connection.transport.is_closing():
-            connection.transport.resume_reading()  # its last user may have left it paused
+            connection.transport.resume_reading()  # the last response may have paused it
             connection.idle_since = asyncio.get_running_loop().time()
             self._idle.append(connection)
         else:
@@ -277,7 +277,7 @@ class ConnectionPool:
 
 
 async def fetch(pool: ConnectionPool, path: str, timeout_s: float) -> tuple[int, bytes]:
-    """A small GET: (status, body), or (0, b"") if the server cannot be reached or does not answer in time."""
+    """GET a small body. Returns (status, body), or (0, b"") if the server does not answer in time."""
     with contextlib.suppress(ConnectionFailed, TimeoutError):
         async with asyncio.timeout(timeout_s):
             return await pool.exchange(b"GET", path)

@@ -1,4 +1,4 @@
-"""Wires a configuration into a running gateway: config -> core, engines -> gateway -> app -> server."""
+"""Builds a running gateway from a configuration: config -> core, engines -> gateway -> app -> server."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def make_gateway(config: Config, record_to: Path | None = None, books: Books | N
 
 def engine_of(model: ModelTable, replica: ReplicaTable) -> Engine:
     if (make := KINDS.get(replica.kind)) is None:
-        raise SetupError(f"Replica {replica.url} is of kind {replica.kind!r}; known kinds: {', '.join(KINDS)}.")
+        raise SetupError(
+            f"Replica {replica.url} has the unknown kind {replica.kind!r}. Known kinds: {', '.join(KINDS)}."
+        )
     return make(replica.url, replica.url, model.name)
 
 
@@ -69,14 +71,15 @@ def make_auto(config: Config, gateway: Gateway) -> Auto:
 
 def trust_of(model: ModelTable, auto: AutoTable) -> Trust:
     path = Path(auto.calibration)
-    mend = f"Write it with `headway auto calibrate TASKS --model {model.name} --out {path}`."
+    fix = f"Write it with `headway auto calibrate TASKS --model {model.name} --out {path}`."
     try:
         calibration = read_calibration(path)
     except SetupError as error:
-        raise SetupError(f"{error.message} {mend}") from error
+        raise SetupError(f"{error.message} {fix}") from error
     if (calibration.student, calibration.full) != (model.student_name, model.name):
-        said = f"{calibration.student!r} beside {calibration.full!r}"
-        raise SetupError(f"{path} is about {said}, not {model.student_name!r} beside {model.name!r}. {mend}")
+        wanted = f"{model.student_name!r} and {model.name!r}"
+        found = f"{calibration.student!r} and {calibration.full!r}"
+        raise SetupError(f"{path} was calibrated for {found}, not for {wanted}. {fix}")
     return Trust(calibration, auto.budget, auto.budgets, auto.audit_share, closed_file(path))
 
 
@@ -91,7 +94,7 @@ def make_books(config: Config) -> Books | None:
 
 
 def prices_of(model: ModelTable) -> dict[Tier, Price]:
-    """A multiple that is not set is 1: the tier costs what standard does."""
+    """The price of each tier. Without a price multiple a tier costs as much as standard."""
     per_mtok = model.price or PriceTable(input=0.0, output=0.0)
     return {
         tier.name: Price(
@@ -102,7 +105,7 @@ def prices_of(model: ModelTable) -> dict[Tier, Price]:
 
 
 def policy_of(model: ModelTable) -> ModelPolicy:
-    """The tiers in the order in which held calls board: the fastest first, flex last."""
+    """The model's policy, with the tiers in the order in which held calls board: the fastest first, flex last."""
     tiers = {
         tier.name: TierPolicy(
             tier.max_held,
@@ -122,7 +125,7 @@ def replica_of(model: ModelTable, replica: ReplicaTable, name: str) -> Replica:
 
 
 def engine_commands(config: Config) -> dict[str, str]:
-    """The shell command that starts each replica, by its URL, for the models whose engines are described."""
+    """The shell command that starts each replica, by its URL, for models with an `engine` table."""
     commands = {}
     for model in config.models:
         if model.engine is None:
@@ -146,14 +149,14 @@ def engine_commands(config: Config) -> dict[str, str]:
 def vllm_speculation(speculation: SpeculationTable | None) -> dict[str, object] | None:
     if speculation is None:
         return None
-    said: dict[str, object] = {"method": speculation.method, "num_speculative_tokens": speculation.tokens}
+    settings: dict[str, object] = {"method": speculation.method, "num_speculative_tokens": speculation.tokens}
     if speculation.method == "ngram":
-        said |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
+        settings |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
     if speculation.drafter is not None:
-        said["model"] = speculation.drafter
+        settings["model"] = speculation.drafter
     if speculation.by_streams is not None:
-        said["num_speculative_tokens_per_batch_size"] = speculation.by_streams
-    return said
+        settings["num_speculative_tokens_per_batch_size"] = speculation.by_streams
+    return settings
 
 
 def make_gateway_server(config: Config, gateway: Gateway, auto: Auto) -> Server:
@@ -179,7 +182,7 @@ def make_gateway_server(config: Config, gateway: Gateway, auto: Auto) -> Server:
 async def run_gateway(
     config: Config, record_to: Path | None = None, on_listening: Callable[[int], None] | None = None
 ) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit code: 0 if every call was served to its end."""
+    """Serve until SIGTERM or SIGINT. Returns the exit code: 0 if every call was served to its end, else 1."""
     books = make_books(config)
     gateway = make_gateway(config, record_to, books)
     auto = make_auto(config, gateway)
@@ -189,13 +192,14 @@ async def run_gateway(
     if books is not None:
         await books.start()
     gateway.start()
-    # What is here now stays. Without this each full garbage collection walks all of it, and no stream moves meanwhile.
+    # The objects that exist now stay. Unless they are frozen, each full garbage collection scans them, and no stream
+    # moves meanwhile.
     gc.freeze()
     try:
         await server.serve()
-    except SystemExit:  # uvicorn's way to say that it cannot bind
+    except SystemExit:  # uvicorn raises this if it cannot bind
         where = f"{config.gateway.host}:{config.gateway.port}"
-        raise SetupError(f"cannot listen on {where}: is something else using it? Choose another port.") from None
+        raise SetupError(f"Cannot listen on {where}: the port may be in use. Choose another port.") from None
     finally:
         await auto.stop()
         await gateway.stop()
@@ -206,7 +210,7 @@ async def run_gateway(
 
 @asynccontextmanager
 async def running_gateway(config: Config) -> AsyncIterator[tuple[Gateway, int]]:
-    """A gateway without a ledger on the running event loop, and its port. It ends with the block."""
+    """Run a gateway without a ledger on the current event loop. Yields the gateway and its port."""
     gateway = make_gateway(config)
     auto = make_auto(config, gateway)
     server = make_gateway_server(config, gateway, auto)

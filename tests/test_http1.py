@@ -421,7 +421,7 @@ async def test_a_whole_body_is_bounded(serving: Serving, monkeypatch: pytest.Mon
         await reader.read()
 
     async with serving(flood) as (_server, pool):
-        with pytest.raises(ConnectionFailed, match="too long"):
+        with pytest.raises(ConnectionFailed, match="larger than 1000 bytes"):
             await whole(pool)
 
 

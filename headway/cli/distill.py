@@ -19,7 +19,7 @@ from headway.distill.collect import Collected, Teacher, answered_keys, estimate,
 from headway.distill.collect import collect as ask_all
 from headway.distill.fit import fits, places, weigh
 from headway.distill.losses import draw_losses
-from headway.distill.publish import FirstRung, Guessing, Spark, best_tokens
+from headway.distill.publish import Drafting, FirstRung, Spark, best_tokens
 from headway.distill.publish import publish as write_published
 from headway.distill.student import cut_student
 from headway.distill.template import hermes_template
@@ -71,7 +71,7 @@ def collect(
     left = estimate(questions, doubles, answered_keys(out))
     console.print(
         f"{left.questions} calls to make ({left.answered} answered already, {doubles} duplicates skipped): about "
-        f"{left.prompt_tokens:,} prompt tokens, at most {left.most_output_tokens:,} output tokens, "
+        f"{left.prompt_tokens:,} prompt tokens, at most {left.max_output_tokens:,} output tokens, "
         f"at most {left.cost(input_price, output_price):,.2f} at the prices given.",
         highlight=False,
     )
@@ -82,7 +82,7 @@ def collect(
 
         def show(now: Collected) -> None:
             done = now.answered + len(now.refused)
-            progress.update(bar, completed=done, description=f"{now.output_tokens:,} tokens, {now.put_off} retried")
+            progress.update(bar, completed=done, description=f"{now.output_tokens:,} tokens, {now.retries} retries")
 
         got = ask_all(teacher, questions, out, at_once, show)
     console.print(
@@ -261,9 +261,9 @@ def publish(
     weights = str(student.resolve())
     curve = [(one.streams, one.nine_in_ten_tps) for one in read_frontier(bench)] if bench is not None else []
     spark = Spark(weights, url, seats, floor, curve) if url is not None else None
-    guessing = Guessing.up_to(weights, draft_tokens, draft_up_to) if draft_tokens is not None else None
+    drafting = Drafting.up_to(weights, draft_tokens, draft_up_to) if draft_tokens is not None else None
     first_rung = FirstRung(str(auto), budget) if auto is not None else None
-    for change in write_published(config, model, spark, guessing, load, first_rung):
+    for change in write_published(config, model, spark, drafting, load, first_rung):
         console.print(f"[green]{config}[/green]: {change}.", highlight=False)
 
 

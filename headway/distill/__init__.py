@@ -1,1 +1,1 @@
-"""From a teacher to a student: collect answers, cut layers, train, quantise, publish, and say how good it is."""
+"""Makes a student from a teacher: collects answers, cuts layers, trains, quantises, publishes, and reports quality."""

@@ -1,7 +1,7 @@
-"""The card of a student: what it is, how fast, and how often it is wrong beside its teacher. Written from results only.
+"""The card of a student: what it is, its speed, and its mistakes compared with its teacher's.
 
-Knows: `card.json`, as runs and `headway distill` write it, and how an interval of a share is computed. A figure that is
-not among the results is not on the card, and the card says that it was not measured.
+Written from `card.json` only, which runs and `headway distill` write. If a figure is not among the results, the card
+says that it was not measured.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ NOT_MEASURED = "not measured"
 
 
 def tally(verdicts: Iterable[str]) -> dict[str, int]:
-    """How often each verdict was given, the right ones first."""
+    """The count of each verdict, "right" first."""
     counts = Counter(verdicts)
     return {name: counts[name] for name in ("right", *MISTAKES) if counts[name]}
 
 
 def ratio_interval(part: Share, whole: Share) -> tuple[float, float, float]:
-    """part ÷ whole with a 95 % interval: of two shares found apart from each other, on the scale of logarithms."""
+    """part ÷ whole with its 95 % interval, for two independent shares, on the log scale."""
     if part.count == 0 or whole.count == 0:
         return 0.0, 0.0, float("inf")
     ratio = part.value / whole.value
@@ -40,15 +40,15 @@ def read_results(path: Path) -> dict[str, Any]:
     try:
         results = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SetupError(f"{path} can not be read ({error}).") from error
+        raise SetupError(f"{path} cannot be read ({error}).") from error
     if not isinstance(results, dict) or "name" not in results:
-        raise SetupError(f"{path} holds no results of a student: it must have a `name` at least.")
+        raise SetupError(f"{path} is not a student's results: it has no `name`.")
     return results
 
 
 def card_page(results: Mapping[str, Any]) -> str:
-    """Markdown. `results` has: name, teacher, bytes, layers, mistakes, speeds, acceptance, trained_on; all but the
-    first may be missing."""
+    """The card as Markdown. `results` has a name and may have: teacher, bytes, layers, mistakes, speeds, acceptance,
+    trained_on."""
     parts = [
         f"# {results['name']}\n\nWritten by `headway distill card` from measured results.\n",
         _what_it_is(results),
@@ -77,10 +77,10 @@ def _what_it_is(results: Mapping[str, Any]) -> str:
 
 
 def _mistakes(sets: Mapping[str, Mapping[str, Mapping[str, int]]]) -> str:
-    """By task set, then by model: how often each verdict was given."""
+    """`sets` has the count of each verdict by task set and model."""
     if not sets:
         return f"## Mistakes\n\n{NOT_MEASURED}\n"
-    parts = ["## Mistakes\n\nOn tasks held out from training, greedy; in brackets the 95 % interval.\n"]
+    parts = ["## Mistakes\n\nOn tasks held out from training, with greedy decoding; 95 % intervals in parentheses.\n"]
     for name, models in sets.items():
         kinds = [kind for kind in MISTAKES if any(counts.get(kind) for counts in models.values())]
         rows = []
@@ -106,7 +106,7 @@ def _acceptance(tasks: Mapping[str, Mapping[str, float]]) -> str:
     rows = [
         (name, f"{one['tokens']:g}", f"{one['acceptance']:.1%}", f"{one['speedup']:.2f}") for name, one in tasks.items()
     ]
-    return "## As drafter\n\n" + _table(("tasks", "tokens ahead", "taken", "times the speed without"), rows)
+    return "## As drafter\n\n" + _table(("tasks", "draft tokens", "accepted", "speed-up"), rows)
 
 
 def _trained_on(said: Mapping[str, Any]) -> str:
@@ -116,7 +116,7 @@ def _trained_on(said: Mapping[str, Any]) -> str:
 
 
 def _bad_at(sets: Mapping[str, Mapping[str, Mapping[str, int]]], name: str) -> str:
-    """The sets on which it is right clearly less often than its teacher, and its commonest mistake there."""
+    """The sets on which it is clearly less often right than its teacher, with its most common mistake."""
     lines = []
     for task_set, models in sets.items():
         own, teacher = models.get("student") or models.get(name), models.get("teacher")
@@ -127,10 +127,10 @@ def _bad_at(sets: Mapping[str, Mapping[str, Mapping[str, int]]], name: str) -> s
         worst = max(MISTAKES, key=lambda kind: mistakes[kind])
         if mine.interval[1] < theirs.interval[0]:
             lines.append(
-                f"- **{task_set}**: right {mine.value:.1%} of the time where its teacher is right {theirs.value:.1%}; "
-                f"most often: {worst} ({mistakes[worst]} of {mine.of})."
+                f"- **{task_set}**: right on {mine.value:.1%} of the tasks, its teacher on {theirs.value:.1%}; "
+                f"most common mistake: {worst} ({mistakes[worst]} of {mine.of})."
             )
-    none = "Nothing that these sets show clearly; what is not in them was not looked at.\n"
+    none = "These sets show no clear weakness. Nothing else was measured.\n"
     return "## What it is bad at\n\n" + ("\n".join(lines) + "\n" if lines else none)
 
 

@@ -1,9 +1,9 @@
-"""Asks a teacher: one call for each prompt, on stand-by seats, its answers kept in a file that can be gone on with.
+"""Collects a teacher's answers: sends one flex call per prompt and appends each answer to a file. Runs can be resumed.
 
-Knows: the OpenAI chat dialect over HTTP, and which calls were answered already (by a hash of what was asked, so that a
-prompt that stands twice in a file is asked once). Does not know: what the answers are for.
+Speaks the OpenAI chat dialect over HTTP. Identifies a call by a hash of its request, so that a prompt that occurs twice
+in a file is sent once, and an answered one is not sent again. Does not know what the answers are for.
 
-Invariant: a line of the file is a complete answer; a run cut off at any point loses at most the calls under way.
+Invariant: every line of the file is a complete answer. A run that is interrupted loses at most the calls in flight.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from headway.evals.task_files import numbered_rows
 from headway.evals.tool_calls import Unparsable, hermes, parse_openai
 
 CALL_TIMEOUT_S = 600.0
-MAX_PATIENCE_S = 3600.0  # in which a call is put off again and again, as flex calls are
-LONGEST_WAIT_S = 60.0
-TRY_AGAIN = {429, 500, 502, 503, 504, 529}
-REFUSED = {400, 413, 422}  # this prompt will never be answered; others may
-CHARS_PER_TOKEN = 4.0  # of English and of JSON, about
+MAX_RETRY_S = 3600.0  # long, because flex calls wait for free seats
+MAX_PAUSE_S = 60.0
+RETRY_STATUSES = {429, 500, 502, 503, 504, 529}
+REFUSAL_STATUSES = {400, 413, 422}  # this prompt will never be answered; others may be
+CHARS_PER_TOKEN = 4.0  # approximately, for English and JSON
 MTOK = 1_000_000
 
 Progress = Callable[["Collected"], None]
@@ -53,51 +53,51 @@ class TeacherQuestion:
     tags: Mapping[str, str]
 
     @property
-    def about_tokens(self) -> int:
-        said = [self.body["messages"], self.body.get("tools", [])]
-        return int(len(json.dumps(said, ensure_ascii=False)) / CHARS_PER_TOKEN)
+    def estimated_tokens(self) -> int:
+        prompt = [self.body["messages"], self.body.get("tools", [])]
+        return int(len(json.dumps(prompt, ensure_ascii=False)) / CHARS_PER_TOKEN)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Before anything is asked: what is left to ask, and what that takes at most."""
+    """The calls that are left to make, and an upper bound of their tokens."""
 
     questions: int
-    answered: int  # already
-    doubles: int
+    answered: int  # by an earlier run
+    duplicates: int
     prompt_tokens: int
-    most_output_tokens: int
+    max_output_tokens: int
 
     def cost(self, input_price: float, output_price: float) -> float:
-        """At most, with prices for a million tokens."""
-        return (self.prompt_tokens * input_price + self.most_output_tokens * output_price) / MTOK
+        """The highest possible cost, from prices per million tokens."""
+        return (self.prompt_tokens * input_price + self.max_output_tokens * output_price) / MTOK
 
 
 @dataclass
 class Collected:
     total: int
     answered: int = 0
-    put_off: int = 0
+    retries: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
-    refused: list[str] = field(default_factory=list)  # what was said of prompts that can not be answered
+    refused: list[str] = field(default_factory=list)  # the error message for each refused prompt
 
 
 def read_questions(path: Path, teacher: Teacher) -> tuple[list[TeacherQuestion], int]:
-    """From tasks, or from rows with `messages` or `prompt`; and how many stood there more than once."""
+    """Read tasks, or rows with `messages` or `prompt`. Returns the questions and the number of duplicates."""
     questions: dict[str, TeacherQuestion] = {}
-    doubles = 0
+    duplicates = 0
     tools: Any = None
     for number, row in numbered_rows(path):
         messages = row.get("messages") or ([{"role": "user", "content": row["prompt"]}] if "prompt" in row else None)
         if not isinstance(messages, list) or not messages:
             raise SetupError(f"{path}:{number}: has neither `messages` nor a `prompt`.")
-        # In a file of tasks, tools stand only where they change.
+        # In a file of tasks, a row without `tools` has those of the row before.
         tools = row.get("tools", tools if "expected" in row else None)
         question = question_of(teacher, messages, tools, row.get("tags") or {})
-        doubles += question.key in questions
+        duplicates += question.key in questions
         questions.setdefault(question.key, question)
-    return list(questions.values()), doubles
+    return list(questions.values()), duplicates
 
 
 def question_of(teacher: Teacher, messages: list[Any], tools: Any, tags: Mapping[str, str]) -> TeacherQuestion:
@@ -111,13 +111,13 @@ def question_of(teacher: Teacher, messages: list[Any], tools: Any, tags: Mapping
         body["tools"] = tools
     if teacher.top_logprobs:
         body |= {"logprobs": True, "top_logprobs": teacher.top_logprobs, "return_tokens_as_token_ids": True}
-    # Not the tier: it says when an answer comes, not which.
+    # The tier is not part of the key: it changes when an answer comes, not the answer.
     key = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:32]
     return TeacherQuestion(key, body, tags)
 
 
 def answered_keys(path: Path) -> set[str]:
-    """What a file of answers holds. A last line that was cut off is taken out of it."""
+    """The keys of the answers in a file. Removes an incomplete last line, which an interrupted run leaves behind."""
     if not path.exists():
         return set()
     text = path.read_bytes()
@@ -128,13 +128,13 @@ def answered_keys(path: Path) -> set[str]:
     return {str(row.get("key")) for _, row in numbered_rows(path)}
 
 
-def estimate(questions: list[TeacherQuestion], doubles: int, answered: set[str]) -> Estimate:
+def estimate(questions: list[TeacherQuestion], duplicates: int, answered: set[str]) -> Estimate:
     left = [one for one in questions if one.key not in answered]
     return Estimate(
         len(left),
         len(questions) - len(left),
-        doubles,
-        sum(one.about_tokens for one in left),
+        duplicates,
+        sum(one.estimated_tokens for one in left),
         sum(one.body["max_tokens"] for one in left),
     )
 
@@ -142,7 +142,7 @@ def estimate(questions: list[TeacherQuestion], doubles: int, answered: set[str])
 def collect(
     teacher: Teacher, questions: Iterable[TeacherQuestion], out: Path, at_once: int, progress: Progress
 ) -> Collected:
-    """Ask all that are not answered yet, so many at once."""
+    """Send every question that has no answer yet, `at_once` at a time."""
     answered = answered_keys(out)
     left = [one for one in questions if one.key not in answered]
     into, lock, stopped = Collected(len(left)), threading.Lock(), threading.Event()
@@ -172,7 +172,7 @@ def collect(
         finally:
             stopped.set()
     if into.refused and not into.answered and not answered:
-        raise SetupError(f"Not one of {len(into.refused)} prompts was answered: {into.refused[0]}")
+        raise SetupError(f"None of {len(into.refused)} prompts was answered: {into.refused[0]}")
     return into
 
 
@@ -180,29 +180,29 @@ def _watch(running: set[Future[None]], into: Collected, progress: Progress) -> N
     while running:
         done, running = wait(running, timeout=1.0, return_when=FIRST_COMPLETED)
         for future in done:
-            future.result()  # raises what the call raised
+            future.result()  # re-raises the call's exception
         progress(into)
 
 
 class _Refused(Exception):
-    """This prompt can not be answered."""
+    """The teacher cannot answer this prompt."""
 
 
 def _ask(teacher: Teacher, question: TeacherQuestion, into: Collected, stopped: threading.Event) -> dict[str, Any]:
-    """One call, asked again for as long as the answer is "later"."""
-    deadline = time.monotonic() + MAX_PATIENCE_S
+    """Make one call. Retries while the server asks for it, for at most MAX_RETRY_S."""
+    deadline = time.monotonic() + MAX_RETRY_S
     pause_s = 1.0
     while True:
         status, answer, retry_after = _post(teacher, question.body)
         if status == 200:
             return answer
-        said = f"{teacher.url} answered {status}: {_message(answer)}"
-        if status in REFUSED:
-            raise _Refused(said)
-        if status not in TRY_AGAIN or time.monotonic() > deadline or stopped.is_set():
-            raise SetupError(said)
-        into.put_off += 1
-        pause_s = min(LONGEST_WAIT_S, max(retry_after, pause_s * 1.5))
+        problem = f"{teacher.url} answered {status}: {_message(answer)}"
+        if status in REFUSAL_STATUSES:
+            raise _Refused(problem)
+        if status not in RETRY_STATUSES or time.monotonic() > deadline or stopped.is_set():
+            raise SetupError(problem)
+        into.retries += 1
+        pause_s = min(MAX_PAUSE_S, max(retry_after, pause_s * 1.5))
         stopped.wait(pause_s)
 
 
@@ -218,12 +218,12 @@ def _post(teacher: Teacher, body: dict[str, Any]) -> tuple[int, dict[str, Any], 
         connection.request("POST", path, json.dumps({**body, "service_tier": teacher.tier}).encode(), headers)
         response = connection.getresponse()
         text = response.read()
-        waits = response.headers.get("retry-after", "0")
+        retry_after = response.headers.get("retry-after", "0")
         try:
             answer = json.loads(text)
         except ValueError:
             answer = {"error": {"message": text[:200].decode(errors="replace")}}
-        return response.status, answer, float(waits) if waits.isdigit() else 0.0
+        return response.status, answer, float(retry_after) if retry_after.isdigit() else 0.0
     except (OSError, http.client.HTTPException) as error:
         return 503, {"error": {"message": f"{type(error).__name__}: {error}"}}, 0.0
     finally:
@@ -242,8 +242,8 @@ def _row(question: TeacherQuestion, answer: dict[str, Any]) -> dict[str, Any]:
         text = message.get("content") or ""
         calls = parse_openai({"tool_calls": message.get("tool_calls")})
     except (KeyError, IndexError, TypeError, Unparsable) as error:
-        raise _Refused(f"the answer is not one of a chat ({type(error).__name__}: {error})") from error
-    # What the engine's parser took apart is put together again: a student learns the text.
+        raise _Refused(f"the answer is not a chat completion ({type(error).__name__}: {error})") from error
+    # The engine parsed tool calls out of the text; put them back, because the student learns the text.
     written = "\n".join(part for part in (text, hermes(calls)) if part)
     row: dict[str, Any] = {"key": question.key, "messages": question.body["messages"]}
     if "tools" in question.body:
@@ -256,7 +256,7 @@ def _row(question: TeacherQuestion, answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def _distribution(logprobs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The answer's tokens and what was likely there, by number: a text can be cut into tokens in several ways."""
+    """The ids of the answer's tokens and of the likeliest alternatives. Its text does not determine its tokens."""
     try:
         return {
             "answer_ids": [_token_id(one["token"]) for one in logprobs],
@@ -265,11 +265,11 @@ def _distribution(logprobs: list[dict[str, Any]]) -> dict[str, Any]:
             ],
         }
     except ValueError as error:
-        raise SetupError(f"{error}; only vLLM does: ask for no top logprobs here (--top-logprobs 0).") from error
+        raise SetupError(f"{error}; only vLLM does. Use --top-logprobs 0 here.") from error
 
 
 def _token_id(name: str) -> int:
     number = name.removeprefix("token_id:")
     if number == name:
-        raise ValueError("The endpoint does not give tokens by their number")
+        raise ValueError("The endpoint does not return token ids")
     return int(number)

@@ -1,9 +1,9 @@
 """Cuts layers out of a model. Run by the training Python: `python cut.py '{"model": .., "rows": .., "count": 64}'`.
 
-Says {"layers": N} when the model is loaded, then does what it is told, a JSON object to a line of its input:
-    {"measure": [0, 1, ..]}            the influence of these layers, when only these are left
-    {"write": [0, 1, ..], "to": DIR, "template": ".."}   the model with these layers only, and its tokenizer
-Which layers to keep is layers.py's to decide. Imports nothing of Headway.
+Prints {"layers": N} when the model is loaded, then executes commands from its input, one JSON object per line:
+    {"measure": [0, 1, ..]}                              measure the influence of these layers, without the others
+    {"write": [0, 1, ..], "to": DIR, "template": ".."}   write the model with only these layers, and its tokenizer
+layers.py decides which layers to keep. Imports nothing of Headway.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def say(**what: Any) -> None:
 
 
 def read_texts(path: str, count: int, tokenizer: Any, max_tokens: int) -> list[list[int]]:
-    """Prompts with their answers, as tokens: those the student will be trained on are those to measure on."""
+    """Tokens of prompts with their answers: layers are measured on what the student will be trained on."""
     texts: list[list[int]] = []
     with open(path, encoding="utf-8") as file:
         for line in file:
@@ -35,7 +35,7 @@ def read_texts(path: str, count: int, tokenizer: Any, max_tokens: int) -> list[l
 
 
 def influences(model: Any, kept: list[int], layers: list[Any], texts: list[list[int]]) -> list[float]:
-    """1 − cos(h_in, h_out) of each layer, averaged over all tokens."""
+    """The influence of each layer: 1 − cos(h_in, h_out), averaged over all tokens."""
     import torch  # type: ignore[import-not-found,unused-ignore]
 
     totals, tokens = [0.0] * len(kept), 0
@@ -45,8 +45,8 @@ def influences(model: Any, kept: list[int], layers: list[Any], texts: list[list[
         def hook(_layer: Any, arguments: Any, named: Any, result: Any) -> None:
             before = arguments[0] if arguments else named["hidden_states"]
             after = result[0] if isinstance(result, tuple) else result
-            turned = 1 - torch.nn.functional.cosine_similarity(before.float(), after.float(), dim=-1)
-            totals[place] += float(turned.sum())
+            change = 1 - torch.nn.functional.cosine_similarity(before.float(), after.float(), dim=-1)
+            totals[place] += float(change.sum())
 
         return hook
 
@@ -71,17 +71,17 @@ def use_layers(model: Any, layers: list[Any]) -> None:
     model.config.num_hidden_layers = len(layers)
 
 
-def write(model: Any, tokenizer: Any, layers: list[Any], kept: list[int], told: dict[str, Any]) -> None:
+def write(model: Any, tokenizer: Any, layers: list[Any], kept: list[int], command: dict[str, Any]) -> None:
     use_layers(model, [layers[number] for number in kept])
     if isinstance(getattr(model.config, "layer_types", None), list):
         model.config.layer_types = [model.config.layer_types[number] for number in kept]
-    if told.get("template"):
-        tokenizer.chat_template = told["template"]
-    unfinished = Path(told["to"] + ".partial")
+    if command.get("template"):
+        tokenizer.chat_template = command["template"]
+    unfinished = Path(command["to"] + ".partial")
     model.save_pretrained(unfinished)
     tokenizer.save_pretrained(unfinished)
-    unfinished.rename(told["to"])
-    say(written=told["to"], params=sum(one.numel() for one in model.parameters()))
+    unfinished.rename(command["to"])
+    say(written=command["to"], params=sum(one.numel() for one in model.parameters()))
 
 
 def main(settings: dict[str, Any]) -> None:
@@ -99,11 +99,11 @@ def main(settings: dict[str, Any]) -> None:
     texts = read_texts(settings["rows"], settings.get("count", 64), tokenizer, settings.get("max_tokens", 1024))
     say(layers=len(layers), params=sum(one.numel() for one in model.parameters()), texts=len(texts))
     for line in sys.stdin:
-        told = json.loads(line)
-        if "measure" in told:
-            say(influences=influences(model, told["measure"], layers, texts))
+        command = json.loads(line)
+        if "measure" in command:
+            say(influences=influences(model, command["measure"], layers, texts))
         else:
-            write(model, tokenizer, layers, told["write"], told)
+            write(model, tokenizer, layers, command["write"], command)
 
 
 if __name__ == "__main__":

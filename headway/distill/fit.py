@@ -1,8 +1,8 @@
-"""The student's bytes beside the memories it could live in: this CPU's caches, its memory, HBM, SRAM.
+"""Compares a student's size with memories it could run from: this CPU's caches and main memory, HBM, SRAM.
 
-Decoding reads all weights once a step, so where they are decides how long a step takes at the least: bytes ÷ bytes per
-second. Whether a cache really holds them is for a measurement to say: others use it too, and a virtual machine is told
-of caches it shares.
+Decoding reads all weights once per step, so the memory's bandwidth gives the minimum time of a step: bytes ÷ bytes per
+second. Only a measurement shows whether a cache really holds them: other processes use it too, and a virtual machine
+sees caches that it shares.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CHIPS_SHOWN = ("h200", "wse-3", "groq-v1", "groq-lp30")
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a step reads. An embedding that is not the output head too is looked up, not read through."""
+    """Size of a model. A step does not read an embedding that is not also the output head: it looks up single rows."""
 
     params: int
     file_bytes: int
@@ -33,7 +33,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A memory. `bytes_per_s` is None where nobody says it."""
+    """A memory. `bytes_per_s` is None if it is not known."""
 
     name: str
     size_bytes: float
@@ -43,8 +43,8 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
     place: Place
-    needed: int  # of such memories
-    least_step_ms: float | None  # for the weights alone, were they in it
+    needed: int  # number of such memories
+    least_step_ms: float | None  # to read the weights once from this memory
 
     @property
     def holds(self) -> bool:
@@ -52,15 +52,15 @@ class MemoryFit:
 
 
 def weigh(model: Path) -> Weights:
-    """From the headers of its safetensors files; nothing else is read."""
+    """Read the sizes from the headers of the model's safetensors files, without its weights."""
     files = sorted(model.glob("*.safetensors"))
     if not files:
-        raise SetupError(f"{model} has no .safetensors file: name the folder of a model.")
+        raise SetupError(f"{model} has no .safetensors file: it is not the folder of a model.")
     params = file_bytes = step_bytes = 0
     tied = _is_tied(model)
     for file in files:
         for name, (shape, size_bytes) in _tensors(file).items():
-            # Scales come with quantised weights and are no parameters of the model.
+            # The scales of quantised weights are not parameters of the model.
             params += 0 if name.endswith("_scale") else prod(shape)
             file_bytes += size_bytes
             step_bytes += 0 if "embed_tokens" in name and not tied else size_bytes
@@ -78,7 +78,7 @@ def places() -> list[Place]:
 
 
 def cpu_caches(folder: Path = CPU_CACHES) -> list[Place]:
-    """The caches for data that the kernel knows of, smallest first; none where it knows none."""
+    """The L2 and larger data caches that the kernel reports, smallest first. Empty if it reports none."""
     found = []
     for index in sorted(folder.glob("index*")):
         try:
@@ -106,7 +106,7 @@ def _tensors(file: Path) -> dict[str, tuple[list[int], int]]:
         with file.open("rb") as opened:
             [length] = struct.unpack("<Q", opened.read(8))
             if length > MAX_HEADER_BYTES:
-                raise ValueError("its header is too long")
+                raise ValueError("the header is too long")
             header = json.loads(opened.read(length))
         return {
             name: (one["shape"], one["data_offsets"][1] - one["data_offsets"][0])
@@ -114,11 +114,11 @@ def _tensors(file: Path) -> dict[str, tuple[list[int], int]]:
             if name != "__metadata__"
         }
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise SetupError(f"{file} can not be read as safetensors ({error}).") from error
+        raise SetupError(f"{file} cannot be read as safetensors ({error}).") from error
 
 
 def _is_tied(model: Path) -> bool:
     try:
         return bool(json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False))
     except (OSError, ValueError) as error:
-        raise SetupError(f"{model / 'config.json'} can not be read ({error}).") from error
+        raise SetupError(f"{model / 'config.json'} cannot be read ({error}).") from error

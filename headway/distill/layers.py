@@ -1,10 +1,10 @@
-"""Which layers a student keeps: measured, not guessed.
+"""Decides which layers a student keeps, by their measured influence.
 
-A layer's influence is how much it turns what passes through it: 1 − cos(h_in, h_out), averaged over tokens. The one
-with the least is dropped, and the others are measured again, since a layer matters more when its neighbour is gone. The
-first and the last are kept: they translate from tokens and back.
+A layer's influence is how much it changes the hidden state: 1 − cos(h_in, h_out), averaged over tokens. The layer with
+the least influence is dropped, and the others are measured again, because a layer matters more when its neighbour is
+gone. The first and the last layer are kept: they translate from tokens and back.
 
-Pure: the measuring is the caller's (cut.py does it where torch is).
+Pure: the caller measures (cut.py does, in the training Python).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from headway.errors import SetupError
 
 Influences = Sequence[float]
-Measure = Callable[[Sequence[int]], Influences]  # of the layers that are left, in their order
+Measure = Callable[[Sequence[int]], Influences]  # of the layers given, in their order
 
 
 def choose_layers(measure: Measure, layers: int, keep: int, at_once: int = 1) -> list[int]:
-    """The numbers of the layers to keep. `at_once` are dropped between two measurements: more is quicker, coarser."""
+    """The indices of the layers to keep. `at_once` layers are dropped per measurement: more is faster and coarser."""
     if not 2 <= keep < layers:
-        raise SetupError(f"A model of {layers} layers can be cut to 2 up to {layers - 1} of them, not to {keep}.")
+        raise SetupError(f"A model of {layers} layers can be cut to 2 to {layers - 1} layers, not to {keep}.")
     kept = list(range(layers))
     while len(kept) > keep:
         influences = measure(kept)

@@ -1,4 +1,4 @@
-"""The picture of a training: its loss over its steps, as SVG and PNG."""
+"""Draws a training's loss by step, as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.charts import BLUE, write_picture
 from headway.errors import SetupError
 
 PALE = "#BDBDBD"
-SMOOTHED_OVER = 10  # logged losses
+SMOOTHED_OVER = 10  # losses in the moving average
 
 
 def read_losses(path: Path) -> list[tuple[int, float]]:
@@ -18,11 +18,11 @@ def read_losses(path: Path) -> list[tuple[int, float]]:
         with path.open(encoding="utf-8") as file:
             return [(int(row["step"]), float(row["loss"])) for row in csv.DictReader(file)]
     except (OSError, ValueError, KeyError) as error:
-        raise SetupError(f"{path} can not be read as losses ({error}).") from error
+        raise SetupError(f"{path} cannot be read as losses ({error}).") from error
 
 
 def draw_losses(path: Path, title: str) -> Path:
-    """Draws losses.csv beside itself; returns the SVG."""
+    """Draw losses.csv into its own folder. Returns the path of the SVG."""
     losses = read_losses(path)
     smooth = [
         (step, sum(one for _, one in losses[max(0, n - SMOOTHED_OVER + 1) : n + 1]) / min(n + 1, SMOOTHED_OVER))

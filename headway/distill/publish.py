@@ -1,7 +1,7 @@
-"""Writes a student into headway.toml: as the `-spark` model, as drafter of the full one, as first rung.
+"""Writes a student into headway.toml: as the `-spark` model, as the full model's drafter, as the first rung of `-auto`.
 
-Knows the file's form and leaves everything else in it as it is. Whether a student is good enough is said by its card,
-not here. Invariant: what is written is a configuration that loads, or the file is untouched.
+Leaves everything else in the file as it is. Does not judge whether a student is good enough; its card does.
+Invariant: the file is replaced only by a configuration that loads.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ class Spark:
 
 
 @dataclass(frozen=True, slots=True)
-class Guessing:
-    """What the full model's engine guesses ahead: with a drafter, or without weights from the text itself (n-gram).
+class Drafting:
+    """Speculative decoding of the full model's engine: with a drafter, or with n-grams if `weights` is None.
 
-    `by_streams` is as vLLM takes it: from, to how many streams, tokens; all 0: it does not pay, and is switched off.
+    `by_streams` is in vLLM's form: (from streams, to streams, draft tokens). It is turned off if all tokens are 0.
     """
 
     weights: str | None
     by_streams: Sequence[tuple[int, int, int]]
 
     @staticmethod
-    def up_to(weights: str, tokens: int, streams: int | None, seats: int = 4096) -> Guessing:
-        """The same number up to so many streams, none beyond."""
+    def up_to(weights: str, tokens: int, streams: int | None, seats: int = 4096) -> Drafting:
+        """`tokens` draft tokens up to `streams` streams, none beyond."""
         if streams is None or streams >= seats:
-            return Guessing(weights, [(1, seats, tokens)])
-        return Guessing(weights, [(1, streams, tokens), (streams + 1, seats, 0)])
+            return Drafting(weights, [(1, seats, tokens)])
+        return Drafting(weights, [(1, streams, tokens), (streams + 1, seats, 0)])
 
 
 @dataclass(frozen=True, slots=True)
 class FirstRung:
-    """The student answers first for the auto model, as far as its calibration allows."""
+    """The student answers calls of the auto model first, as far as its calibration allows."""
 
     calibration: str
     budget: float
 
 
 def best_tokens(acceptance: Sequence[float], draft_cost: float, verify_cost: float = 0.0) -> tuple[int, float]:
-    """How many tokens to guess, and the gain: from the measured chance that the first, second, .. guess is taken.
+    """The best number of draft tokens and its gain in speed, from the acceptance of the first, second, .. draft token.
 
-    `draft_cost` is a step of the drafter as part of a step of the full model, `verify_cost` what each guess adds to the
-    latter. The gain is expected tokens per time; 0 tokens where no number of guesses gains anything.
+    `draft_cost` is the time of a drafter's step, `verify_cost` what each draft token adds to a step of the full model,
+    both divided by the time of a step of the full model. Returns 0 tokens if no number gains anything.
     """
     best, gain = 0, 1.0
     expected, taken = 1.0, 1.0
@@ -76,26 +76,28 @@ def publish(
     path: Path,
     model: str,
     spark: Spark | None,
-    guessing: Guessing | None,
+    drafting: Drafting | None,
     check: Check,
     first_rung: FirstRung | None = None,
 ) -> list[str]:
-    """Returns what was changed, in words. `check` loads a configuration and raises if it is not one."""
+    """Returns a description of each change. `check` loads a configuration and raises SetupError if it is not valid."""
     try:
         document = tomlkit.parse(path.read_text(encoding="utf-8"))
     except (OSError, tomlkit.exceptions.ParseError) as error:
-        raise SetupError(f"{path} can not be read ({error}).") from error
+        raise SetupError(f"{path} cannot be read ({error}).") from error
     table = _model(document, model)
     if table is None:
-        raise SetupError(f"{path} has no model {model!r}: name one that is there.")
+        raise SetupError(f"{path} has no model {model!r}.")
     changes = []
     if spark is not None:
         changes.append(_write_spark(document, model, spark))
-    if guessing is not None:
-        changes.append(_write_guessing(table, model, guessing))
+    if drafting is not None:
+        changes.append(_write_drafting(table, model, drafting))
     if first_rung is not None:
         table["auto"] = tomlkit.item({"calibration": first_rung.calibration, "budget": first_rung.budget})
-        changes.append(f"{model}-auto has {model}{SPARK} answer first, within {first_rung.budget:.1%} excess mistakes")
+        changes.append(
+            f"{model}-auto asks {model}{SPARK} first, with a budget of {first_rung.budget:.1%} excess mistakes"
+        )
     unfinished = path.with_name(f"{path.name}.partial")
     unfinished.write_text(tomlkit.dumps(document), encoding="utf-8")
     try:
@@ -132,21 +134,21 @@ def _write_spark(document: tomlkit.TOMLDocument, model: str, spark: Spark) -> st
     return f"{name} is served by {spark.url}{floor}"
 
 
-def _write_guessing(table: Any, model: str, guessing: Guessing) -> str:
+def _write_drafting(table: Any, model: str, drafting: Drafting) -> str:
     if "engine" not in table:
-        raise SetupError(f"The model {model!r} has no [models.engine]: its engine's profile is where a drafter goes.")
-    tokens = max((number for _, _, number in guessing.by_streams), default=0)
+        raise SetupError(f"The model {model!r} has no [models.engine]: a drafter is a setting of its engine.")
+    tokens = max((number for _, _, number in drafting.by_streams), default=0)
     if tokens == 0:
         table["engine"].pop("speculation", None)
-        return f"{model} guesses nothing ahead: it would not pay"
-    speculation: dict[str, Any] = {"method": "draft_model" if guessing.weights else "ngram", "tokens": tokens}
-    if guessing.weights:
-        speculation["drafter"] = guessing.weights
-    if len(guessing.by_streams) > 1:
-        speculation["by_streams"] = [list(one) for one in guessing.by_streams]
+        return f"{model} drafts no tokens: it would not gain speed"
+    speculation: dict[str, Any] = {"method": "draft_model" if drafting.weights else "ngram", "tokens": tokens}
+    if drafting.weights:
+        speculation["drafter"] = drafting.weights
+    if len(drafting.by_streams) > 1:
+        speculation["by_streams"] = [list(one) for one in drafting.by_streams]
     table["engine"]["speculation"] = tomlkit.item(speculation)
-    return f"{model} guesses ahead: " + ", ".join(
-        f"{number} tokens at {begin} to {end} streams" for begin, end, number in guessing.by_streams
+    return f"{model} drafts " + ", ".join(
+        f"{number} tokens at {begin} to {end} streams" for begin, end, number in drafting.by_streams
     )
 
 

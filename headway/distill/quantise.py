@@ -1,8 +1,8 @@
-"""Writes a model as int8: weights by output channel, activations by token as they come (W8A8), rounded to nearest.
+"""Quantises a model to int8 (W8A8): weights per output channel, activations dynamically per token, round to nearest.
 
-Run by the training Python: `python quantise.py '{"model": DIR, "to": DIR}'`. The form is compressed-tensors'
-`int-quantized`, which vLLM loads on CPUs and GPUs. Only the projections inside the layers are quantised: the embedding,
-which is the output head too in small models, decides the words and stays as it is. Imports nothing of Headway.
+Run by the training Python: `python quantise.py '{"model": DIR, "to": DIR}'`. Writes compressed-tensors'
+`int-quantized` format, which vLLM loads on CPUs and GPUs. Only the projections inside the layers are quantised; the
+embedding is not, because in small models it is also the output head. Imports nothing of Headway.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def say(**what: Any) -> None:
 
 
 def quantised(weight: Any) -> tuple[Any, Any]:
-    """int8 and the scale of each row, so that int8 × scale is the weight to the nearest step."""
+    """The weight as int8, and the scale of each row: int8 × scale is the weight, rounded to the nearest step."""
     import torch  # type: ignore[import-not-found,unused-ignore]
 
     wide = weight.float()

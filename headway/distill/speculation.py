@@ -1,8 +1,7 @@
-"""Which speculation an engine should run: none, n-gram, or the student as drafter; and how many tokens by batch.
+"""Chooses an engine's speculative decoding: none, n-gram, or the student as drafter, with draft tokens by batch size.
 
-Pure: takes what was measured side by side, speculative ÷ plain, and decides. vLLM runs one method in an engine, with
-another number of tokens for another number of streams, and 0 switches it off there. A method is taken only where no
-kind of text is slower with it than the noise of the measurement.
+Pure: decides from measured ratios of speed, speculative ÷ plain. vLLM runs one method per engine; its number of draft
+tokens may depend on the number of streams, and 0 turns it off there. A method is used only if it slows no kind of text.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Method = Literal["ngram", "draft_model"]
-Gains = Mapping[tuple[str, int], Sequence[float]]  # by kind of text and streams: speculative ÷ plain, pair by pair
-WORTH = 1.03  # a smaller gain is not told from noise with a handful of pairs
+Gains = Mapping[tuple[str, int], Sequence[float]]  # by kind of text and streams: speculative ÷ plain of each pair
+MIN_GAIN = 1.03  # a few pairs cannot tell a smaller gain from noise
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +24,7 @@ class Tried:
     gains: Gains
 
     def gain(self, streams: int) -> float:
-        """The mean over kinds of text, as for a mix of them; 0 where one of them is slower."""
+        """The geometric mean over the kinds of text, or 0 if one of them is slower."""
         of_kinds = [statistics.median(gains) for (_, batch), gains in self.gains.items() if batch == streams]
         if not of_kinds or min(of_kinds) < 1.0:
             return 0.0
@@ -34,14 +33,14 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`by_streams` has for each measured number of streams the tokens to guess; all 0 where nothing pays."""
+    """`by_streams` maps each measured number of streams to its draft tokens. All are 0 if nothing gains speed."""
 
     method: Method | None
     by_streams: dict[int, int]
 
     def schedule(self, seats: int) -> list[tuple[int, int, int]]:
-        """As vLLM takes it: from, to, tokens. Between two measured batches the larger one's number holds, so that a
-        batch is never given more guesses than the next larger one was found to bear."""
+        """vLLM's form: (from streams, to streams, draft tokens). A batch between two measured ones gets the number of
+        the larger one, so that no batch drafts more than was measured to pay at that size or above."""
         ranges: list[tuple[int, int, int]] = []
         begin = 1
         for streams, tokens in sorted(self.by_streams.items()):
@@ -63,7 +62,7 @@ def choose(tried: Sequence[Tried]) -> Choice:
         for streams in batches:
             gains = {one.tokens: one.gain(streams) for one in tried if one.method == method}
             tokens = max(gains, key=lambda count: gains[count])
-            pays = gains[tokens] >= WORTH
+            pays = gains[tokens] >= MIN_GAIN
             by_streams[streams] = tokens if pays else 0
             score += math.log(gains[tokens]) if pays else 0.0
         if score > best_score:

@@ -1,4 +1,4 @@
-"""A student out of a teacher: cut.py measures and writes where torch is, layers.py decides what is kept."""
+"""Cuts a student out of a teacher: layers.py decides which layers to keep, cut.py measures and writes the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.distill.training_env import script
 
 @dataclass(frozen=True, slots=True)
 class StudentCut:
-    layers: list[int]  # of the teacher's, those kept
+    layers: list[int]  # indices of the teacher's layers that were kept
     params: int
     teacher_params: int
 
@@ -30,18 +30,18 @@ def cut_student(
     threads: int | None = None,
     measured: Callable[[list[float]], None] = lambda _influences: None,
 ) -> StudentCut:
-    """`measured` is told the influences of the layers that are left, each time they have been measured."""
+    """`measured` is called after each measurement with the influences of the remaining layers."""
     settings = {"model": str(teacher.resolve()), "rows": str(rows.resolve()), "count": count, "threads": threads}
     with script(python, "cut", settings) as running:
         said = running.lines()
         whole = next(said)
 
         def measure(kept: Sequence[int]) -> list[float]:
-            running.tell({"measure": list(kept)})
+            running.send({"measure": list(kept)})
             influences: list[float] = next(said)["influences"]
             measured(influences)
             return influences
 
         kept = choose_layers(measure, whole["layers"], keep, at_once)
-        running.tell({"write": kept, "to": str(out.resolve()), "template": template})
+        running.send({"write": kept, "to": str(out.resolve()), "template": template})
         return StudentCut(kept, next(said)["params"], whole["params"])

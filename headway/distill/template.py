@@ -1,12 +1,12 @@
-"""The chat template of a distilled model: ChatML, tools compactly in the Hermes way, none that it knows by heart.
+"""The chat template of a distilled model: ChatML with Hermes tools in a compact form, without tools known by heart.
 
-Engines and trainers render the same template, so what was trained is what is served. A tool that is shown costs prompt
-tokens in every call; one whose use was learnt needs none. It is still sent by the client (the engine's parser makes
-tool calls only where there are tools), and only the template leaves it out.
+Engines and trainers render the same template, so the served prompt is the trained one. A tool in the prompt costs
+tokens in every call; a tool that the model learned in training need not be there. The client still sends it (the
+engine's parser makes tool calls only if the request has tools), and the template leaves it out.
 
-A small model copies poorly where a word changes its tokens: `Hugo` after a space is one, in `"Hugo"` it is three
-others, and a student that never saw them writes the nearest name it knows. With `words_again` a request is followed by
-its words as they begin inside an answer, so that to copy is to repeat.
+A small model copies a word poorly if its tokens change: `Hugo` after a space is one token, in `"Hugo"` it is three
+others, and a student that never saw these writes the nearest name it knows. With `words_again`, the template repeats
+the words of a request after it with the tokens they have in an answer, so that the model only has to repeat them.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-MAX_TOOL_WORDS, MAX_ARGUMENT_WORDS = 200, 160  # characters kept of a description
+MAX_TOOL_WORDS, MAX_ARGUMENT_WORDS = 200, 160  # maximum characters of a description
 
-# Line by line; joined without line ends, which Jinja would print.
 _LINES = r"""
 {%- set by_heart = BY_HEART -%}
 {%- macro kind(p) -%}
@@ -72,7 +71,7 @@ _LINES = r"""
 
 
 def hermes_template(by_heart: Sequence[str] = (), *, words_again: bool = False, default_system: str = "") -> str:
-    """The template as Jinja. `default_system` is what the model was given where a chat has no tools and no system."""
+    """The Jinja template. `default_system` is the system message of a chat that has neither tools nor its own."""
     return (
         _LINES.strip()
         .replace("WORDS_AGAIN", "true" if words_again else "false")

@@ -1,14 +1,14 @@
-"""Trains a model on answers: plainly (SFT), or towards the teacher's distribution over them (logit distillation).
+"""Trains a model on answers, by SFT or by logit distillation (towards the teacher's token distribution).
 
 Run by the training Python: `python train.py '{"model": DIR, "rows": [FILE], "out": DIR, "teacher_share": 0.8, ..}'`.
-Says its progress in JSON lines; losses are in OUT/losses.csv, checkpoints in OUT/checkpoints, from which it goes on
-when it is run again, and the trained model in OUT/model. Imports nothing of Headway but packs.py, by its path.
+Prints its progress as JSON lines. Writes losses to OUT/losses.csv, checkpoints to OUT/checkpoints, from which the next
+run resumes, and the trained model to OUT/model. Imports nothing of Headway except packing.py, by its path.
 
-Both are TRL's SFTTrainer with a loss of our own. Its own (1.16) scores the whole vocabulary at every token of the
-prompt too where there is no Triton, which on a CPU is most of the work; here only the answer's tokens are. TRL's
-DistillationTrainer lets the student write the answers it is corrected on, which on a CPU takes longer than the
-training, and gives teacher and student the same prompt, while here the student may see a shorter one (tools it shall
-know by heart). What the teacher would have said at every token comes with its answers (`collect --top-logprobs`).
+Both methods use TRL's SFTTrainer with a custom loss. Without Triton, TRL's own loss (1.16) computes logits for the
+prompt's tokens too, which is most of the work on a CPU; this one computes them for the answer only. TRL's
+DistillationTrainer has the student generate the answers, which takes longer on a CPU than the training, and gives
+teacher and student the same prompt; here the student's may be shorter (without the tools that it learns by heart).
+The teacher's distribution at every token comes with its answers (`collect --top-logprobs`).
 """
 
 from __future__ import annotations
@@ -22,21 +22,22 @@ from pathlib import Path
 from typing import Any
 
 IGNORED = -100
-NEVER = -1e9  # added to the score of a token that must not be seen
-LONG_PACK = 512  # tokens: below, PyTorch's fused attention is slower on CPUs than the plain one; above, the plain one
-# keeps every score and runs out of memory
+NEVER = -1e9  # added to the score of a masked token
+# Tokens. Below, PyTorch's fused attention is slower on CPUs than the eager one; above, the eager one, which keeps every
+# score, runs out of memory.
+LONG_PACK = 512
 DEFAULTS: dict[str, Any] = {
-    "teacher_share": 0.0,  # of the loss: the distance to the teacher's distribution; the rest is the answer itself
-    "template": None,  # a chat template in place of the model's own
+    "teacher_share": 0.0,  # weight of the distance to the teacher's distribution; the rest is cross-entropy
+    "template": None,  # chat template that replaces the model's own
     "epochs": 1.0,
-    "batch": 4,  # packs to a step
+    "batch": 4,  # packs per step
     "pack_tokens": 1024,
     "learning_rate": 3e-4,
     "max_tokens": 1024,
     "train_embedding": True,
     "seed": 0,
     "threads": None,
-    "minutes": None,  # a bound: training stops there, and what it has learnt is kept
+    "minutes": None,  # time limit: training stops there and the model is saved
     "save_every": 100,
 }
 
@@ -54,17 +55,17 @@ def read_rows(paths: list[str]) -> list[dict[str, Any]]:
 
 
 def beside(name: str) -> Any:
-    """A module of this folder, which is not on the path (training_env.py says why)."""
+    """Load a module of this folder, which is not on sys.path (training_env.py explains why)."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look for it there
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
     spec.loader.exec_module(module)
     return module
 
 
 def progress_callback(settings: dict[str, Any], out: Path) -> Any:
-    """Says each logged loss, writes losses.csv, and stops at the time allowed."""
+    """Prints each logged loss, writes losses.csv, and stops the training at the time limit."""
     from transformers import TrainerCallback  # type: ignore[import-not-found,unused-ignore]
 
     class Progress(TrainerCallback):  # type: ignore[misc,unused-ignore]
@@ -98,16 +99,16 @@ def trainer_arguments(settings: dict[str, Any], out: Path) -> Any:
         per_device_train_batch_size=settings["batch"],
         learning_rate=settings["learning_rate"],
         lr_scheduler_type="cosine",
-        warmup_steps=0.05,  # below one: a share of all
+        warmup_steps=0.05,  # below one: a fraction of all steps
         weight_decay=0.01,
         max_grad_norm=1.0,
         bf16=True,
         use_cpu=not torch.cuda.is_available(),
-        gradient_checkpointing=False,  # small models: time is scarcer than memory
+        gradient_checkpointing=False,  # small models need time more than memory
         max_length=settings["max_tokens"],
         dataset_kwargs={"skip_prepare_dataset": True},
         remove_unused_columns=False,
-        train_sampling_strategy="group_by_length",  # little padding
+        train_sampling_strategy="group_by_length",  # less padding
         length_column_name="length",
         optim="adamw_torch_fused",
         logging_steps=10,
@@ -122,30 +123,30 @@ def trainer_arguments(settings: dict[str, Any], out: Path) -> Any:
     )
 
 
-def as_row(row: dict[str, Any], tokenizer: Any, packs: Any, with_teacher: bool) -> Any:
-    """The prompt as this model's own template has it; the answer as the teacher wrote it, with the end of its turn."""
+def tokenize(row: dict[str, Any], tokenizer: Any, packing: Any, with_teacher: bool) -> Any:
+    """A row as tokens: the prompt in this model's own template, then the teacher's answer and the end of turn."""
     prompt = tokenizer.apply_chat_template(
         row["messages"], tools=row.get("tools"), add_generation_prompt=True, tokenize=False
     )
     prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    begins = json.dumps([row.get("tools"), [one for one in row["messages"] if one["role"] == "system"]])
+    prefix_key = json.dumps([row.get("tools"), [one for one in row["messages"] if one["role"] == "system"]])
     if not with_teacher:
         answer = tokenizer(row["answer"] + tokenizer.eos_token, add_special_tokens=False)["input_ids"]
-        return packs.Row(begins, prompt_ids, answer)
+        return packing.Row(prefix_key, prompt_ids, answer)
     try:
         top = row["top_logprobs"]
         ids = [[token for token, _ in one] for one in top]
         logps = [[logp for _, logp in one] for one in top]
-        return packs.Row(begins, prompt_ids, row["answer_ids"], ids, logps)
+        return packing.Row(prefix_key, prompt_ids, row["answer_ids"], ids, logps)
     except KeyError as error:
         raise SystemExit(
-            f"A row has no {error}: collect the answers with --top-logprobs from vLLM, which names its tokens, "
-            "or train with a teacher share of 0."
+            f"A row has no {error}: collect the answers from vLLM, which returns token ids, with --top-logprobs, "
+            "or train with --teacher-share 0."
         ) from None
 
 
 def collate(batch: list[dict[str, Any]], pad_id: int) -> dict[str, Any]:
-    """Padded on the right. A token sees what stands before it in its own branch and in its trunk (packs.py)."""
+    """A batch, padded on the right. A token attends to earlier tokens of its own branch and trunk (packing.py)."""
     import torch
 
     longest = max(one["length"] for one in batch)
@@ -158,7 +159,7 @@ def collate(batch: list[dict[str, Any]], pad_id: int) -> dict[str, Any]:
     sees = (own | shared) & torch.ones(longest, longest, dtype=torch.bool).tril()
     whole = {"input_ids": padded("input_ids", pad_id), "labels": padded("labels", IGNORED)}
     whole |= {"position_ids": padded("positions", 0), "sees": sees[:, None]}
-    # In the order of the batch, as a mask over the labels takes them.
+    # In the order in which a mask over the labels selects them.
     top_ids, top_logps = ([row for one in batch for row in one[name]] for name in ("top_ids", "top_logps"))
     if top_ids:
         whole |= {"top_ids": torch.tensor(top_ids), "top_logps": torch.tensor(top_logps)}
@@ -166,7 +167,7 @@ def collate(batch: list[dict[str, Any]], pad_id: int) -> dict[str, Any]:
 
 
 def answer_trainer(settings: dict[str, Any]) -> Any:
-    """SFTTrainer whose loss is that of the answer's tokens, and the distance to the teacher's distribution there."""
+    """SFTTrainer whose loss is cross-entropy on the answer's tokens plus the distance to the teacher's distribution."""
     import torch
     from trl import SFTTrainer  # type: ignore[import-not-found,unused-ignore]
 
@@ -178,10 +179,10 @@ def answer_trainer(settings: dict[str, Any]) -> Any:
         ) -> Any:
             ids, labels = inputs["input_ids"], inputs["labels"][:, 1:]
             mask = inputs["sees"]
-            if settings["pack_tokens"] < LONG_PACK:  # the plain attention adds its mask
+            if settings["pack_tokens"] < LONG_PACK:  # eager attention adds its mask to the scores
                 mask = torch.zeros(mask.shape, device=ids.device).masked_fill_(~mask, NEVER)
             at = labels != IGNORED
-            with self.accelerator.autocast():  # the trainer puts it around the whole model only
+            with self.accelerator.autocast():  # the trainer wraps only a call of the whole model
                 states = model.base_model(
                     input_ids=ids, attention_mask=mask, position_ids=inputs["position_ids"], use_cache=False
                 )[0]
@@ -189,8 +190,8 @@ def answer_trainer(settings: dict[str, Any]) -> Any:
             loss = torch.nn.functional.cross_entropy(logits, labels[at], reduction="sum")
             if share:
                 logps = torch.log_softmax(logits, dim=-1)
-                away = forward_kl(logps, inputs["top_ids"], inputs["top_logps"]).sum()
-                loss = (1 - share) * loss + share * away
+                distance = forward_kl(logps, inputs["top_ids"], inputs["top_logps"]).sum()
+                loss = (1 - share) * loss + share * distance
             self._total_train_tokens += ids.numel()
             self._metrics["train"]["num_tokens"] = [self._total_train_tokens]
             return loss / (at.sum() if num_items_in_batch is None else num_items_in_batch)
@@ -199,7 +200,7 @@ def answer_trainer(settings: dict[str, Any]) -> Any:
 
 
 def forward_kl(logps: Any, top_ids: Any, top_logps: Any) -> Any:
-    """KL(teacher ‖ student) where the teacher's most likely tokens count one by one and all others as one."""
+    """KL(teacher ‖ student) over the teacher's most likely tokens, with all other tokens merged into one."""
     import torch
 
     student = logps.gather(1, top_ids)
@@ -223,18 +224,18 @@ def main(settings: dict[str, Any]) -> None:
     set_seed(settings["seed"])
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
     tokenizer.chat_template = settings["template"] or tokenizer.chat_template
-    packs = beside("packs")
-    rows = [as_row(row, tokenizer, packs, settings["teacher_share"] > 0) for row in read_rows(settings["rows"])]
-    # A row that is longer would lose its answer, which is all it teaches.
+    packing = beside("packing")
+    rows = [tokenize(row, tokenizer, packing, settings["teacher_share"] > 0) for row in read_rows(settings["rows"])]
+    # Truncating a longer row would cut off its answer, which is what it teaches.
     used = [row for row in rows if row.length <= settings["max_tokens"]]
     if not used:
         raise SystemExit(
-            f"None of {len(rows)} rows has at most {settings['max_tokens']} tokens: there is nothing to learn."
+            f"All {len(rows)} rows are longer than {settings['max_tokens']} tokens: there is nothing to train on."
         )
-    found = packs.lay(used, settings["pack_tokens"], settings["seed"])
-    alone, tokens = sum(row.length for row in used), sum(pack.length for pack in found)
-    say(rows=len(rows), used=len(used), packs=len(found), tokens_an_epoch=tokens, tokens_alone=alone)
-    # The weights are kept in fp32 while they are trained: steps are too small for bf16.
+    packs = packing.pack_rows(used, settings["pack_tokens"], settings["seed"])
+    alone, tokens = sum(row.length for row in used), sum(pack.length for pack in packs)
+    say(rows=len(rows), used=len(used), packs=len(packs), tokens_an_epoch=tokens, tokens_alone=alone)
+    # Train in fp32: the update steps are too small for bf16.
     model = AutoModelForCausalLM.from_pretrained(
         settings["model"],
         dtype=torch.float32,
@@ -244,7 +245,7 @@ def main(settings: dict[str, Any]) -> None:
     trainer = answer_trainer(settings)(
         model,
         args=trainer_arguments(settings, out),
-        train_dataset=Dataset.from_list([{**asdict(pack), "length": pack.length} for pack in found]),
+        train_dataset=Dataset.from_list([{**asdict(pack), "length": pack.length} for pack in packs]),
         processing_class=tokenizer,
         data_collator=lambda batch: collate(batch, tokenizer.pad_token_id),
         callbacks=[progress_callback(settings, out)],

@@ -1,7 +1,8 @@
-"""The Python that trains: this one where it has the extra `distill`, else an environment made once in the cache.
+"""Finds the training Python and runs scripts in it.
 
-Knows the packages and how a script is run there. The gateway's environment needs none of them. Scripts print one JSON
-object to a line; everything else they print is kept for the complaint if they fail.
+It is this Python if the extra `distill` is installed, else an environment that is created once in the cache. The
+gateway needs none of its packages. Scripts print one JSON object per line; the last lines of any other output are
+quoted in the error if a script fails.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from typing import IO, Any
 from headway.errors import SetupError
 from headway.local.engine_env import Progress, RunCommand, ensure_environment, run_command
 
-# As the extra `distill` in pyproject.toml has them: tests compare. Torch is the version of the engine's environment.
+# The same as the extra `distill` in pyproject.toml (a test compares). Torch is that of the engine's environment.
 TORCH = "torch==2.13.0"
 PACKAGES = ("transformers==5.19.0", "trl==1.16.0", "datasets==5.2.0", "accelerate==1.15.0")
-# The registry's plain build is for CUDA: 3 GB that a box without a GPU has no use for.
+# The default build of torch is for CUDA: 3 GB that a machine without a GPU does not need.
 INSTALL = ("install", f"{TORCH}+cpu", *PACKAGES)
 NEEDS_BYTES = 4_000_000_000
 MODULES = ("torch", "transformers", "trl", "datasets", "accelerate")
@@ -39,7 +40,7 @@ def training_python(progress: Progress, *, run: RunCommand = run_command) -> Pat
 
 
 class TrainingScript:
-    """A script that runs in the training Python: what it is told on its input, and its JSON lines."""
+    """A running script: sends JSON lines to its input and reads JSON lines from its output."""
 
     def __init__(self, name: str, process: subprocess.Popen[str]) -> None:
         assert process.stdin is not None
@@ -49,9 +50,9 @@ class TrainingScript:
         self._output: IO[str] = process.stdout
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
 
-    def tell(self, what: Mapping[str, Any]) -> None:
-        with suppress(BrokenPipeError):  # it is gone, and what it says last tells why
-            self._input.write(json.dumps(what) + "\n")
+    def send(self, message: Mapping[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # the script has ended; lines() reports why
+            self._input.write(json.dumps(message) + "\n")
             self._input.flush()
 
     def lines(self) -> Iterator[dict[str, Any]]:
@@ -71,10 +72,10 @@ class TrainingScript:
 
 @contextmanager
 def script(python: Path, name: str, settings: Mapping[str, Any]) -> Iterator[TrainingScript]:
-    """Run a script of this folder with its settings; it ends with this block, however that ends."""
+    """Run a script of this folder. The script is terminated when the block exits."""
     path = Path(__file__).with_name(f"{name}.py")
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-    # -P: the script's own folder must not be searched, or `import fit` of some library would find ours.
+    # -P keeps this folder off sys.path: a library's `import fit` must not find fit.py.
     command = [str(python), "-P", str(path), json.dumps(settings)]
     process = subprocess.Popen(
         command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -92,7 +93,7 @@ def script(python: Path, name: str, settings: Mapping[str, Any]) -> Iterator[Tra
 
 
 def run_script(python: Path, name: str, settings: Mapping[str, Any], report: Report) -> dict[str, Any]:
-    """Run it to its end; returns the last thing it said."""
+    """Run a script until it ends. Returns the last JSON object that it printed."""
     last: dict[str, Any] = {}
     with script(python, name, settings) as running:
         for said in running.lines():

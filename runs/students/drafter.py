@@ -15,7 +15,7 @@ from rich.progress import Progress
 
 from headway.config import load
 from headway.distill.card import card_page
-from headway.distill.publish import Guessing, publish
+from headway.distill.publish import Drafting, publish
 from headway.distill.speculation import Choice, Tried, choose
 from headway.distill.template import hermes_template
 from headway.evals.task_files import read_tasks
@@ -80,7 +80,7 @@ def settings(work: Work, weights: str | None, by_streams: list[tuple[int, int, i
         f'[models.engine]\nweights = "{work.model("teacher")}"\n'
     )
     own = str(work.model(weights)) if weights else None
-    publish(path, TEACHER, None, Guessing(own, by_streams), load)
+    publish(path, TEACHER, None, Drafting(own, by_streams), load)
     engine = load(path).models[0].engine
     said = vllm_speculation(engine.speculation) if engine is not None else None
     if said is None:

@@ -59,7 +59,7 @@ def test_publish_makes_the_spark_model(tmp_path: Path, monkeypatch: pytest.Monke
     full = load(Path("headway.toml")).models[0]
     assert full.engine is not None
     assert full.engine.speculation is not None
-    assert "guesses nothing ahead" in run("publish", "student", "--model", "m", "--acceptance", "0.1")
+    assert "m drafts no tokens" in run("publish", "student", "--model", "m", "--acceptance", "0.1")
     with pytest.raises(SetupError, match="must look like"):
         run("publish", "student", "--model", "m", "--acceptance", "2")
     with pytest.raises(SetupError, match="Nothing to publish"):
@@ -72,7 +72,7 @@ def test_the_card_is_written_from_results(tmp_path: Path) -> None:
     run("card", results, "--out", out)
     assert out.read_text().startswith("# s\n")
     results.write_text("[]")
-    with pytest.raises(SetupError, match="holds no results"):
+    with pytest.raises(SetupError, match="is not a student's results"):
         run("card", results, "--out", out)
 
 

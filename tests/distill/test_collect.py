@@ -1,4 +1,4 @@
-"""A teacher is asked over a real socket: once for each prompt, again after a cut, patiently when put off."""
+"""Collecting from a teacher over a real socket: one call per prompt, resuming after an interruption, retries."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from headway.errors import SetupError
 
 
 class Server(ThreadingHTTPServer):
-    """Answers with a tool call that holds the question; `script` are statuses to answer with first."""
+    """Answers with a tool call that repeats the question. `script` holds the statuses to answer with first."""
 
     daemon_threads = True
 
@@ -34,7 +34,7 @@ class Server(ThreadingHTTPServer):
         self.asked: list[dict[str, Any]] = []
         self.script: list[int] = []
         self.headers_seen: list[str | None] = []
-        self.names_tokens = True  # by their number, as vLLM does
+        self.gives_token_ids = True  # as vLLM does
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         said = body["messages"][-1]["content"]
         call = {"function": {"name": "f", "arguments": json.dumps({"x": said})}}
         message = {"content": None, "tool_calls": [call]} if "tools" in body else {"content": f"to {said}"}
-        token = "token_id:7" if self.server.names_tokens else "a"
+        token = "token_id:7" if self.server.gives_token_ids else "a"
         likely = {"token": token, "top_logprobs": [{"token": token, "logprob": -0.12345}]}
         tokens = {"content": [likely]} if "logprobs" in body else None
         answer: dict[str, Any] = {
@@ -97,10 +97,10 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 def test_every_prompt_is_asked_once_on_flex(server: Server, tmp_path: Path) -> None:
     teacher = teacher_at(server, key="secret")
-    questions, doubles = read_questions(prompts(tmp_path, "a", "b", "a"), teacher)
+    questions, duplicates = read_questions(prompts(tmp_path, "a", "b", "a"), teacher)
     out = tmp_path / "answers.jsonl"
-    guess = estimate(questions, doubles, answered_keys(out))
-    assert (guess.questions, guess.doubles, guess.answered, guess.most_output_tokens) == (2, 1, 0, 512)
+    guess = estimate(questions, duplicates, answered_keys(out))
+    assert (guess.questions, guess.duplicates, guess.answered, guess.max_output_tokens) == (2, 1, 0, 512)
     assert guess.cost(0.0, 1_000.0) == 0.512
     got = collect(teacher, questions, out, 4, silent)
     assert (got.answered, got.prompt_tokens, got.output_tokens) == (2, 14, 6)
@@ -109,7 +109,7 @@ def test_every_prompt_is_asked_once_on_flex(server: Server, tmp_path: Path) -> N
     assert {row["answer"] for row in rows(out)} == {"to a", "to b"}
 
 
-def test_a_run_goes_on_where_it_was_cut_off(server: Server, tmp_path: Path) -> None:
+def test_a_run_resumes_where_it_was_interrupted(server: Server, tmp_path: Path) -> None:
     teacher = teacher_at(server)
     out = tmp_path / "answers.jsonl"
     collect(teacher, read_questions(prompts(tmp_path, "a", "b"), teacher)[0], out, 1, silent)
@@ -124,15 +124,15 @@ def test_a_run_goes_on_where_it_was_cut_off(server: Server, tmp_path: Path) -> N
     assert warmer[0].key not in answered_keys(out)
 
 
-def test_put_off_calls_are_asked_again(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.distill.collect.LONGEST_WAIT_S", 0.01)
+def test_calls_are_retried(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.distill.collect.MAX_PAUSE_S", 0.01)
     server.script = [429, 503, 429]
     teacher = teacher_at(server)
     got = collect(teacher, read_questions(prompts(tmp_path, "a"), teacher)[0], tmp_path / "out.jsonl", 1, silent)
-    assert (got.answered, got.put_off) == (1, 3)
+    assert (got.answered, got.retries) == (1, 3)
 
 
-def test_a_prompt_that_is_refused_is_left_out_and_said(server: Server, tmp_path: Path) -> None:
+def test_a_refused_prompt_is_skipped_and_reported(server: Server, tmp_path: Path) -> None:
     server.script = [400]
     teacher = teacher_at(server)
     questions, _ = read_questions(prompts(tmp_path, "a", "b"), teacher)
@@ -150,7 +150,7 @@ def test_a_wrong_key_ends_the_run(server: Server, tmp_path: Path) -> None:
     assert len(server.asked) <= 2
 
 
-def test_tools_go_along_and_calls_come_back_as_text(server: Server, tmp_path: Path) -> None:
+def test_tools_are_sent_and_tool_calls_are_kept_as_text(server: Server, tmp_path: Path) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     path = tmp_path / "tasks.jsonl"
     lines = [{"messages": [{"role": "user", "content": "a"}], "tools": [tool], "expected": []}]
@@ -165,16 +165,16 @@ def test_tools_go_along_and_calls_come_back_as_text(server: Server, tmp_path: Pa
     assert rows(out)[1]["top_logprobs"] == [[[7, -0.1235]]]
 
 
-def test_that_nothing_at_all_was_answered_is_an_error(server: Server, tmp_path: Path) -> None:
+def test_it_is_an_error_if_no_prompt_is_answered(server: Server, tmp_path: Path) -> None:
     server.script = [400, 400]
     teacher = teacher_at(server)
     questions, _ = read_questions(prompts(tmp_path, "a", "b"), teacher)
-    with pytest.raises(SetupError, match="Not one of 2 prompts was answered"):
+    with pytest.raises(SetupError, match="None of 2 prompts was answered"):
         collect(teacher, questions, tmp_path / "out.jsonl", 1, silent)
 
 
-def test_the_gateway_takes_what_is_asked() -> None:
-    """It refuses fields it does not know: what is asked of a teacher must be among those it does."""
+def test_the_gateway_accepts_the_request() -> None:
+    """The gateway refuses unknown fields, so it must know every field of a request to a teacher."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     teacher = Teacher("http://x", "m", top_logprobs=10)
     question = question_of(teacher, [{"role": "user", "content": "a"}], [tool], {})
@@ -182,14 +182,14 @@ def test_the_gateway_takes_what_is_asked() -> None:
     assert json.loads(read_chat(body, "1").body)["return_tokens_as_token_ids"] is True
 
 
-def test_tokens_without_numbers_teach_nothing(server: Server, tmp_path: Path) -> None:
-    server.names_tokens = False
+def test_top_logprobs_need_token_ids(server: Server, tmp_path: Path) -> None:
+    server.gives_token_ids = False
     teacher = teacher_at(server, top_logprobs=5)
     with pytest.raises(SetupError, match="--top-logprobs 0"):
         collect(teacher, read_questions(prompts(tmp_path, "a"), teacher)[0], tmp_path / "out.jsonl", 1, silent)
 
 
-def test_a_row_without_a_prompt_is_named(tmp_path: Path) -> None:
+def test_the_error_names_the_row_without_a_prompt(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a"}\n{"text": "b"}\n')
     with pytest.raises(SetupError, match=r"prompts.jsonl:2: has neither"):

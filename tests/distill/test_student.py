@@ -1,4 +1,4 @@
-"""What is decided about a student without torch: its layers, where it fits, what is written about it."""
+"""What needs no torch: the choice of layers, the fit into memories, publishing, and the card."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headway.config import load
 from headway.distill.card import card_page, ratio_interval, tally
 from headway.distill.fit import Place, Weights, cpu_caches, fits, places, weigh
 from headway.distill.layers import choose_layers
-from headway.distill.publish import FirstRung, Guessing, Spark, best_tokens, publish
+from headway.distill.publish import Drafting, FirstRung, Spark, best_tokens, publish
 from headway.errors import SetupError
 from headway.evals.shares import Share
 
@@ -31,7 +31,7 @@ weights = "big"
 """
 
 
-def test_the_layer_with_the_least_influence_goes_first_and_the_ends_stay() -> None:
+def test_the_layer_with_the_least_influence_is_dropped_first_and_the_ends_are_kept() -> None:
     influence = [0.0, 0.5, 0.1, 0.4, 0.2, 0.0]
     measured: list[list[int]] = []
 
@@ -43,7 +43,7 @@ def test_the_layer_with_the_least_influence_goes_first_and_the_ends_stay() -> No
     assert choose_layers(measure, 6, 3) == [0, 1, 5]
     assert [len(kept) for kept in measured] == [6, 5, 4]
     assert choose_layers(measure, 6, 3, at_once=3) == [0, 1, 5]
-    with pytest.raises(SetupError, match="can be cut to 2 up to 5"):
+    with pytest.raises(SetupError, match="can be cut to 2 to 5"):
         choose_layers(measure, 6, 6)
 
 
@@ -59,7 +59,7 @@ def write_model(folder: Path, *, tied: bool) -> None:
     (folder / "config.json").write_text(json.dumps({"tie_word_embeddings": tied}))
 
 
-def test_a_student_is_weighed_by_its_headers(tmp_path: Path) -> None:
+def test_sizes_are_read_from_headers(tmp_path: Path) -> None:
     write_model(tmp_path, tied=True)
     assert weigh(tmp_path) == Weights(864, 1696, 1696)
     write_model(tmp_path, tied=False)
@@ -69,7 +69,7 @@ def test_a_student_is_weighed_by_its_headers(tmp_path: Path) -> None:
         weigh(tmp_path)
 
 
-def test_where_it_fits_and_what_a_step_takes_there(tmp_path: Path) -> None:
+def test_which_memories_hold_it_and_the_least_step_time(tmp_path: Path) -> None:
     one, three = fits(Weights(0, 250, 200), [Place("large", 1000, 1e6), Place("small", 100)])
     assert one.holds
     assert one.least_step_ms == 0.2
@@ -87,7 +87,7 @@ def test_where_it_fits_and_what_a_step_takes_there(tmp_path: Path) -> None:
     assert any("SRAM" in place.name for place in places())
 
 
-def test_guesses_are_made_where_they_pay() -> None:
+def test_the_number_of_draft_tokens_with_the_highest_gain() -> None:
     assert best_tokens([0.0, 0.0], 0.3) == (0, 1.0)
     tokens, gain = best_tokens([0.9, 0.9, 0.9, 0.9], 0.1)
     assert tokens == 4
@@ -100,11 +100,11 @@ def test_publishing_writes_a_configuration_that_loads_and_keeps_the_rest(tmp_pat
     path = tmp_path / "headway.toml"
     path.write_text(CONFIG)
     spark = Spark("student", "http://127.0.0.1:8002", 16, 40.0, [(1, 90.0), (16, 60.0)])
-    for _ in range(2):  # again changes nothing
-        said = publish(path, "m", spark, Guessing.up_to("student", 3, 8, 64), load)
+    for _ in range(2):  # publishing twice has the same result
+        said = publish(path, "m", spark, Drafting.up_to("student", 3, 8, 64), load)
     assert said == [
         "m-spark is served by http://127.0.0.1:8002 with a floor of 40 tok/s",
-        "m guesses ahead: 3 tokens at 1 to 8 streams, 0 tokens at 9 to 64 streams",
+        "m drafts 3 tokens at 1 to 8 streams, 0 tokens at 9 to 64 streams",
     ]
     text = path.read_text()
     assert text.startswith(CONFIG.splitlines()[0])
@@ -121,13 +121,13 @@ def test_publishing_writes_a_configuration_that_loads_and_keeps_the_rest(tmp_pat
     auto = load(path).models[0].auto
     assert auto is not None
     assert (auto.calibration, auto.budget) == ("auto.json", 0.01)
-    publish(path, "m", None, Guessing.up_to("student", 0, None), load)
+    publish(path, "m", None, Drafting.up_to("student", 0, None), load)
     full = load(path).models[0]
     assert full.engine is not None
     assert full.engine.speculation is None
 
 
-def test_what_would_not_load_is_not_written(tmp_path: Path) -> None:
+def test_a_configuration_that_would_not_load_is_not_written(tmp_path: Path) -> None:
     path = tmp_path / "headway.toml"
     path.write_text(CONFIG)
     with pytest.raises(SetupError, match="curve"):
@@ -140,7 +140,7 @@ def test_what_would_not_load_is_not_written(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_shares_have_honest_intervals() -> None:
+def test_shares_have_wilson_intervals() -> None:
     assert str(Share(570, 600)) == "95.0% (93.0% .. 96.5%)"
     assert Share(10, 10).interval[1] == pytest.approx(1.0)
     assert Share(10, 10).interval[0] < 0.8
@@ -165,7 +165,7 @@ def test_the_card_says_what_was_measured_and_what_was_not() -> None:
     )
     assert "| student | 100 | 95.0% (88.8% .. 97.8%) | 5 |" in page
     assert (
-        "- **hard**: right 5.0% of the time where its teacher is right 50.0%; most often: wrong argument (95 of 100)."
+        "- **hard**: right on 5.0% of the tasks, its teacher on 50.0%; most common mistake: wrong argument (95 of 100)."
         in page
     )
     assert "- **routine**" not in page

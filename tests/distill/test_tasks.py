@@ -1,4 +1,4 @@
-"""The task sets of runs/distill.sh, and the template that shows their tools."""
+"""The task sets of runs/distill.sh, and the chat template that renders their tools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_routine_requests_are_repeatable_different_and_answerable() -> None:
     assert {called.count(name) for name in routine.NAMES_OF_TOOLS} == {50}
 
 
-def test_the_test_set_has_words_and_values_of_its_own() -> None:
+def test_train_and_test_sets_share_no_phrasings_and_no_values() -> None:
     for tool in routine.APPLICATION:
         train, test = ({way for ways in routine.WAYS[tool.name, part] for way, _ in ways} for part in ("train", "test"))
         assert train, tool.name
@@ -46,20 +46,20 @@ def test_the_test_set_has_words_and_values_of_its_own() -> None:
         for name in set(tool.pools) & routine.FREE
         for value in routine.part_of(tool.pools[name], "test")
     }
-    assert not held_out & set().union(*used), "a made-up value is one of the test set's"
+    assert not held_out & set().union(*used), "a generated value is in the test set"
     asked = [{task.messages[0]["content"] for task in routine.routine_tasks(p, 500, 0)} for p in ("train", "test")]
     assert not asked[0] & asked[1]
 
 
-def test_values_are_made_of_a_vocabulary_but_for_the_words_that_are_tested() -> None:
+def test_generated_values_use_the_vocabulary_without_the_words_of_the_test_set() -> None:
     tasks = routine.routine_tasks("train", 600, 0, ["Tokyo", "ordinary"])
     texts = " ".join(task.messages[0]["content"] for task in tasks)
     assert "ordinary" in texts
     assert "Tokyo" not in texts
 
 
-def test_values_stand_in_the_request_as_they_are_expected() -> None:
-    """Nothing has to be guessed: what is not implied by the phrasing is said."""
+def test_the_request_contains_every_expected_value() -> None:
+    """Nothing has to be guessed. Only `state` is implied by the phrasing."""
     for task in routine.routine_tasks("test", 240, 0):
         text = task.messages[0]["content"].lower()
         for name, [value] in task.expected[0].arguments.items():
@@ -91,7 +91,7 @@ def render(by_heart: list[str], **given: Any) -> str:
     return environment.from_string(hermes_template(by_heart, default_system="Be kind.")).render(**given)
 
 
-def test_the_template_shows_tools_compactly_and_hides_what_is_known_by_heart() -> None:
+def test_the_template_renders_tools_compactly_and_omits_those_known_by_heart() -> None:
     asked = [{"role": "user", "content": "Hi"}]
     shown = render([], messages=asked, tools=routine.TOOLS, add_generation_prompt=True)
     assert "\nset_timer: Start a countdown.\n minutes: integer\n label?: string\n" in shown
@@ -104,7 +104,7 @@ def test_the_template_shows_tools_compactly_and_hides_what_is_known_by_heart() -
     assert "translate" not in only_one
 
 
-def test_the_template_says_words_again_as_they_begin_in_an_answer() -> None:
+def test_the_template_repeats_words_with_the_tokens_of_an_answer() -> None:
     template = jinja2.Environment().from_string(hermes_template(words_again=True))
     chat = [{"role": "user", "content": "Call  Leo\nnow"}, {"role": "assistant", "content": "a b"}]
     said = template.render(messages=chat)

@@ -1,4 +1,4 @@
-"""The environment that trains: its recipe, and scripts that are run in it."""
+"""The training environment: its packages, and running scripts in it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def test_the_extra_and_the_environment_have_the_same_packages() -> None:
     assert sorted(extras["distill"]) == sorted([TORCH, *PACKAGES])
 
 
-def test_this_python_trains_if_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_python_is_used_if_it_has_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_env, "MODULES", ("json",))
     assert training_python(print) == Path(sys.executable)
 
 
 def test_scripts_import_nothing_of_headway() -> None:
-    """They run in a Python that does not have it."""
-    for name in ("cut", "train", "quantise", "packs"):
+    """They run in a Python in which Headway is not installed."""
+    for name in ("cut", "train", "quantise", "packing"):
         text = (ROOT / "headway" / "distill" / f"{name}.py").read_text()
         assert not re.search(r"^\s*(from|import) headway", text, re.MULTILINE), name
 
@@ -39,7 +39,7 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_script_says_json_and_is_told_json(scripts: Path) -> None:
+def test_a_script_prints_and_reads_json(scripts: Path) -> None:
     (scripts / "echo.py").write_text(
         "import json, sys\nprint('noise')\nprint(json.dumps({'got': json.loads(sys.argv[1])['a']}), flush=True)\n"
         "for line in sys.stdin: print(json.dumps({'told': json.loads(line)['b']}), flush=True)\n"
@@ -47,11 +47,11 @@ def test_a_script_says_json_and_is_told_json(scripts: Path) -> None:
     with script(Path(sys.executable), "echo", {"a": 1}) as running:
         said = running.lines()
         assert next(said) == {"got": 1}
-        running.tell({"b": 2})
+        running.send({"b": 2})
         assert next(said) == {"told": 2}
 
 
-def test_a_script_that_fails_is_quoted(scripts: Path) -> None:
+def test_the_error_quotes_the_output_of_a_failed_script(scripts: Path) -> None:
     (scripts / "bad.py").write_text("print('{\"step\": 1}')\nraise SystemExit('out of memory')\n")
     seen: list[object] = []
     with pytest.raises(SetupError, match="out of memory"):
@@ -59,7 +59,7 @@ def test_a_script_that_fails_is_quoted(scripts: Path) -> None:
     assert seen == [{"step": 1}]
 
 
-def test_a_script_that_dies_while_it_is_told_something_is_quoted(scripts: Path) -> None:
+def test_the_error_quotes_a_script_that_dies_while_it_reads(scripts: Path) -> None:
     (scripts / "dies.py").write_text(
         "import sys\nsys.stdin.close()\nprint('{}', flush=True)\nsys.exit('no such layer')\n"
     )
@@ -70,5 +70,5 @@ def test_a_script_that_dies_while_it_is_told_something_is_quoted(scripts: Path) 
         said = running.lines()
         next(said)
         for _ in range(1000):
-            running.tell({"measure": [0] * 1000})
+            running.send({"measure": [0] * 1000})
         next(said)

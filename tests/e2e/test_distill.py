@@ -121,7 +121,7 @@ def test_a_model_is_at_no_distance_from_itself(folder: Path) -> None:
 def test_in_a_pack_a_row_is_learnt_as_if_it_were_alone(folder: Path) -> None:
     losses = []
     for limit, batch in ((1, 24), (1024, 24)):  # plain attention, and the fused one
-        said = settings_for(folder, "tiny", f"packs-{limit}", pack_tokens=limit, batch=batch)
+        said = settings_for(folder, "tiny", f"packed-{limit}", pack_tokens=limit, batch=batch)
         losses.append(run_script(training_python(print), "train", said, lambda _said: None)["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.005)
 

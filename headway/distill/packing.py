@@ -1,11 +1,11 @@
-"""Lays training rows into packs: rows that begin alike share their beginning, which is then read once for all of them.
+"""Packs training rows into sequences in which rows with a common prefix share it, so that it is computed once.
 
-Loaded by train.py, in the training Python; pure, and imports nothing of Headway. The calls of one application all begin
-with the same tools: a row of 450 tokens, of which 390 are every row's, costs 100 in a pack of ten. In a pack every row
-sees its beginning and itself, at the places it would have alone, so that nothing else changes.
+The calls of one application all begin with the same tools: a row of 450 tokens, of which 390 are shared, costs 100 in a
+pack of ten. Every row attends to its prefix and to itself only, at the positions it would have alone, so packing does
+not change the result. Loaded by train.py in the training Python; pure, and imports nothing of Headway.
 
-    trunk   tokens that several rows begin with
-    branch  what is a row's own: the rest of its prompt, and its answer
+    trunk   the tokens that several rows begin with
+    branch  the rest of one row: of its prompt, and its answer
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 IGNORED = -100
-WORTH_SHARING = 32  # tokens; a shorter beginning is rather read again
-OPEN_PACKS = 32  # looked into for room, the newest first
+MIN_SHARED_TOKENS = 32  # a shorter prefix is not worth sharing
+OPEN_PACKS = 32  # the newest packs are searched for room
 
 
 @dataclass
 class Row:
-    begins: str  # rows with the same may share their beginning
+    prefix_key: str  # rows with the same key may share a prefix
     prompt: list[int]
     answer: list[int]
-    top_ids: list[list[int]] = field(default_factory=list)  # for every token of the answer: the teacher's likeliest
+    top_ids: list[list[int]] = field(default_factory=list)  # the teacher's likeliest tokens at each token of the answer
     top_logps: list[list[float]] = field(default_factory=list)
 
     @property
@@ -35,7 +35,7 @@ class Row:
 
 @dataclass
 class Bundle:
-    """Rows with one trunk: what must stay together."""
+    """Rows with a common trunk, which must be in the same pack."""
 
     trunk: list[int]
     rows: list[Row]
@@ -47,7 +47,7 @@ class Bundle:
 
 @dataclass
 class Pack:
-    """All lists but the last two have a place for every token; those have one for every token of an answer."""
+    """All lists have one item per token, except `top_ids` and `top_logps`: these have one per token of an answer."""
 
     input_ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -64,25 +64,25 @@ class Pack:
     def add(self, bundle: Bundle) -> None:
         trunk = 1 + max(self.branch, default=0)
         shared = len(bundle.trunk)
-        self._tokens(bundle.trunk, [IGNORED] * shared, 0, trunk, trunk)
+        self._append(bundle.trunk, [IGNORED] * shared, 0, trunk, trunk)
         for number, row in enumerate(bundle.rows, trunk + 1):
             own = row.prompt[shared:]
-            self._tokens(own + row.answer, [IGNORED] * len(own) + row.answer, shared, number, trunk)
+            self._append(own + row.answer, [IGNORED] * len(own) + row.answer, shared, number, trunk)
             self.top_ids += row.top_ids
             self.top_logps += row.top_logps
 
-    def _tokens(self, ids: list[int], labels: list[int], at: int, branch: int, trunk: int) -> None:
+    def _append(self, ids: list[int], labels: list[int], position: int, branch: int, trunk: int) -> None:
         self.input_ids += ids
         self.labels += labels
-        self.positions += range(at, at + len(ids))
+        self.positions += range(position, position + len(ids))
         self.branch += [branch] * len(ids)
         self.trunk += [trunk] * len(ids)
 
 
-def lay(rows: Sequence[Row], limit: int, seed: int) -> list[Pack]:
-    """Packs of at most `limit` tokens; a row that alone is longer has one of its own."""
+def pack_rows(rows: Sequence[Row], limit: int, seed: int) -> list[Pack]:
+    """Packs of at most `limit` tokens. A row that is longer than that gets its own pack."""
     dice = random.Random(seed)
-    bundles = [bundle for alike in _alike(rows) for bundle in _bundles(alike, limit, dice)]
+    bundles = [bundle for group in _by_prefix_key(rows) for bundle in _bundles(group, limit, dice)]
     dice.shuffle(bundles)
     packs: list[Pack] = []
     for bundle in bundles:
@@ -94,16 +94,16 @@ def lay(rows: Sequence[Row], limit: int, seed: int) -> list[Pack]:
     return packs
 
 
-def _alike(rows: Sequence[Row]) -> list[list[Row]]:
+def _by_prefix_key(rows: Sequence[Row]) -> list[list[Row]]:
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
-        groups[row.begins].append(row)
+        groups[row.prefix_key].append(row)
     return list(groups.values())
 
 
 def _bundles(rows: list[Row], limit: int, dice: random.Random) -> list[Bundle]:
-    trunk = _common([row.prompt for row in rows]) if len(rows) > 1 else []
-    if len(trunk) < WORTH_SHARING:
+    trunk = _common_prefix([row.prompt for row in rows]) if len(rows) > 1 else []
+    if len(trunk) < MIN_SHARED_TOKENS:
         return [Bundle([], [row]) for row in rows]
     dice.shuffle(rows)
     bundles: list[Bundle] = []
@@ -114,8 +114,8 @@ def _bundles(rows: list[Row], limit: int, dice: random.Random) -> list[Bundle]:
     return bundles
 
 
-def _common(prompts: list[list[int]]) -> list[int]:
-    """What all begin with: what the first and the last in order do."""
+def _common_prefix(prompts: list[list[int]]) -> list[int]:
+    """The prefix that the smallest and the largest prompt share; in lexicographic order, all others share it too."""
     first, last = min(prompts), max(prompts)
     for place, (one, other) in enumerate(zip(first, last, strict=False)):
         if one != other:

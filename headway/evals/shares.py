@@ -1,6 +1,6 @@
-"""Shares and what so few cases tell of them: Wilson's interval, and the exact McNemar test of two on the same tasks.
+"""Shares with Wilson's interval, and the exact McNemar test for two targets on the same tasks.
 
-Pure arithmetic; what was counted is not known here.
+Pure arithmetic: does not know what was counted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ Z_95 = 1.959964
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """So many of so many, with Wilson's 95 % interval."""
+    """`count` out of `of`, with Wilson's 95 % interval."""
 
     count: int
     of: int
@@ -37,7 +37,7 @@ class Share:
 
 
 def mcnemar(only_one: int, only_other: int) -> float:
-    """The two-sided p-value for "both are right equally often", from the tasks on which just one of them is right."""
-    apart = only_one + only_other
-    tail = sum(comb(apart, k) for k in range(min(only_one, only_other) + 1))
-    return min(1.0, 2 * tail / (1 << apart))
+    """The two-sided p-value of "both are right equally often", from the numbers of tasks that only one gets right."""
+    discordant = only_one + only_other
+    tail = sum(comb(discordant, k) for k in range(min(only_one, only_other) + 1))
+    return min(1.0, 2 * tail / (1 << discordant))

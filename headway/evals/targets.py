@@ -1,4 +1,4 @@
-"""What is asked: the tiers of a Headway, and other endpoints that a small file describes.
+"""The endpoints that tasks are sent to: the tiers of a Headway gateway, and others that a TOML file describes.
 
     [[targets]]
     name = "lab-fast"
@@ -10,7 +10,7 @@
     input_micro = 5_000_000             # price of a million prompt tokens, in millionths of your currency
     output_micro = 25_000_000
 
-Two targets with the same url and model have the same weights and differ in speed alone.
+Two targets with the same url and model have the same weights and differ only in speed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from headway.errors import SetupError
 Dialect = Literal["openai", "anthropic"]
 KEY_ENV = "HEADWAY_KEY"
 MAX_TARGETS = 12
-PRICE = "Of a million tokens, in millionths of your currency."
+PRICE = "Price per million tokens, in millionths of your currency."
 MAX_PAGE_BYTES = 1 << 22
 PAGE_TIMEOUT_S = 10.0
 SPARK, AUTO, STANDARD, FLEX = "spark", "auto", "standard", "flex"
@@ -58,18 +58,18 @@ class Target:
         return f"{self.url} {self.model}"
 
     def price_micro(self, input_tokens: int, output_tokens: int) -> int | None:
-        """Rounded to the nearest; cached prompt tokens count as others do."""
+        """The price, rounded to the nearest; None if the target has no prices. Cached prompt tokens cost the same."""
         if self.input_micro is None or self.output_micro is None:
             return None
         return (input_tokens * self.input_micro + output_tokens * self.output_micro + 500_000) // 1_000_000
 
     def as_arguments(self) -> dict[str, Any]:
-        """What Inspect hands to the provider, and writes into its log: names and prices, never a key."""
+        """The arguments that Inspect passes to the provider and writes into its log. They never contain a key."""
         return asdict(self)
 
 
 def offered(url: str, model: str | None, names: Sequence[str], temperature: float) -> list[Target]:
-    """The speeds of one of a gateway's models, as its `/v1/models` has them. No names: all but flex."""
+    """The speeds of a gateway's model, from its `/v1/models`. All except flex if `names` is empty."""
     base = base_url(url)
     key_env = KEY_ENV if os.environ.get(KEY_ENV) else None
     listed = {str(row["id"]): row for row in _models_of(base, key_env)}
@@ -108,17 +108,17 @@ def _models_of(base: str, key_env: str | None) -> list[dict[str, Any]]:
         ) as answer:
             rows = json.loads(answer.read(MAX_PAGE_BYTES))["data"]
     except urllib.error.HTTPError as error:
-        mend = f" Set {KEY_ENV} to a key." if error.code in (401, 403) else ""
-        raise SetupError(f"{base}/v1/models answers with status {error.code}.{mend}") from error
+        fix = f" Set {KEY_ENV} to a key." if error.code in (401, 403) else ""
+        raise SetupError(f"{base}/v1/models returned status {error.code}.{fix}") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise SetupError(
-            f"{base}/v1/models cannot be read ({error}). Start one with `headway serve`, or name another with --url."
+            f"{base}/v1/models cannot be read ({error}). Start a gateway with `headway serve`, or set --url."
         ) from error
     return [row for row in rows if isinstance(row, dict) and "id" in row]
 
 
 def base_url(url: str) -> str:
-    """Without a path that the dialect brings itself; only http and https."""
+    """The URL without /v1, which the dialects add. Raises SetupError if it is not http or https."""
     if not url.startswith(("http://", "https://")):
         raise SetupError(f"{url}: must begin with http:// or https://.")
     return url.rstrip("/").removesuffix("/v1")
@@ -127,10 +127,10 @@ def base_url(url: str) -> str:
 class _TargetTable(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str = Field(pattern=r"^[\w. -]{1,60}$", description="What the page calls it.")
-    url: str = Field(max_length=2000, description="Of the endpoint: what comes before /v1.")
-    model: str = Field(min_length=1, max_length=256, description="The name the endpoint knows the model by.")
-    dialect: Dialect = Field("openai", description="How it is spoken to.")
+    name: str = Field(pattern=r"^[\w. -]{1,60}$", description="Name on the page.")
+    url: str = Field(max_length=2000, description="URL of the endpoint, without /v1.")
+    model: str = Field(min_length=1, max_length=256, description="Name of the model at the endpoint.")
+    dialect: Dialect = Field("openai", description="API of the endpoint.")
     service_tier: str | None = None
     speed: str | None = None
     key_env: str | None = None
@@ -154,7 +154,7 @@ def read_targets(path: Path) -> list[Target]:
     tables = checked(path, text, _TargetFile).targets
     for table in tables:
         if table.key_env is not None and not os.environ.get(table.key_env):
-            raise SetupError(f"{path}: {table.name} wants its key in the variable {table.key_env}, which is not set.")
+            raise SetupError(f"{path}: {table.name} needs its key in the variable {table.key_env}, which is not set.")
     return [Target(**{**table.model_dump(), "url": base_url(table.url)}) for table in tables]
 
 
@@ -162,6 +162,6 @@ def require_different(targets: Sequence[Target]) -> None:
     names = [target.name for target in targets]
     for name in names:
         if names.count(name) > 1:
-            raise SetupError(f"Two targets are called {name!r}: give one of them another name.")
+            raise SetupError(f"Two targets are called {name!r}: rename one of them.")
     if not 1 <= len(names) <= MAX_TARGETS:
         raise SetupError(f"{len(names)} targets: there must be 1 to {MAX_TARGETS}.")

@@ -1,8 +1,8 @@
-"""Files of tasks: one JSON object to a line, read with bounds and complaints that name the line.
+"""Reads and writes task files: one JSON object per line, of limited size. Errors name the line.
 
     {"id": "r-1", "messages": [..], "tools": [..], "expected": [{"name": "f", "arguments": {"x": [1, ""]}}], "tags": {}}
 
-`tools` may be left out where they are the same as in the line before, which a fixed set of tools always is.
+A line without `tools` has those of the line before.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_TASKS = 1_000_000
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
-    """Write them beside their place first, so that a file is whole or not there; returns how many."""
+    """Write a task file atomically: it is complete or not there. Returns the number of tasks."""
     unfinished = path.with_name(f"{path.name}.partial")
     count = 0
     before: list[dict[str, Any]] | None = None
@@ -39,7 +39,7 @@ def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """All tasks of a file; SetupError with file and line where one is not as it should be."""
+    """All tasks of a file. Raises SetupError with file and line if one is not valid."""
     tasks: list[Task] = []
     seen: dict[str, int] = {}
     tools: list[dict[str, Any]] = []
@@ -49,10 +49,10 @@ def read_tasks(path: Path) -> list[Task]:
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
             raise SetupError(
-                f"{path}:{number}: this is not a task ({what}). See docs/how-to/distill-a-student.md."
+                f"{path}:{number}: not a valid task ({what}). See docs/how-to/distill-a-student.md."
             ) from error
         if task.id in seen:
-            raise SetupError(f"{path}:{number}: the id {task.id!r} is that of line {seen[task.id]} already.")
+            raise SetupError(f"{path}:{number}: duplicate id {task.id!r}, first used in line {seen[task.id]}.")
         seen[task.id] = number
         tools = task.tools
         tasks.append(task)
@@ -60,7 +60,7 @@ def read_tasks(path: Path) -> list[Task]:
 
 
 def numbered_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The JSON objects of a file with the numbers of their lines."""
+    """The JSON objects of a file with their line numbers."""
     try:
         file = path.open("rb")
     except OSError as error:
@@ -77,7 +77,7 @@ def numbered_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise SetupError(f"{path}:{number}: this is not JSON: {error}") from error
+                raise SetupError(f"{path}:{number}: not valid JSON: {error}") from error
             if not isinstance(row, dict):
                 raise SetupError(f"{path}:{number}: must be a JSON object.")
             yield number, row
@@ -92,16 +92,16 @@ def _task(row: dict[str, Any], tools_before: list[dict[str, Any]]) -> Task:
     if not isinstance(messages, list) or not all(isinstance(one, dict) and "role" in one for one in messages):
         raise TypeError("`messages` must be a list of messages, each with a role")
     if not isinstance(tools, list) or not all(isinstance(one["function"]["name"], str) for one in tools):
-        raise TypeError("`tools` must be as OpenAI has them")
+        raise TypeError("`tools` must be in OpenAI's form")
     if not isinstance(tags, dict) or not all(isinstance(one, str) for one in tags.values()):
-        raise TypeError("`tags` must have texts only")
+        raise TypeError("the values of `tags` must be strings")
     return Task(row["id"], messages, tools, [_expected(one) for one in expected], tags)
 
 
 def _expected(row: dict[str, Any]) -> Expected:
     name, arguments = row["name"], row["arguments"]
     if not isinstance(name, str) or not isinstance(arguments, dict):
-        raise TypeError("an expected call has a name and arguments")
+        raise TypeError("an expected call must have a name and arguments")
     for argument, values in arguments.items():
         if not isinstance(values, list) or not values:
             raise TypeError(f"the argument {argument!r} must have a list of accepted values")

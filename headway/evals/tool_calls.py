@@ -1,11 +1,11 @@
-"""Tasks that want a tool called: what was asked, which calls are right, and what kind of mistake an answer is.
+"""Tasks that expect tool calls, parsing of calls, and the verdict on an answer.
 
-Knows: the Hermes form `<tool_call>{"name": .., "arguments": {..}}</tool_call>`, and the leniency of the Berkeley
-Function-Calling Leaderboard (BFCL): every argument has a list of accepted values, of which "" says that it may be left
-out; strings are compared without case, spaces and `,./-_*^`; a whole number does for a fraction. Does not know: which
-model answered, or how fast. Files of tasks are task_files.py's.
+Parses the Hermes form `<tool_call>{"name": .., "arguments": {..}}</tool_call>`. Compares as leniently as the Berkeley
+Function-Calling Leaderboard (BFCL): every argument has a list of accepted values, and may be omitted if "" is one of
+them; strings are compared without case, spaces and `,./-_*^`; an integer is accepted for a float. Does not know which
+model answered or how fast. task_files.py reads and writes files of tasks.
 
-Invariant: an answer has exactly one verdict, the first of MISTAKES that holds, or "right".
+Invariant: an answer has exactly one verdict, the first of MISTAKES that applies, or "right".
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 Mistake = Literal[
-    "unparsable",  # it has the mark of a call, and no call can be read
+    "unparsable",  # it has the tag of a call but no valid call
     "no call",
     "extra call",
     "wrong tool",
@@ -30,7 +30,7 @@ MISTAKES: tuple[Mistake, ...] = get_args(Mistake)
 
 MAY_BE_OMITTED = ""
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-# As vLLM's own parser reads it: an answer that ends before the closing mark still counts.
+# Like vLLM's parser: a call without the closing tag at the end of an answer still counts.
 HERMES = re.compile(r"<tool_call>(.*?)</tool_call>|<tool_call>(.*)", re.DOTALL)
 LENIENT = re.compile(r"[ ,./\-_*^]")
 
@@ -43,7 +43,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One call that is right: for each argument the values that are accepted."""
+    """One right call, with the accepted values of each argument."""
 
     name: str
     arguments: Mapping[str, list[Any]]
@@ -53,12 +53,12 @@ class Expected:
 class Task:
     id: str
     messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]]  # as OpenAI's `tools` has them
-    expected: list[Expected]  # none: nothing is to be called
-    tags: dict[str, str] = field(default_factory=dict)  # where it comes from, for tables
+    tools: list[dict[str, Any]]  # in OpenAI's form
+    expected: list[Expected]  # empty if no tool should be called
+    tags: dict[str, str] = field(default_factory=dict)  # the task's origin, for tables
 
     def schema(self, name: str) -> dict[str, Any]:
-        """The parameters of a tool; nothing is required of one that is not among them."""
+        """The parameters of a tool, or an empty schema if the task has no such tool."""
         for tool in self.tools:
             if tool["function"]["name"] == name:
                 return dict(tool["function"].get("parameters") or {})
@@ -66,18 +66,18 @@ class Task:
 
 
 class Unparsable(ValueError):
-    """What looks like a call can not be read as one."""
+    """The text has the tag of a call but is not a valid call."""
 
 
 def parse_hermes(text: str) -> list[ToolCall]:
-    """The calls in an answer, none where there is no mark of one."""
+    """The calls in an answer; empty if it has no tag of a call."""
     return [_call(closed or open_ended) for closed, open_ended in HERMES.findall(text)]
 
 
 def parse_openai(message: Mapping[str, Any]) -> list[ToolCall]:
-    """The calls of an answer as a client of /v1/chat/completions gets it.
+    """The calls of a message from /v1/chat/completions.
 
-    A call that the engine's parser could not read arrives as text, and is as much a mistake.
+    A call that the engine's parser could not parse arrives as text, so the text is parsed too.
     """
     calls = []
     for one in message.get("tool_calls") or []:
@@ -87,7 +87,7 @@ def parse_openai(message: Mapping[str, Any]) -> list[ToolCall]:
 
 
 def hermes(calls: Sequence[ToolCall]) -> str:
-    """The same in the other direction: how a model is taught to call."""
+    """Write calls in the Hermes form, as a student learns it."""
     lines = [
         json.dumps({"name": one.name, "arguments": dict(one.arguments)}, ensure_ascii=False, separators=(", ", ": "))
         for one in calls
@@ -96,7 +96,7 @@ def hermes(calls: Sequence[ToolCall]) -> str:
 
 
 def right_answer(task: Task) -> list[ToolCall]:
-    """One right answer: the first accepted value of everything that may not be left out."""
+    """One right answer: the first accepted value of every argument that may not be omitted."""
     return [
         ToolCall(one.name, {name: _plain(values[0]) for name, values in one.arguments.items() if _is_needed(values)})
         for one in task.expected
@@ -118,7 +118,7 @@ def judge_message(task: Task, message: Mapping[str, Any]) -> Verdict:
 
 
 def judge(task: Task, calls: Sequence[ToolCall]) -> Verdict:
-    """Several calls may come in any order; of those that match nothing, the least wrong gives the verdict."""
+    """Calls may come in any order. If some match no expected call, the least wrong of them decides the verdict."""
     if len(calls) != len(task.expected):
         return "no call" if len(calls) < len(task.expected) else "extra call"
     left, unmet = list(calls), []
@@ -138,7 +138,7 @@ def _nearness(verdict: Verdict) -> int:
 
 
 def _verdict(task: Task, wanted: Expected, call: ToolCall) -> Verdict:
-    # Some engines and SDKs allow no dots in a name.
+    # Some engines and SDKs do not allow dots in a name.
     if call.name.replace(".", "_") != wanted.name.replace(".", "_"):
         return "wrong tool"
     schema = task.schema(wanted.name)
@@ -156,7 +156,7 @@ def _verdict(task: Task, wanted: Expected, call: ToolCall) -> Verdict:
 
 
 def accepts(accepted: Any, value: Any, kind: str = "") -> bool:
-    """Whether a value is as good as an accepted one. `kind` is the type in the tool's schema, if that is known."""
+    """Whether a value matches an accepted one. `kind` is its type in the tool's schema, or "" if unknown."""
     if isinstance(accepted, bool) or isinstance(value, bool):
         return accepted is value
     if isinstance(accepted, str):
@@ -173,7 +173,7 @@ def accepts(accepted: Any, value: Any, kind: str = "") -> bool:
 
 
 def _accepts_object(accepted: dict[str, Any], value: dict[str, Any]) -> bool:
-    """Inside an object, too, each entry has a list of accepted values."""
+    """Each entry of an accepted object has its own list of accepted values."""
     choices = {name: one if isinstance(one, list) else [one] for name, one in accepted.items()}
     if not set(value) <= set(choices):
         return False
@@ -184,7 +184,7 @@ def _accepts_object(accepted: dict[str, Any], value: dict[str, Any]) -> bool:
 
 
 def _plain(accepted: Any) -> Any:
-    """An accepted value as one would say it: of objects, the first choice of each entry that is needed."""
+    """An accepted value as a plain value: for an object, the first choice of each required entry."""
     if isinstance(accepted, dict):
         choices = {name: one if isinstance(one, list) else [one] for name, one in accepted.items()}
         return {name: _plain(values[0]) for name, values in choices.items() if _is_needed(values)}

@@ -1,7 +1,7 @@
-"""Are two sets of answers to the same prompts from one distribution? And where do two greedy answers part?
+"""Tests whether two sets of answers to the same prompts have one distribution, and where two greedy answers diverge.
 
-Pure. The test is a permutation test: if both came from the same distribution, it does not matter which half an answer
-is called to be of, so the halves are dealt anew many times and the distance found is ranked among theirs.
+Pure. The test is a permutation test: if both sets come from one distribution, it does not matter to which set an answer
+belongs. So the answers are split at random many times, and the measured distance is ranked among theirs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ Answers = Sequence[Sequence[str]]  # for each prompt, the answers to it
 
 
 def distance(one: Sequence[str], other: Sequence[str]) -> float:
-    """How far two samples of texts are apart, 0 where they are alike: as wholes, and word by word.
+    """The distance of two samples of texts, 0 if they are alike: of whole texts, plus of the words at each position.
 
-    Where hardly two texts are the same, wholes say nothing; the words at each place still repeat."""
-    whole = _apart(one, other)
+    If hardly any two texts are the same, whole texts say nothing, but the words at each position still repeat."""
+    whole = _g_statistic(one, other)
     places = zip_longest(*[text.split() for text in (*one, *other)])
-    return whole + sum(_apart(words[: len(one)], words[len(one) :]) for words in places)
+    return whole + sum(_g_statistic(words[: len(one)], words[len(one) :]) for words in places)
 
 
-def _apart(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
-    """How far two samples are from having been dealt from their sum: the G statistic."""
+def _g_statistic(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
+    """The G statistic of two samples against their union."""
     counts, totals = (Counter(one), Counter(other)), (len(one), len(other))
     both, whole = counts[0] + counts[1], len(one) + len(other)
     return 2 * sum(
@@ -36,24 +36,24 @@ def _apart(one: Sequence[Hashable], other: Sequence[Hashable]) -> float:
     )
 
 
-def same_distribution(one: Answers, other: Answers, *, deals: int = 2000, seed: int = 0) -> float:
-    """The p-value: the share of dealings in which the halves are as far apart as these two. Small: they differ."""
+def same_distribution(one: Answers, other: Answers, *, splits: int = 2000, seed: int = 0) -> float:
+    """The p-value: the share of random splits whose distance is at least that of these two. Small if they differ."""
     found = sum(distance(a, b) for a, b in zip(one, other, strict=True))
     dice = random.Random(seed)
     as_far = 0
-    for _ in range(deals):
-        dealt = 0.0
+    for _ in range(splits):
+        of_split = 0.0
         for a, b in zip(one, other, strict=True):
             pool = [*a, *b]
             dice.shuffle(pool)
-            dealt += distance(pool[: len(a)], pool[len(a) :])
-        as_far += dealt >= found - 1e-9
-    return (as_far + 1) / (deals + 1)
+            of_split += distance(pool[: len(a)], pool[len(a) :])
+        as_far += of_split >= found - 1e-9
+    return (as_far + 1) / (splits + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """Of pairs of greedy answers: how many are the same, and after how many characters the others part."""
+    """Pairs of greedy answers: how many are the same, and after how many characters the others diverge."""
 
     same: int
     of: int

@@ -1,13 +1,13 @@
-"""When to use which: from counted answers to the time until a right one, what it costs, and a recommendation.
+"""Computes from judged answers the time and cost of a right answer for each target, and recommends one.
 
     time to a right answer = seconds until the answer + share of mistakes × the time to fix one
 
-Every target answered the same tasks, so all comparisons are within tasks. Intervals are 95 %, by drawing tasks anew
-(bootstrap, with a fixed seed). Drawing cannot show a mistake that nobody has made yet, so each draw holds two tasks'
-worth of doubt: that one or the other of the two compared is wrong. One model at two speeds has the same weights: what
-they get wrong is counted together, unless the exact test tells them apart; where one gave no answer, that is its own.
+Every target answered the same tasks, so comparisons are paired by task. Intervals are 95 %, bootstrapped over tasks
+with a fixed seed. A bootstrap cannot draw a mistake that nobody has made yet, so it also draws from hypothetical tasks,
+worth two real ones, in which one of the two targets is wrong. One model at two speeds has the same weights: its
+mistakes are pooled, unless the exact McNemar test finds a difference. Missing answers are never pooled.
 
-Pure: numbers in, verdict out. How a target was asked and how things are shown is not known here.
+Pure: does not know how targets are called or how results are shown.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from headway.evals.expected import NO_ANSWER, RIGHT
 from headway.evals.shares import Share, mcnemar
 
 DRAWS = 1000
-DOUBT = 0.5  # the weight of each of four made-up tasks, which together are two
-TOLD_APART = 0.05
-MOST_TASKS = 100_000
-ALL_TASKS = "all tasks"  # in the place of a kind
+DOUBT = 0.5  # weight of each hypothetical task; four of them weigh as much as two tasks
+SIGNIFICANCE = 0.05
+MAX_TASKS_TO_TELL = 100_000
+ALL_TASKS = "all tasks"  # the kind of the verdict on all
 Row = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A task that was asked of a target, and what came of it."""
+    """The result of one task on one target."""
 
     task: str
     kind: str
     verdict: str
     seconds: float
-    cost_micro: int | None  # None: nobody said a price
-    is_proven: bool = False  # the time is Headway's own
-    why: str = ""  # there is no answer
-    speed_tps: float | None = None  # of the answer's stream, by Headway's proof
-    rung: str = ""  # of an auto model, the one that served
+    cost_micro: int | None  # None if there is no price
+    is_proven: bool = False  # the time is from Headway's proof
+    why: str = ""  # the reason if there is no answer
+    speed_tps: float | None = None  # of the stream, from Headway's proof
+    rung: str = ""  # that served the call, if the target is an auto model
 
     @property
     def is_right(self) -> bool:
@@ -67,8 +67,8 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class BreakEven:
-    """The time to fix a mistake, in seconds, at which two targets are equal. `wins` says on which side this one is
-    ahead of the full model: below, above, always (the time is infinite) or never (it is 0)."""
+    """The time to fix a mistake, in seconds, at which a target and the full model are equal. `wins` says at which fix
+    times the target is ahead: below it, above it, always (`fix` is infinite) or never (`fix` is 0)."""
 
     wins: str
     fix: Interval
@@ -76,14 +76,14 @@ class BreakEven:
 
 @dataclass(frozen=True, slots=True)
 class Versus:
-    """A target beside the full model, on the same tasks."""
+    """A target compared with the full model on the same tasks."""
 
-    saved_s: Interval  # of the time to a right answer; below 0: lost
-    excess: Interval  # more mistakes, as a share of the tasks
-    p_value: float  # of "both are right equally often"
+    saved_s: Interval  # of the time to a right answer; negative if it loses time
+    excess: Interval  # additional mistakes, as a share of the tasks
+    p_value: float  # of the hypothesis that both are right equally often
     break_even: BreakEven
     cost_ratio: float | None
-    hour_saved_micro: int | None  # what an hour costs that it saves; None: no price, or nothing saved
+    hour_saved_micro: int | None  # additional cost per hour saved; None without prices or savings
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +95,15 @@ class Figures:
     cost_per_right_micro: Interval | None
     mistakes: dict[str, int]
     is_proven: bool
-    versus: Versus | None  # None: it is the full model
+    versus: Versus | None  # None for the full model
 
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     use: str
     is_clear: bool
-    instead_of: list[str] = field(default_factory=list)  # as fast to a right answer, as far as can be told
-    seems: str | None = None  # the one that looks better, where too few tasks were asked
+    instead_of: list[str] = field(default_factory=list)  # targets whose time to a right answer is not clearly longer
+    seems: str | None = None  # the target that looks better, if the tasks are too few to decide
     tasks_to_tell: int | None = None
 
 
@@ -119,7 +119,7 @@ class KindVerdict:
 
 
 def judge_runs(runs: Sequence[Run], baseline: str, fix_s: float, seed: int = 0) -> list[KindVerdict]:
-    """One verdict for all tasks, then one for each kind, where there are several. `baseline` is the full model."""
+    """One verdict on all tasks, then one on each kind if there are several. `baseline` is the full model."""
     names = [attempt.task for attempt in runs[0].attempts]
     for run in runs:
         if [attempt.task for attempt in run.attempts] != names:
@@ -154,10 +154,10 @@ def recommend(
     figures: Sequence[Figures], time_to_right_s: dict[str, float], baseline: str,
     is_clearly_ahead: Callable[[str, str], bool],
 ) -> Recommendation:  # fmt: skip
-    """The target with the least time to a right answer, if it is ahead of the full model beyond the interval. Among
-    those that cannot be told from it the one that is right most often, then the first named, which is the simplest.
+    """The target with the shortest time to a right answer, if the interval of its lead over the full model excludes 0.
+    Among those that it is not clearly ahead of, the one that is right most often, then the first named.
 
-    One that was never right is no way to a right answer, however soon it is wrong and mended."""
+    A target that was never right is not recommended, however fast it is and however fast its mistakes are fixed."""
     others = [one for one in figures if one.versus is not None and one.right.count]
     ahead = [one for one in others if one.versus is not None and one.versus.saved_s.low > 0]
     if not ahead:
@@ -173,20 +173,20 @@ def recommend(
 
 
 def _tasks_to_tell(figures: Figures) -> int | None:
-    """About how many tasks would make the interval narrow enough: its width goes with the root of their number."""
+    """About how many tasks would make the interval exclude 0: its width goes with 1 / √(number of tasks)."""
     saved = figures.versus.saved_s if figures.versus else Interval(0, 0, 0)
     if saved.value <= 0:
         return None
     needed = ceil(figures.right.of * ((saved.value - saved.low) / saved.value) ** 2)
-    return needed if needed <= MOST_TASKS else None
+    return needed if needed <= MAX_TASKS_TO_TELL else None
 
 
 def _wrong_shares(runs: Sequence[Run]) -> dict[str, list[float]]:
-    """For each target and task 0 or 1, or a share where the same weights answered several times."""
+    """For each target and task: 1 if wrong, 0 if right, or the mean if several targets have the same weights."""
     shares = {run.name: [float(not one.is_right) for one in run.attempts] for run in runs}
     for weights in {run.weights for run in runs}:
         same = [run for run in runs if run.weights == weights]
-        if any(_told_apart(one, other) for one, other in combinations(same, 2)):
+        if any(_differ(one, other) for one, other in combinations(same, 2)):
             continue
         for number in range(len(same[0].attempts)):
             answered = [run for run in same if run.attempts[number].verdict != NO_ANSWER]
@@ -195,13 +195,13 @@ def _wrong_shares(runs: Sequence[Run]) -> dict[str, list[float]]:
     return shares
 
 
-def _told_apart(one: Run, other: Run) -> bool:
+def _differ(one: Run, other: Run) -> bool:
     both = [
         (a.is_right, b.is_right)
         for a, b in zip(one.attempts, other.attempts, strict=True)
         if NO_ANSWER not in (a.verdict, b.verdict)
     ]
-    return mcnemar(both.count((True, False)), both.count((False, True))) < TOLD_APART
+    return mcnemar(both.count((True, False)), both.count((False, True))) < SIGNIFICANCE
 
 
 def _time_to_right_s(run: Run, wrong: Sequence[float], fix_s: float) -> float:
@@ -269,20 +269,19 @@ def _saved(one: Run, other: Run, wrong: dict[str, list[float]], fix_s: float, se
 
 
 def _differences(run: Run, base: Run, wrong: dict[str, list[float]], seed: int) -> list[Row]:
-    """Draws of (seconds saved, mistakes added). The same weights have no doubt: their mistakes are the same."""
+    """Draws of (seconds saved, mistakes added). Equal weights make equal mistakes: no hypothetical tasks are drawn."""
     rows = [
         (b.seconds - a.seconds, mine - its)
         for a, b, mine, its in zip(run.attempts, base.attempts, wrong[run.name], wrong[base.name], strict=True)
     ]
-    if run.weights == base.weights and not _told_apart(run, base):
+    if run.weights == base.weights and not _differ(run, base):
         return draw(rows, [], seed)
     typical = _mean([saved for saved, _ in rows])
     return draw(rows, [(typical, 0.0), (typical, 0.0), (typical, 1.0), (typical, -1.0)], seed)
 
 
 def break_even_s(seconds_saved: float, excess: float) -> tuple[str, float]:
-    """On which side of which time to fix a mistake a target is ahead that answers so much sooner and is wrong so much
-    more often."""
+    """BreakEven's `wins` and `fix` of a target that answers `seconds_saved` sooner and makes `excess` more mistakes."""
     if seconds_saved >= 0 and excess <= 0:
         return "always", inf
     if seconds_saved <= 0 and excess >= 0:
@@ -295,14 +294,14 @@ def _break_even(seconds_saved: float, excess: float, drawn: Sequence[Row]) -> Br
     if wins == "above":
         ends = {"always": 0.0, "never": inf, "below": inf}
     else:
-        # A draw in which it is right more often loses at no time to fix, however long.
+        # In a draw without excess mistakes the target stays ahead however long a fix takes.
         ends = {"always": inf, "never": 0.0, "above": inf}
     found = [break_even_s(*row) for row in drawn]
     return BreakEven(wins, _interval(fix_s, [ends.get(side, value) for side, value in found]))
 
 
 def draw(rows: Sequence[Row], doubts: Sequence[Row], seed: int) -> list[Row]:
-    """Means of as many rows as there are, drawn anew, DRAWS times; a doubt is drawn with DOUBT times the chance."""
+    """Bootstrap: DRAWS means of len(rows) rows drawn with replacement. A row of `doubts` has DOUBT times the weight."""
     dice = random.Random(seed)
     count, columns = len(rows), range(len(rows[0]))
     doubtful = DOUBT * len(doubts) / (count + DOUBT * len(doubts))
@@ -315,7 +314,7 @@ def draw(rows: Sequence[Row], doubts: Sequence[Row], seed: int) -> list[Row]:
 
 
 def _interval(value: float, drawn: Sequence[float]) -> Interval:
-    """The middle 95 % of the draws, and the value itself."""
+    """The middle 95 % of the draws, extended to include the value itself."""
     ranked = sorted(drawn)
     low, high = ranked[int(0.025 * len(ranked))], ranked[ceil(0.975 * len(ranked)) - 1]
     return Interval(value, min(low, value), max(high, value))

@@ -1,4 +1,4 @@
-"""BFCL's rows as tasks, from a wheel made here: the real one is read by the runs."""
+"""BFCL's rows as tasks, from a wheel that the test makes. Runs read the real one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def row(name: str) -> dict[str, Any]:
     return {"id": name, "question": question, "function": [{"name": "f", "parameters": SCHEMA}]}
 
 
-def test_rows_become_tasks_and_those_that_fail_their_own_answer_are_left_out(tmp_path: Path) -> None:
+def test_rows_become_tasks_except_those_whose_own_answer_is_not_right(tmp_path: Path) -> None:
     wheel = tmp_path / "bfcl.whl"
     answers = [
         {"id": "a", "ground_truth": [{"f": {"type": [1.5], "x": ["", "y"]}}]},

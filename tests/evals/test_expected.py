@@ -1,4 +1,4 @@
-"""The five forms of `expected`, and files of plain tasks."""
+"""The five forms of `expected`, and plain task files."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_calls(answer: GivenAnswer, found: str) -> None:
     assert found == "right" or found in MISTAKES
 
 
-def test_nothing_to_call() -> None:
+def test_no_call_is_expected() -> None:
     assert judged([], GivenAnswer("None of these fits.")) == "right"
     assert judged([], GivenAnswer("", [ToolCall("turn", {"by": 1})])) == "extra call"
 
@@ -82,27 +82,27 @@ def test_a_command_reads_the_answer_in_the_tasks_folder(tmp_path: Path) -> None:
     ("row", "why"),
     [
         ({"prompt": "a"}, "'expected' is missing"),
-        ({"prompt": "a", "expected": {"exact": "b"}, "expcted": 1}, "unknown: expcted"),
+        ({"prompt": "a", "expected": {"exact": "b"}, "expcted": 1}, "unknown fields: expcted"),
         ({"prompt": "a", "messages": [], "expected": {"exact": "b"}}, "either `prompt` or `messages`"),
         ({"messages": [{"role": "user"}], "expected": {"exact": "b"}}, "each with a role and a text"),
         ({"prompt": "a", "expected": {"exact": "b", "regex": "c"}}, "one of exact, regex"),
         ({"prompt": "a", "expected": {"like": "b"}}, "not 'like'"),
-        ({"prompt": "a", "expected": {"regex": "("}}, "cannot be read"),
+        ({"prompt": "a", "expected": {"regex": "("}}, "`regex` is not valid"),
         ({"prompt": "a", "expected": {"regex": "a" * 1001}}, "at most 1000"),
         ({"prompt": "a", "expected": [{"name": "f", "arguments": {"x": 1}}]}, "like \\[5\\]"),
-        ({"prompt": "a", "expected": {"command": "rm"}}, "a list of texts"),
-        ({"prompt": "a", "expected": {"exact": "b"}, "tools": [1]}, "as OpenAI has them"),
-        ({"prompt": "a", "expected": {"exact": "b"}, "kind": 3}, "must be texts"),
+        ({"prompt": "a", "expected": {"command": "rm"}}, "a list of strings"),
+        ({"prompt": "a", "expected": {"exact": "b"}, "tools": [1]}, "in OpenAI's form"),
+        ({"prompt": "a", "expected": {"exact": "b"}, "kind": 3}, "must be strings"),
     ],
 )
-def test_a_line_that_is_no_task_is_named(tmp_path: Path, row: Any, why: str) -> None:
+def test_the_error_names_an_invalid_line(tmp_path: Path, row: Any, why: str) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"prompt": "first", "expected": {"exact": "x"}}\n' + json.dumps(row))
     with pytest.raises(SetupError, match=f"tasks.jsonl:2: .*{why}"):
         read_plain_tasks(path)
 
 
-def test_files_of_distillation_are_files_of_plain_tasks(tmp_path: Path) -> None:
+def test_task_files_for_distillation_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
     rows: list[Any] = [
         {"id": "a", "messages": [{"role": "user", "content": "Turn."}], "tools": [TOOL], "expected": TURN},
@@ -117,7 +117,7 @@ def test_files_of_distillation_are_files_of_plain_tasks(tmp_path: Path) -> None:
     assert third.task.id == "line-3"
 
 
-def test_what_is_wrong_with_a_file_is_said_before_anything_is_asked(tmp_path: Path) -> None:
+def test_files_are_checked_before_any_task_is_sent(tmp_path: Path) -> None:
     path = tmp_path / "tasks.jsonl"
 
     def complaint(*rows: Any) -> str:
@@ -126,17 +126,17 @@ def test_what_is_wrong_with_a_file_is_said_before_anything_is_asked(tmp_path: Pa
             find_tasks(str(path), run_commands=False)
         return raised.value.message
 
-    assert "holds no tasks" in complaint()
+    assert "has no tasks" in complaint()
     assert "--run-commands" in complaint({"prompt": "a", "expected": {"command": ["true"]}})
-    assert "is none" in complaint({"prompt": "a", "expected": {"json_schema": {"type": 5}}})
+    assert "`json_schema` is not valid" in complaint({"prompt": "a", "expected": {"json_schema": {"type": 5}}})
     twice = {"id": "x", "prompt": "a", "expected": {"exact": "b"}}
-    assert "there already" in complaint(twice, twice)
+    assert "duplicate id 'x'" in complaint(twice, twice)
     assert "41 kinds" in complaint(*[{**twice, "id": str(n), "kind": str(n)} for n in range(41)])
     path.write_text(json.dumps({"prompt": "a", "expected": {"command": ["true"]}}))
     assert find_tasks(str(path), run_commands=True).count == 1
 
 
-def test_other_tasks_are_inspects() -> None:
+def test_other_names_are_inspect_tasks() -> None:
     with pytest.raises(SetupError, match="no such file"):
         find_tasks("nowhere.py@task", run_commands=False)
     with pytest.raises(SetupError, match="neither a file of tasks"):

@@ -1,4 +1,4 @@
-"""Tasks through the real Inspect: targets of both dialects, what they get wrong, and tasks of Inspect's own."""
+"""Tasks run by the real Inspect: targets of both dialects, their mistakes, and Inspect's own tasks."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ TASKS: list[dict[str, Any]] = [
     {"id": "refuse", "kind": "words", "prompt": "refuse", "expected": {"exact": "x"}},
     {"id": "sleep", "kind": "words", "prompt": "sleep", "expected": {"exact": "x"}},
 ]  # fmt: skip
-TIMEOUT_S = 8.0  # long beside what an endpoint on this machine takes, also when it is busy
+TIMEOUT_S = 8.0  # much longer than a local endpoint takes, even on a busy machine
 OWN_TASK = """
 from inspect_ai import Task, task
 from inspect_ai.dataset import Sample
@@ -51,7 +51,7 @@ def own():
 
 
 class Endpoint(ThreadingHTTPServer):
-    """Answers by the last word it is told; keeps what it was asked."""
+    """Answers according to the last message, and records the requests."""
 
     asked: list[dict[str, Any]]
 
@@ -81,7 +81,7 @@ class _Answers(BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
-        with suppress(BrokenPipeError):  # nobody waits for this one any more
+        with suppress(BrokenPipeError):  # the client has timed out
             self.wfile.write(data)
 
     def log_message(self, *_: Any) -> None:
@@ -123,7 +123,7 @@ def tasks(tmp_path: Path) -> str:
     return str(path)
 
 
-# In a process of its own: warnings of what Inspect leaves open would end other tests.
+# In its own process: warnings about resources that Inspect leaves open would fail other tests.
 ASK = """
 import json, sys
 from dataclasses import asdict
@@ -153,7 +153,9 @@ def asked(tasks: str, target: Target, folder: Path, limit: int | None = None) ->
     return {one.task: one for one in asked_of(tasks, [target], folder, limit)[target.name]}
 
 
-def test_every_task_has_a_verdict_and_failures_are_no_answers(endpoint: Endpoint, tasks: str, tmp_path: Path) -> None:
+def test_every_task_has_a_verdict_and_failures_count_as_no_answer(
+    endpoint: Endpoint, tasks: str, tmp_path: Path
+) -> None:
     target = Target("lab", endpoint.url, "m", input_micro=1_000_000, output_micro=2_000_000)
     found = asked(tasks, target, tmp_path)
     assert {name: one.verdict for name, one in found.items()} == {
@@ -162,7 +164,7 @@ def test_every_task_has_a_verdict_and_failures_are_no_answers(endpoint: Endpoint
     assert "429: not now" in found["refuse"].why
     assert found["sleep"].seconds >= TIMEOUT_S
     assert (found["say"].cost_micro, found["say"].is_proven, found["say"].kind) == (20, False, "words")
-    assert len(endpoint.asked) == len(TASKS)  # nothing is asked twice
+    assert len(endpoint.asked) == len(TASKS)  # nothing is retried
     assert endpoint.asked[0]["tools"] == [TOOL | {"function": {**TOOL["function"], "description": ""}}]  # type: ignore[dict-item]
     spoken = asked(tasks, Target("messages", endpoint.url, "m", "anthropic", speed="fast"), tmp_path, limit=3)
     assert spoken["turn"].verdict == spoken["say"].verdict == "right"
@@ -170,7 +172,7 @@ def test_every_task_has_a_verdict_and_failures_are_no_answers(endpoint: Endpoint
     assert endpoint.asked[-1]["speed"] == "fast"
 
 
-def test_targets_take_turns_so_that_a_slow_minute_is_everybodys(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_targets_take_turns_in_rounds(endpoint: Endpoint, tmp_path: Path) -> None:
     path = tmp_path / "many.jsonl"
     rows = [{"id": str(n), "prompt": str(n), "expected": {"exact": "x"}} for n in range(20)]
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -183,8 +185,8 @@ def test_targets_take_turns_so_that_a_slow_minute_is_everybodys(endpoint: Endpoi
     assert models == ["one"] * 6 + ["two"] * 6 + ["one"] * 6 + ["two"] * 6 + ["one"] * 7 + ["two"] * 7
 
 
-def test_the_log_of_a_task_does_not_hold_the_other_tasks(endpoint: Endpoint, tmp_path: Path) -> None:
-    """Inspect once wrote all of them beside each: with a thousand tasks its log took longer than the answers."""
+def test_the_log_of_a_task_does_not_contain_the_other_tasks(endpoint: Endpoint, tmp_path: Path) -> None:
+    """Inspect once wrote all tasks into every sample: with a thousand tasks, the log took longer than the answers."""
     path = tmp_path / "long.jsonl"
     dice = random.Random(1)
     rows = [{"id": str(n), "prompt": dice.randbytes(1000).hex(), "expected": {"exact": "x"}} for n in range(300)]

@@ -1,4 +1,4 @@
-"""Who is asked, and one question in both dialects."""
+"""Targets, and one question in both dialects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lab(tmp_path: Path, text: str = LAB) -> list[Target]:
     return read_targets(path)
 
 
-def test_a_lab_and_its_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_file_with_prices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAB_KEY", "secret")
     [target] = lab(tmp_path)
     assert path_of(target) == "https://api.example.com/v1/messages"
@@ -61,17 +61,17 @@ def test_a_lab_and_its_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("input_micro = 0.5", "input_micro = 0.5: Input should be a valid integer.*millionths of your currency"),
         ("input_micro = -1", "greater than or equal to 0"),
         ("output_micr = 3", "unknown setting `targets.output_micr`: did you mean `output_micro`"),
-        ("[[targets]]\nname = 'b'", "`targets.url` is missing: Of the endpoint"),
+        ("[[targets]]\nname = 'b'", "`targets.url` is missing: URL of the endpoint"),
         ("= 3", "not valid TOML"),
     ],
 )
-def test_a_file_of_targets_is_checked(tmp_path: Path, line: str, why: str) -> None:
+def test_target_files_are_checked(tmp_path: Path, line: str, why: str) -> None:
     text = f'\n[[targets]]\nname = "a"\nurl = "http://x"\nmodel = "m"\n{line}\n'
     with pytest.raises(SetupError, match=why):
         lab(tmp_path, text)
 
 
-def test_names_are_different_and_urls_are_http() -> None:
+def test_names_must_differ_and_urls_must_be_http() -> None:
     twice = [Target("a", "http://x", "m"), Target("a", "http://y", "m")]
     with pytest.raises(SetupError, match="Two targets are called 'a'"):
         require_different(twice)
@@ -83,19 +83,21 @@ def test_the_same_question_in_both_dialects() -> None:
     question = Question(MESSAGES, [TOOL], 100, "any")
     fast = Target("fast", "http://h", "m", service_tier="fast", temperature=0.0, is_headway=True)
     body = body_of(fast, question)
-    assert body["tools"] == [TOOL]  # Headway's engines know dots
+    assert body["tools"] == [TOOL]  # Headway's engines allow dots
     assert (body["service_tier"], body["temperature"], body["tool_choice"]) == ("fast", 0.0, "required")
     other = body_of(Target("o", "http://o", "m", body={"reasoning_effort": "low"}), question)
     assert other["tools"][0]["function"]["name"] == "math_add"
     assert other["reasoning_effort"] == "low"
     assert "temperature" not in other
-    told = body_of(Target("a", "http://a", "m", "anthropic"), question)
-    assert told["system"] == "Be brief."
-    assert [one["role"] for one in told["messages"]] == ["user", "assistant", "user"]
-    assert told["messages"][1]["content"] == [{"type": "tool_use", "id": "c1", "name": "math_add", "input": {"a": 1}}]
-    assert [one["type"] for one in told["messages"][2]["content"]] == ["tool_result", "text"]
-    assert told["tools"] == [{"name": "math_add", "description": "Adds.", "input_schema": {"type": "object"}}]
-    assert told["tool_choice"] == {"type": "any"}
+    anthropic = body_of(Target("a", "http://a", "m", "anthropic"), question)
+    assert anthropic["system"] == "Be brief."
+    assert [one["role"] for one in anthropic["messages"]] == ["user", "assistant", "user"]
+    assert anthropic["messages"][1]["content"] == [
+        {"type": "tool_use", "id": "c1", "name": "math_add", "input": {"a": 1}}
+    ]
+    assert [one["type"] for one in anthropic["messages"][2]["content"]] == ["tool_result", "text"]
+    assert anthropic["tools"] == [{"name": "math_add", "description": "Adds.", "input_schema": {"type": "object"}}]
+    assert anthropic["tool_choice"] == {"type": "any"}
     assert body_of(fast, Question(MESSAGES, [TOOL], 1, "f"))["tool_choice"]["function"] == {"name": "f"}
 
 
@@ -115,7 +117,7 @@ def test_answers_are_read_in_both_dialects() -> None:
     assert (reply.text, reply.calls[0].arguments, reply.input_tokens) == ("Hm. ", '{"a": 1}', 10)
     found = measured(foreign, reply, 0.7)
     assert (found["seconds"], found["timed_by"], found["cost_micro"]) == (0.7, "client", 20)
-    with pytest.raises(ValueError, match="no answer of the openai dialect"):
+    with pytest.raises(ValueError, match="not an answer of the openai dialect"):
         read_reply(headway, {"error": "x"})
 
 

@@ -57,7 +57,7 @@ def call(name: str = "get_weather", **arguments: Any) -> str:
         (call(city="New York", days=3), "right"),
         (call(city="new york ny", days=3, unit="Celsius"), "right"),
         ("I look it up. " + call(city="new-york", days=3), "right"),
-        (call(city="New York", days=3).removesuffix("</tool_call>"), "right"),  # as vLLM reads it
+        (call(city="New York", days=3).removesuffix("</tool_call>"), "right"),  # as vLLM parses it
         ("It is sunny in New York.", "no call"),
         ("", "no call"),
         ("<tool_call>get_weather(New York)</tool_call>", "unparsable"),
@@ -121,18 +121,18 @@ def test_several_calls_may_come_in_any_order() -> None:
     assert judge(pair, [rome, ToolCall("travel.plan", {"city": "Oslo"})]) == "wrong tool"
 
 
-def test_where_nothing_is_to_be_called_a_call_is_a_mistake() -> None:
+def test_a_call_is_a_mistake_if_none_is_expected() -> None:
     nothing = Task("t3", [], TOOLS, [])
     assert judge_text(nothing, "Good morning.") == "right"
     assert judge_text(nothing, call(city="Oslo")) == "extra call"
 
 
-def test_names_with_dots_are_known_where_dots_are_not_allowed() -> None:
+def test_names_with_dots_match_their_spelling_without_dots() -> None:
     dotted = Task("t4", [], TOOLS, [Expected("travel.plan", {"city": ["Oslo"]})])
     assert judge(dotted, [ToolCall("travel_plan", {"city": "Oslo"})]) == "right"
 
 
-def test_the_right_answer_is_right_and_survives_its_written_form() -> None:
+def test_the_right_answer_is_right_and_parses_back() -> None:
     [answer] = right_answer(TASK)
     assert answer == ToolCall("get_weather", {"city": "New York", "days": 3})
     assert parse_hermes(hermes([answer])) == [answer]
@@ -144,13 +144,13 @@ def test_the_right_answer_is_right_and_survives_its_written_form() -> None:
 def test_an_answer_through_an_sdk_gets_the_same_verdict() -> None:
     function = {"name": "get_weather", "arguments": json.dumps({"city": "New York", "days": 3})}
     assert judge_message(TASK, {"content": None, "tool_calls": [{"function": function}]}) == "right"
-    # What the engine's parser could not read comes as text.
+    # A call that the engine's parser could not parse arrives as text.
     assert judge_message(TASK, {"content": "<tool_call>{oh</tool_call>", "tool_calls": None}) == "unparsable"
     broken = {"name": "get_weather", "arguments": '{"city": '}
     assert judge_message(TASK, {"tool_calls": [{"function": broken}]}) == "unparsable"
 
 
-def test_tasks_survive_their_file(tmp_path: Path) -> None:
+def test_tasks_are_read_as_written(tmp_path: Path) -> None:
     other = Task("t6", TASK.messages, TOOLS[:1], TASK.expected, {"set": "hard"})
     path = tmp_path / "tasks.jsonl"
     same_tools = Task("t7", TASK.messages, TOOLS[:1], TASK.expected)
@@ -162,19 +162,19 @@ def test_tasks_survive_their_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "complaint"),
     [
-        (['{"id": "a"'], "tasks.jsonl:1: this is not JSON"),
+        (['{"id": "a"'], "tasks.jsonl:1: not valid JSON"),
         (["", "[1]"], "tasks.jsonl:2: must be a JSON object"),
-        (['{"id": "a", "messages": []}'], "tasks.jsonl:1: this is not a task ('expected' is missing)"),
+        (['{"id": "a", "messages": []}'], "tasks.jsonl:1: not a valid task ('expected' is missing)"),
         (['{"id": 1, "messages": [], "expected": []}'], "`id` must be a string"),
         (
             ['{"id": "a", "messages": [], "expected": [{"name": "f", "arguments": {"x": 1}}]}'],
             "list of accepted values",
         ),
-        (['{"id": "a", "messages": [], "expected": []}'] * 2, "tasks.jsonl:2: the id 'a' is that of line 1"),
+        (['{"id": "a", "messages": [], "expected": []}'] * 2, "tasks.jsonl:2: duplicate id 'a', first used in line 1"),
         (['{"id": "' + "a" * 2_000_000 + '"}'], "longer than"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path: Path, lines: list[str], complaint: str) -> None:
+def test_the_error_names_a_bad_line(tmp_path: Path, lines: list[str], complaint: str) -> None:
     path = tmp_path / "tasks.jsonl"
     path.write_text("\n".join(lines))
     with pytest.raises(SetupError) as raised:

@@ -1,4 +1,4 @@
-"""Numbers in, verdict out: what holds of every set of answers, and the cases a reader can check by hand."""
+"""Verdicts: properties of all sets of answers, and cases that can be checked by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.evals import verdict, words
+from headway.evals import verdict, wording
 from headway.evals.expected import NO_ANSWER, RIGHT
 from headway.evals.shares import Share, mcnemar
 from headway.evals.verdict import Attempt, KindVerdict, Run, break_even_s, judge_runs
@@ -27,7 +27,7 @@ def made(
     mistake: str = "wrong answer",
     kind: str = "k",
 ) -> Run:
-    """The last `wrong` tasks are wrong; times go up and down a little."""
+    """A run whose last `wrong` tasks are wrong. Times vary by 10 %."""
     verdicts = [RIGHT] * (of - wrong) + [mistake] * wrong
     rows = [Attempt(f"t{n}", kind, one, seconds * (0.9 + 0.2 * (n % 2)), cost) for n, one in enumerate(verdicts)]
     return Run(name, weights or name, rows)
@@ -46,7 +46,7 @@ def test_a_share_lies_in_its_interval(right: int, more: int) -> None:
 
 
 @given(COUNTS, COUNTS)
-def test_the_exact_test_does_not_know_which_is_which(one: int, other: int) -> None:
+def test_the_exact_test_is_symmetric(one: int, other: int) -> None:
     assert mcnemar(one, other) == mcnemar(other, one)
     assert 0 < mcnemar(one, other) <= 1
 
@@ -58,7 +58,7 @@ def test_the_exact_test_by_hand() -> None:
 
 
 @given(st.floats(-50, 50), st.floats(-1, 1), st.floats(0, 1000))
-def test_a_target_is_ahead_on_the_side_that_is_said(saved: float, excess: float, fix_s: float) -> None:
+def test_a_target_is_ahead_on_the_side_that_wins_names(saved: float, excess: float, fix_s: float) -> None:
     wins, at_s = break_even_s(saved, excess)
     lead = saved - fix_s * excess
     if wins == "always":
@@ -90,11 +90,11 @@ def test_figures_lie_in_their_intervals(rows: list[tuple[bool, bool, float, floa
     saved = found.of("standard").time_to_right_s.value - found.of("spark").time_to_right_s.value
     assert versus.saved_s.value == pytest.approx(saved, abs=1e-6)
     assert found.recommended.use in ("standard", "spark")
-    assert words.reason(found, "standard")
+    assert wording.reason(found, "standard")
 
 
-def test_the_same_weights_are_told_apart_by_time_alone() -> None:
-    """A mistake more or less on few tasks is chance, and is not held against the faster tier."""
+def test_the_same_weights_differ_in_time_only() -> None:
+    """One more mistake in a few tasks is chance and does not count against the faster tier."""
     standard = made("standard", seconds=20, wrong=2, of=30, weights="m")
     fast = made("fast", seconds=8, wrong=3, of=30, weights="m", cost=3000)
     found = only(standard, fast)
@@ -104,9 +104,9 @@ def test_the_same_weights_are_told_apart_by_time_alone() -> None:
     assert versus.excess == verdict.Interval(0, 0, 0)
     assert versus.saved_s.value == pytest.approx(12)
     assert versus.cost_ratio == 3
-    assert versus.hour_saved_micro == 600_000  # 2,000 more a task for 12 s
-    assert "is the same model" in words.reason(found, "standard")
-    assert "an hour saved costs 0.6" in words.reason(found, "standard")
+    assert versus.hour_saved_micro == 600_000  # 2,000 more per task saves 12 s
+    assert "is the same model" in wording.reason(found, "standard")
+    assert "0.6 per hour saved" in wording.reason(found, "standard")
 
 
 def test_a_tier_that_refuses_is_wrong_whatever_its_weights() -> None:
@@ -123,30 +123,30 @@ def test_a_few_tasks_without_a_mistake_prove_little() -> None:
     assert not found.recommended.is_clear
     assert (found.recommended.use, found.recommended.seems) == ("standard", "spark")
     assert (found.recommended.tasks_to_tell or 0) > 100
-    assert "too few to tell" in words.headline([found], "standard")
+    assert "too few to decide" in wording.headline([found], "standard")
     many = only(made("standard", seconds=5, wrong=0, of=1500), made("spark", seconds=1, wrong=0, of=1500))
     assert many.recommended == verdict.Recommendation("spark", is_clear=True)
 
 
-def test_a_fast_model_with_many_mistakes_loses_and_the_page_says_from_when_it_would_win() -> None:
+def test_a_fast_model_with_many_mistakes_loses_and_the_page_says_when_it_would_win() -> None:
     standard, spark = made("standard", seconds=20, wrong=0, of=60), made("spark", seconds=2, wrong=20, of=60)
     found = only(standard, spark)
     assert found.recommended == verdict.Recommendation("standard", is_clear=True)
     versus = found.of("spark").versus
     assert versus is not None
     assert (versus.break_even.wins, round(versus.break_even.fix.value)) == ("below", 54)
-    assert "ahead where a mistake is fixed within 54 s" in words.reason(found, "standard")
+    assert "ahead if a mistake were fixed within 54 s" in wording.reason(found, "standard")
     assert only(standard, spark, fix_s=10).recommended == verdict.Recommendation("spark", is_clear=True)
 
 
-def test_of_two_that_cannot_be_told_apart_the_one_that_is_right_more_often() -> None:
+def test_between_two_that_may_be_equal_the_one_that_is_right_more_often_is_chosen() -> None:
     standard = made("standard", seconds=60, wrong=1, of=40)
     auto, spark = made("auto", seconds=4.1, wrong=1, of=40), made("spark", seconds=2, wrong=2, of=40)
     found = only(standard, spark, auto, fix_s=60)
     assert (found.recommended.use, found.recommended.instead_of) == ("auto", ["spark"])
 
 
-def test_kinds_are_judged_apart() -> None:
+def test_kinds_are_judged_separately() -> None:
     def both(name: str, seconds: float, wrong: int) -> Run:
         easy = made(name, seconds=seconds, wrong=0, of=200, kind="easy").attempts
         hard = [
@@ -161,21 +161,21 @@ def test_kinds_are_judged_apart() -> None:
         ("easy", "spark"),
         ("hard", "standard"),
     ]
-    assert words.headline(found, "standard") == "Use standard; for easy use spark"
+    assert wording.headline(found, "standard") == "Use standard; for easy use spark"
 
 
 def test_without_prices_there_is_no_cost() -> None:
     found = only(made("standard", seconds=2, wrong=0, of=5, cost=None), made("fast", seconds=1, wrong=0, of=5))
     assert found.of("standard").cost_per_right_micro is None
-    assert words.cost(None) == "not known"
+    assert wording.cost(None) == "not known"
     versus = found.of("fast").versus
     assert versus is not None
     assert versus.hour_saved_micro is None
     nothing_right = only(made("standard", seconds=2, wrong=5, of=5))
     assert nothing_right.of("standard").cost_per_right_micro is None
-    assert "Nothing was right anywhere" in words.reason(nothing_right, "standard")
+    assert "No target gave a right answer" in wording.reason(nothing_right, "standard")
     alone = only(made("standard", seconds=2, wrong=0, of=5))
-    assert words.reason(alone, "standard") == "Nothing else was asked."
+    assert wording.reason(alone, "standard") == "There is no other target."
 
 
 def test_a_target_that_is_never_right_is_not_recommended_however_quickly_mistakes_are_fixed() -> None:
@@ -183,7 +183,7 @@ def test_a_target_that_is_never_right_is_not_recommended_however_quickly_mistake
     assert found.figures[1].versus is not None
     assert found.figures[1].versus.saved_s.low > 0
     assert (found.recommended.use, found.recommended.is_clear) == ("standard", True)
-    assert "none of its 40 answers was right" in words.reason(found, "standard")
+    assert "none of its 40 answers was right" in wording.reason(found, "standard")
 
 
 def test_a_target_that_is_never_right_does_not_seem_better() -> None:
@@ -193,17 +193,17 @@ def test_a_target_that_is_never_right_does_not_seem_better() -> None:
     assert found.recommended == verdict.Recommendation("standard", is_clear=True)
 
 
-def test_everyone_is_asked_the_same() -> None:
+def test_all_targets_must_have_the_same_tasks() -> None:
     with pytest.raises(ValueError, match="not asked the same tasks"):
         judge_runs([made("standard", seconds=1, wrong=0, of=3), made("fast", seconds=1, wrong=0, of=4)], "standard", 1)
 
 
-def test_break_even_in_words() -> None:
+def test_break_even_wording() -> None:
     def said(wins: str, value: float, low: float, high: float) -> str:
-        return words.break_even(verdict.BreakEven(wins, verdict.Interval(value, low, high)))
+        return wording.break_even(verdict.BreakEven(wins, verdict.Interval(value, low, high)))
 
-    assert said("always", inf, inf, inf) == "ahead at any"
-    assert said("always", inf, 40, inf) == "ahead at any (for sure: below 40 s)"
-    assert said("never", 0, 0, 0) == "behind at any"
+    assert said("always", inf, inf, inf) == "any"
+    assert said("always", inf, 40, inf) == "any (certain below 40 s)"
+    assert said("never", 0, 0, 0) == "none"
     assert said("below", 90, 30, inf) == "up to 90 s (30 s .. any)"
     assert said("above", 200, 100, 300) == "from 3.3 min (100 s .. 5 min)"

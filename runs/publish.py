@@ -7,6 +7,10 @@
 A figure depends on its script, on the Python that the script runs, on what that imports from the repository, on the
 `headway` commands that it starts as processes, and on the tables of data/ that it names. Comments, docstrings and
 layout do not count. tests/runs/test_published.py fails if a figure's code has changed and the page does not say so.
+
+A page says "measured DATE on an earlier version" in the figure's section or in its first section. A page with a table
+may list the scripts instead: "measured DATE on an earlier version: `tax.sh`, `peers.sh`". Such a list covers the whole
+page, but only the scripts that it names, and may name only scripts with stale figures.
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ STARTED = {
     "mock-engine": "headway.engines.scripted.engine",
     "auto": "headway.auto.calibration",
 }
+# A note that lists scripts.
+LISTED = re.compile(r"measured ([\d-]+) on an earlier version: ((?:`[\w-]+\.sh`(?:, | and )?)+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +57,7 @@ class Figure:
 
     @property
     def note(self) -> str:
-        """What the page must say in the figure's section, or in its first one, if the figure is stale."""
+        """What the page must say if the figure is stale."""
         return f"measured {self.date} on an earlier version"
 
 
@@ -172,7 +178,8 @@ def read_figures(root: Path) -> list[Figure]:
 def problems(root: Path) -> Iterator[str]:
     """What is wrong with each figure, and what to do about it."""
     code = Code(root)
-    for figure in read_figures(root):
+    figures = read_figures(root)
+    for figure in figures:
         name = f"{figure.id} in {PUBLISHED}"
         first, *others = sections_of(root / figure.page)
         having = [one for one in (first, *others) if _words(figure.text) in one]
@@ -184,8 +191,24 @@ def problems(root: Path) -> Iterator[str]:
             yield f"{name}: its code has changed since it was measured. Either {again}, or mark it: {MARK}."
         elif figure.stale and not is_stale:
             yield f"{name}: its code is the one it was measured with. Unmark it: {MARK}."
-        elif is_stale and not any(figure.note in one for one in (first, *having)):
+        elif is_stale and not _is_noted(figure, "\n".join((first, *having)), root):
             yield f'{name}: {figure.page} must say "{figure.note}", beside it or in its first section. Or {again}.'
+    stale = {(figure.page, str(figure.date), figure.script) for figure in figures if figure.stale}
+    for page in sorted({figure.page for figure in figures}):
+        for day, script in sorted(listed_on(root / page)):
+            if (page, day, script) not in stale:
+                yield f"{page} lists {script} as measured {day} on an earlier version, but it is not stale: remove it."
+
+
+def _is_noted(figure: Figure, beside: str, root: Path) -> bool:
+    is_beside = figure.note in LISTED.sub("", beside)
+    return is_beside or (str(figure.date), figure.script) in listed_on(root / figure.page)
+
+
+def listed_on(page: Path) -> set[tuple[str, str]]:
+    """The dates and scripts that the page's notes list."""
+    notes = LISTED.findall(_words(page.read_text(encoding="utf-8")))
+    return {(day, f"runs/{script}") for day, scripts in notes for script in re.findall(r"[\w-]+\.sh", scripts)}
 
 
 def sections_of(page: Path) -> list[str]:

@@ -140,7 +140,7 @@ def test_the_version_of_a_package_counts_unless_it_only_prints() -> None:
     ("stage", "module"),
     [
         (stages.tune_teacher, "headway.distill.train"),
-        (stages.train_students, "headway.distill.packs"),
+        (stages.train_students, "headway.distill.packing"),
         (stages.quantise, "headway.distill.quantise"),
         (stages.cut_student, "headway.distill.cut"),
         (stages.collect_answers, "headway.core.machine"),

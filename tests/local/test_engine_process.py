@@ -132,7 +132,7 @@ def test_engine_can_be_started_again_after_stop(tmp_path: Path) -> None:
     for _ in range(2):
         with engine:
             engine.wait_ready(20)
-            with pytest.raises(RuntimeError, match="started already"):
+            with pytest.raises(RuntimeError, match="already started"):
                 engine.start()
     with pytest.raises(RuntimeError, match="not started"):
         _ = engine.pid
@@ -187,7 +187,7 @@ def test_stop_wakes_a_stopped_child_instead_of_waiting_for_it(tmp_path: Path) ->
     assert living_in_group(group) == []
 
 
-def test_early_death_is_told_with_the_end_of_the_log(tmp_path: Path) -> None:
+def test_early_exit_is_reported_with_the_end_of_the_log(tmp_path: Path) -> None:
     source = "for n in range(40): print('line', n)\nraise SystemExit('no memory left')"
     with EngineProcess(stand_in(tmp_path, source=source)) as engine:
         with pytest.raises(SetupError) as caught:
@@ -231,13 +231,13 @@ def test_engine_ends_when_its_owner_is_killed(moment: str, tmp_path: Path) -> No
         wait_for_end(pid)
 
 
-def test_command_that_can_not_be_run_is_an_error(tmp_path: Path) -> None:
+def test_command_that_cannot_be_run_is_an_error(tmp_path: Path) -> None:
     engine = LocalEngine(("/nonexistent/vllm", "serve"), "model", "model", free_port(), 1)
     with pytest.raises(SetupError, match="No such file or directory: '/nonexistent/vllm'"):
         EngineProcess(engine).start()
 
 
-def test_exit_code_of_the_command_is_told() -> None:
+def test_exit_code_of_the_command_is_returned() -> None:
     command = [sys.executable, "-c", "raise SystemExit(3)"]
     with open(os.devnull, "w") as nowhere:
         process = GuardedProcess(command, env=os.environ, output=nowhere.fileno())

@@ -1,6 +1,6 @@
-"""Sampling while guessing ahead, in the real vLLM: each guessed token has the settings of its own call.
+"""Sampling with speculative decoding in the real vLLM: each draft token gets the settings of its own call.
 
-`runs/drafter.sh` compares whole distributions; this asks the one function that was wrong (headway/local/patch_vllm.py).
+`runs/drafter.sh` compares whole distributions; this tests the one function that headway/local/patch_vllm.py fixes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ print([round(one, 3) for one in temperatures.tolist()], top_k.tolist())
 """
 
 
-def test_guessed_tokens_have_the_temperature_of_their_call() -> None:
+def test_draft_tokens_have_the_temperature_of_their_call() -> None:
     python = ensure_cpu_engine(print)
     done = subprocess.run([str(python), "-c", ASK], capture_output=True, text=True, timeout=300)
     assert done.stdout.splitlines()[-1:] == ["[0.7, 0.7, 1.0, 1.0, 1.0, 1.5] [5, 5, 7, 7, 7, 8]"], done.stderr

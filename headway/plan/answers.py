@@ -1,10 +1,10 @@
-"""The planner's answers: the frontier of speed against cost, the price multiple of a floor, and how far off it may be.
+"""The planner's answers: the frontier of speed against cost, and the price multiple of a floor with its error band.
 
-An offer is one way to serve: so many chips, so many streams. What it costs is chip-seconds per token, so that multiples
-need no prices. Knows nothing of tables or terminals, and of demand only that every seat of an offer is taken.
+An offer is one way to serve: a number of chips and a number of streams. Its cost is in chip-seconds per token, so
+multiples need no prices. Does not know tables or terminals. Assumes that every seat of an offer is taken.
 
-Invariant: every answer has a band, made by runs/plan-accuracy.sh for chips of its kind from models left out of the fit;
-where nothing was measured, the band says so instead of a number.
+Invariant: every answer has a band, which runs/plan-accuracy.sh computes for its kind of chip from models left out of
+the fit. If nothing was measured, the band has no numbers and says so.
 """
 
 from __future__ import annotations
@@ -12,33 +12,34 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from headway.core.curve import Curve, Point, fit
-from headway.plan.memory import MOST_SEATS, seats, splits
+from headway.plan.memory import MAX_SEATS, seats, splits
 from headway.plan.step import Setup, prompt_tps, seconds_per_token
 
-BATCHES = sorted({round(1.03**step) for step in range(300) if 1.03**step <= MOST_SEATS})  # all, then every 3 %
+BATCHES = sorted(
+    {round(1.03**step) for step in range(300) if 1.03**step <= MAX_SEATS}
+)  # every batch, then steps of 3 %
 MTOK = 1e6
 
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """How far predicted seconds per token were off for models that the fit had not seen: in half of the cases, in nine
-    of ten."""
+    """The error of predicted seconds per token for models left out of the fit: in half of the cases, in nine of ten."""
 
     half: float | None
     nine_in_ten: float | None
     words: str
 
 
-SEEN = Band(0.136, 0.361, "this chip has public measurements: the error is that of models left out of the fit")
-UNSEEN = Band(0.144, 0.372, "by data sheet only: the error is that of models and chips left out of the fit")
+SEEN = Band(0.136, 0.361, "this chip has public measurements; the error is that of models left out of the fit")
+UNSEEN = Band(0.144, 0.372, "from the data sheet only; the error is that of models and chips left out of the fit")
 SRAM = Band(
     None,
     None,
-    "no band: of SRAM chips only single speeds are public, five of them off by 0 to 59 %; costs rest on a guess of how "
-    "many streams share one and on the press's word for its price",
+    "no band: only single speeds of SRAM chips are public, and five of them are off by 0 to 59 %; costs rest on a "
+    "guess of how many streams share a chip and on press reports of its price",
 )
 CPU = Band(None, None, "no band: one model on one machine; measure yours with `headway bench`")
-CALIBRATED = Band(0.047, 0.09, "a measured curve: mean and largest error of points held out (docs/LOG.md)")
+CALIBRATED = Band(0.047, 0.09, "a measured curve: mean and largest error of held-out points (docs/LOG.md)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class PricedFloor:
     chips: int
     batch: int
     stream_tps: float
-    cost_s: float  # chip-seconds for a token; of a measured curve, replica-seconds
+    cost_s: float  # chip-seconds per token; replica-seconds for a measured curve
 
     def per_mtok(self, price_hour: float | None) -> float | None:
         return None if price_hour is None else self.cost_s / 3600 * price_hour * MTOK
@@ -54,18 +55,18 @@ class PricedFloor:
 
 @dataclass(frozen=True, slots=True)
 class Quote:
-    """The cheapest offer that keeps a floor, and its cost beside standard's, with that at both ends of the band."""
+    """The cheapest offer that keeps a floor, and its cost relative to standard, also at both ends of the band."""
 
     floor_tps: float
     offer: PricedFloor | None
     multiple: float | None
     lowest_multiple: float | None
-    highest_multiple: float | None  # None where the floor cannot be kept at all at one end of the band
+    highest_multiple: float | None  # None if the floor cannot be kept at one end of the band
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedReplica:
-    """What fleet planning needs of one replica: `core.curve.fit(points)` is its curve without prompts."""
+    """One replica for fleet planning. `core.curve.fit(points)` is its curve without prompts."""
 
     setup: Setup
     seats: int
@@ -81,33 +82,33 @@ def band_of(setup: Setup) -> Band:
 
 
 def planned_replica(setup: Setup) -> PlannedReplica:
-    """Points of decoding alone: who plays the fleet lets prompts take their own time (`prompt_tps`)."""
+    """Return a replica with points of decoding alone: the simulator adds the time of prompts from `prompt_tps`."""
     room = seats(setup)
-    points = [(batch, seconds_per_token(setup, batch, with_prompts=False)) for batch in batches_to(room)]
+    points = [(batch, seconds_per_token(setup, batch, with_prompts=False)) for batch in batches_up_to(room)]
     price = setup.chip.price_hour
     return PlannedReplica(setup, room, points, prompt_tps(setup), None if price is None else price * setup.chips)
 
 
-def batches_to(room: int) -> list[int]:
+def batches_up_to(room: int) -> list[int]:
     return sorted({*(batch for batch in BATCHES if batch <= room), *([room] if room else [])})
 
 
 def offers_of(setup: Setup) -> list[PricedFloor]:
-    """Every number of chips that holds the model, with every batch that fits; `setup.chips` does not matter."""
+    """Return every number of chips that fits the model, with every batch that fits. Ignores `setup.chips`."""
     found = []
     for n in splits(setup):
         split = replace(setup, chips=n)
-        for batch in batches_to(seats(split)):
+        for batch in batches_up_to(seats(split)):
             seconds = seconds_per_token(split, batch)
             found.append(PricedFloor(n, batch, 1.0 / seconds, seconds * n / batch))
     return found
 
 
 def measured_offers(points: list[tuple[int, float]]) -> list[PricedFloor]:
-    """From points (streams, tok/s of each) of `headway bench`: one replica, whatever it runs on."""
+    """Return the offers of one replica from points (streams, tok/s of each) of `headway bench`."""
     curve: Curve = fit([(batch, 1.0 / tps) for batch, tps in points])
     room = max(batch for batch, _ in points)
-    return [PricedFloor(1, b, curve.speed_tps(b), curve.seconds_per_token(b) / b) for b in batches_to(room)]
+    return [PricedFloor(1, b, curve.speed_tps(b), curve.seconds_per_token(b) / b) for b in batches_up_to(room)]
 
 
 def cheapest(offers: list[PricedFloor], floor_tps: float) -> PricedFloor | None:
@@ -115,7 +116,7 @@ def cheapest(offers: list[PricedFloor], floor_tps: float) -> PricedFloor | None:
 
 
 def quote(offers: list[PricedFloor], standard_tps: float, floor_tps: float, band: Band) -> Quote:
-    """If all steps take so much longer or shorter, both floors are met by other offers: that is the multiple's band."""
+    """Quote a floor. The band of the multiple comes from scaling all steps by the band, which changes the offers."""
     off = band.nine_in_ten
     scales = (1.0,) if off is None else (1.0, 1.0 / (1.0 - off), 1.0 / (1.0 + off))
     multiples = [_multiple(offers, standard_tps * scale, floor_tps * scale) for scale in scales]

@@ -1,10 +1,9 @@
-"""The table of chips: what one of each holds, moves and computes, what it costs to rent, and who says so.
+"""The table of chips: memory, bandwidth, compute and rental price of each, with its source.
 
-Peaks are dense (without structured sparsity) and for one chip; memory is what an engine can use. Nothing here is
-measured by us except `this_cpu`. What a chip reaches of its peaks is not known here: step.py has those shares, fitted
-on measurements.
+Peaks are dense (without structured sparsity) and for one chip; memory is what an engine can use. Only `this_cpu` is
+measured here. The share of its peaks that a chip reaches is fitted on measurements in step.py.
 
-Invariant: every chip names its source, which says of an estimate that it is one; a price that nobody asks is None.
+Invariant: every chip names its source, which marks estimates as such; a price that is not public is None.
 """
 
 from __future__ import annotations
@@ -17,13 +16,13 @@ from typing import Literal
 Precision = Literal["bf16", "fp8", "int8", "fp4", "int4"]
 Kind = Literal["hbm", "sram", "cpu"]
 
-# The unit in which weights are computed with, best first: a chip that lacks one computes in the next.
+# Compute units for each weight precision, best first: a chip that lacks one uses the next.
 COMPUTED_IN: dict[Precision, tuple[str, ...]] = {
     "bf16": ("bf16",),
     "fp8": ("fp8", "bf16"),
     "int8": ("int8", "fp8", "bf16"),
     "fp4": ("fp4", "fp8", "bf16"),
-    "int4": ("bf16",),  # weight-only: widened before the product
+    "int4": ("bf16",),  # weight-only: widened before the multiplication
 }
 
 
@@ -35,12 +34,12 @@ class Chip:
     memory_tb_s: float
     dense_tflops: dict[str, float]
     link_gb_s: float  # to the other chips of its scale-up domain, one direction
-    world: int  # chips in that domain; of SRAM chips, which are a pipeline, the most that is considered
-    price_hour: float | None  # US dollars for one chip, None where nobody rents them out by the hour
+    world: int  # chips in that domain; for SRAM chips, which form a pipeline, the maximum considered
+    price_hour: float | None  # US dollars for one chip; None if it is not rented by the hour
     source: str
-    # SRAM chips and CPUs: all that a layer costs whatever the batch. GPUs and TPUs use what step.py fitted.
+    # SRAM chips and CPUs: the time of a layer, independent of the batch. GPUs and TPUs use the fit in step.py.
     layer_us: float | None = None
-    is_measured: bool = False  # among the chips step.py was fitted on
+    is_measured: bool = False  # whether step.py was fitted on this chip
 
     def tflops(self, precision: Precision) -> float:
         return next(self.dense_tflops[unit] for unit in COMPUTED_IN[precision] if unit in self.dense_tflops)
@@ -50,7 +49,7 @@ _SPECS = "memory, FLOPs, links: InferenceX gpu-specs.ts and AIConfigurator syste
 _RENT = "rent: InferenceX, 3 years, August 2026"
 _NVIDIA = f"{_SPECS}; {_RENT}"
 _TPU = "Google Cloud TPU documentation; list price: scaling book, ch. 8"
-# A wafer at 2.5 million dollars over four years of hours: the press's estimate of the price, not a quote.
+# A wafer at 2.5 million dollars over four years of hours: a press estimate of the price, not a quote.
 _WAFER_HOUR = 2.5e6 / (4 * 8760)
 _LPU_HOUR = 20e3 / (4 * 8760)
 
@@ -78,7 +77,7 @@ CHIPS: dict[str, Chip] = {
         _gpu("mi300x", 192, 5.3, (1307, 2615, 0), (448, 8), 1.30),
         _gpu("mi325x", 256, 6.0, (1307, 2615, 0), (448, 8), 1.60),
         _gpu("mi355x", 288, 8.0, (2516, 5033, 10066), (538, 8), 2.10),
-        # Google counts its links both ways: half of that here.
+        # Google states link bandwidth for both directions; these are half of it.
         _gpu("tpu-v5e", 16, 0.819, (197, 0, 0), (200, 256), 1.20, _TPU),
         _gpu("tpu-v5p", 95, 2.765, (459, 459, 0), (600, 8960), 4.20, _TPU),
         _gpu("tpu-v6e", 32, 1.638, (918, 918, 0), (400, 256), 2.70, _TPU),
@@ -98,25 +97,25 @@ CHIPS: dict[str, Chip] = {
 }  # fmt: skip
 
 
-# What vLLM on a CPU was measured to take (docs/LOG.md, runs/frontier.sh): SmolLM2-135M on one core, 60 ms for a step of
-# 30 layers alone, 2.4 ms for each further stream. Rough: one model on one machine.
+# Measured with vLLM on a CPU (docs/LOG.md, runs/frontier.sh): SmolLM2-135M on one core takes 60 ms for a step of 30
+# layers with one stream, and 2.4 ms for each further stream. Rough: one model on one machine.
 CPU_LAYER_US = 1900.0
 CPU_CORE_TFLOPS = 0.11
 
 
 def this_cpu() -> Chip:
-    """The machine this runs on: its memory, its cores, and how fast it copies. Takes a tenth of a second."""
+    """Return this machine: its memory, its cores, and its measured copy bandwidth. Takes a tenth of a second."""
     memory_gb = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
     cores = os.cpu_count() or 1
     return Chip(
         "cpu", "cpu", memory_gb, _copy_tb_s(), {"bf16": CPU_CORE_TFLOPS * cores}, 1.0, 1, None,
-        "memory and bandwidth measured here just now; the rest from one model on one machine (docs/LOG.md)",
+        "memory and bandwidth of this machine, measured now; the rest from one model on one machine (docs/LOG.md)",
         layer_us=CPU_LAYER_US,
     )  # fmt: skip
 
 
 def _copy_tb_s(size: int = 1 << 26, repeats: int = 4) -> float:
-    """One core's copy, read and written bytes counted: the least that an engine would find."""
+    """Return the copy bandwidth of one core, reads and writes counted: a lower bound for an engine."""
     block = bytearray(size)
     target = memoryview(bytearray(size))
     best_s = float("inf")

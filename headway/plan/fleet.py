@@ -1,10 +1,10 @@
-"""The fleet: the fewest replicas whose simulation keeps every promise at the busiest hour, one of them dead.
+"""Find the smallest fleet whose simulation keeps every promise at the busiest hour with one replica dead.
 
-A candidate is one kind of replica, planned or measured. Its fleet is found by playing the very policy that serves, for
-more and fewer replicas, until one fewer would break a promise. Beyond some size a fleet is cells: each serves its part
-of the demand alone, so only one is played. Knows nothing of terminals.
+A candidate is one kind of replica, planned or measured. Its fleet is found by simulating the serving policy with more
+and fewer replicas until one fewer would break a promise. A large fleet is split into cells that each serve a part
+of the demand alone, so only one cell is simulated. Does not know terminals.
 
-Invariant: the fleet given kept its promises in every seed, with one replica dead for the second half of the time.
+Invariant: the returned fleet kept its promises with every seed, with one replica dead for the second half of the time.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from headway.sim.scenario import Outcome, Scenario, play
 from headway.sim.workload import Lengths, Recipe, synthesize
 
 MODEL = "m"
-SECONDS = 600.0  # of the busiest hour, twice: SEEDS
+SECONDS = 600.0  # of the busiest hour, simulated once per seed
 SEEDS = (1, 2)
-CELL_REPLICAS = 64  # about so many make a cell
-MOST_REPLICAS = 4096  # of a cell; a demand that they do not serve is of calls that no number would
+CELL_REPLICAS = 64  # approximate size of a cell
+MAX_REPLICAS = 4096  # of a cell; if they cannot serve the demand, no number can
 UNPAID: dict[Tier, Price] = dict.fromkeys(("ultrafast", "fast", "standard", "flex"), Price(0, 0))
 
 
 @dataclass(slots=True)
 class Demand:
-    """At the busiest hour."""
+    """The demand at the busiest hour."""
 
     calls_per_s: float
-    tiers: dict[Tier, float]  # the share of each
+    tiers: dict[Tier, float]  # share of the calls
     floors: dict[Tier, float]
     prompt_tokens: float  # on average
     answer_tokens: float
@@ -43,8 +43,8 @@ class Demand:
 
 @dataclass(slots=True)
 class Promises:
-    """What must hold: of the express tiers, floors kept and calls not downgraded; of all, calls not refused; of
-    standard, the wait that 99 in 100 have at most."""
+    """What must hold: floors kept and calls downgraded in the express tiers, calls refused in every tier, and the wait
+    of standard calls."""
 
     kept: float = 0.99
     downgraded: float = 0.01
@@ -58,7 +58,7 @@ class Candidate:
     curve: Curve
     seats: int
     prompt_tps: float
-    price_hour: float | None  # of a replica
+    price_hour: float | None  # per replica
     chips: int
     band: Band
 
@@ -68,8 +68,8 @@ class Fleet:
     candidate: Candidate
     cells: int
     cell_replicas: int
-    slow_replicas: int | None  # of a cell if steps take as much longer as the band allows; None: not kept at all
-    outcomes: list[Outcome]  # of one cell
+    slow_replicas: int | None  # per cell if steps are as slow as the band allows; None if no number is enough
+    outcomes: list[Outcome]  # of one cell, one per seed
 
     @property
     def replicas(self) -> int:
@@ -81,7 +81,7 @@ class Fleet:
 
 
 def candidate_of(planned: PlannedReplica, standard_tps: float) -> Candidate | None:
-    """It takes no more streams than get the speed of standard ones; None where a single one does not."""
+    """Limit the seats so that every stream gets the standard speed. Returns None if not even one stream does."""
     setup, curve = planned.setup, fit(planned.points)
     name, seats = f"{setup.chips} x {setup.chip.name}", curve.largest_batch(standard_tps, planned.seats, 0.0)
     if not seats:
@@ -90,16 +90,16 @@ def candidate_of(planned: PlannedReplica, standard_tps: float) -> Candidate | No
 
 
 def measured_candidate(points: list[tuple[int, float]], price_hour: float | None, standard_tps: float) -> Candidate:
-    """From points (streams, tok/s of each). Its prompts take no time: `headway bench` does not tell how long."""
+    """Make a candidate from points (streams, tok/s of each). Prompts take no time: bench.json has no prompt speed."""
     curve = fit([(streams, 1.0 / tps) for streams, tps in points])
     seats = curve.largest_batch(standard_tps, max(streams for streams, _ in points), 0.0)
     if not seats:
-        raise SetupError(f"not even one stream of it gets {standard_tps:g} tok/s: ask for less with --standard.")
+        raise SetupError(f"not even one stream reaches {standard_tps:g} tok/s: lower --standard.")
     return Candidate("measured", curve, seats, 0.0, price_hour, 1, CALIBRATED)
 
 
 def smallest_fleet(candidate: Candidate, demand: Demand, promises: Promises) -> Fleet | None:
-    """None if no number of such replicas keeps the floors."""
+    """Return None if no number of these replicas keeps the floors."""
     cells = max(1, ceil(_replicas_for(candidate, demand) / CELL_REPLICAS))
     part = replace(demand, calls_per_s=demand.calls_per_s / cells)
     found = _fewest(candidate, part, promises)
@@ -115,7 +115,7 @@ def smallest_fleet(candidate: Candidate, demand: Demand, promises: Promises) -> 
 
 
 def _replicas_for(candidate: Candidate, demand: Demand) -> float:
-    """That would be busy to the last seat all the time: fewer cannot do."""
+    """Return the number of replicas that would have every seat taken all the time: a lower bound."""
     per_call_s = demand.prompt_tokens / candidate.prompt_tps if candidate.prompt_tps else 0.0
     per_call_s += demand.answer_tokens * candidate.curve.seconds_per_token(candidate.seats) / candidate.seats
     return demand.calls_per_s * per_call_s
@@ -126,7 +126,7 @@ def _fewest(candidate: Candidate, demand: Demand, promises: Promises) -> tuple[i
     if not all(curve.largest_batch(floor, candidate.seats, policy.margin) for floor in demand.floors.values()):
         return None
     enough: tuple[int, list[Outcome]] | None = None
-    too_few = ceil(_replicas_for(candidate, demand))  # with one dead it cannot do
+    too_few = ceil(_replicas_for(candidate, demand))  # not enough with one dead
     tried = too_few + 1
     while enough is None or enough[0] - too_few > 1:
         outcomes = []
@@ -139,7 +139,7 @@ def _fewest(candidate: Candidate, demand: Demand, promises: Promises) -> tuple[i
             enough = tried, outcomes
         if enough is None:
             tried = ceil(tried * 1.3) + 1
-            if tried > MOST_REPLICAS:
+            if tried > MAX_REPLICAS:
                 return None
         else:
             tried = (too_few + enough[0]) // 2
@@ -159,7 +159,7 @@ def _keeps(outcome: Outcome, promises: Promises) -> bool:
 
 
 def _policy(demand: Demand) -> ModelPolicy:
-    """The fastest tier boards first."""
+    """Build the policy, fastest tier first."""
     by_floor = sorted(demand.floors.items(), key=lambda one: -one[1])
     tiers: dict[Tier, TierPolicy] = {tier: TierPolicy(10_000, 2.0, floor_tps) for tier, floor_tps in by_floor}
     return ModelPolicy({**tiers, "standard": TierPolicy(10_000, 30.0)})

@@ -1,9 +1,9 @@
-"""What fits where: weights and the context of so many streams, in the memory of so many chips.
+"""Memory planning: how many streams fit with the weights on a number of chips.
 
-Knows bytes only; speed is step.py's. Weights are split evenly over the chips; context is split over the heads that keep
-it, and a latent, which has none, is kept whole on every chip.
+Knows bytes only; step.py knows speed. Weights are split evenly over the chips. Context is split by KV heads; a latent
+cache has none, so every chip holds all of it.
 
-Invariant: `seats` streams of full length fit, one more does not (or the engine would not schedule it).
+Invariant: `seats` streams of full length fit and one more does not, or exceeds MAX_SEATS.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from headway.plan.chips import Chip, Precision
 from headway.plan.shape import ModelShape
 from headway.plan.step import Setup
 
-# vLLM takes nine tenths of a chip by default; of that, buffers and the links' library take some (AIConfigurator).
+# vLLM uses nine tenths of a chip by default; buffers and the communication library take some (AIConfigurator).
 HBM_SHARE, HBM_OVERHEAD_GB = 0.9, 3.9
 SRAM_SHARE = 0.85
-MOST_SEATS = 512  # beyond it nothing was measured
-MOST_SPLIT = 64
-NO_END = 1 << 16  # chips: a context that does not fit then never does
+MAX_SEATS = 512  # nothing was measured beyond it
+MAX_SPLIT = 64
+MAX_CHIPS = 1 << 16  # a context that does not fit on so many never fits
 
 
 def usable_gb(chip: Chip) -> float:
@@ -30,37 +30,38 @@ def usable_gb(chip: Chip) -> float:
 
 
 def weights_held(chip: Chip, precision: Precision, shape: ModelShape) -> float:
-    """How many billion weights of such a model one chip holds, without any context."""
+    """Return how many billion weights of this model one chip holds without context."""
     return usable_gb(chip) / (shape.weight_bytes(precision) / shape.params)
 
 
 def seats(setup: Setup) -> int:
-    """How many streams of full length fit beside the weights; 0 where these do not."""
+    """Return how many streams of full length fit with the weights; 0 if the weights do not fit."""
     shape, n = setup.shape, setup.chips
     free = usable_gb(setup.chip) * 1e9 - shape.weight_bytes(setup.precision) / n
     kept = shape.kv_bytes(setup.prompt_tokens + setup.output_tokens, setup.precision)
-    # SRAM chips are a pipeline of layers: each keeps the context of its own, latent or not.
+    # SRAM chips are a pipeline of layers: each holds the context of its own layers, latent or not.
     a_stream = kept / n if setup.chip.kind == "sram" else kept / min(n, shape.kv_heads)
-    return max(0, min(MOST_SEATS, int(free / a_stream)))
+    return max(0, min(MAX_SEATS, int(free / a_stream)))
 
 
 def fewest_chips(setup: Setup) -> int:
-    """That hold the weights and one stream, whether or not so many are linked."""
+    """Return the fewest chips that hold the weights and one stream, whether or not so many can be linked."""
     n = 1
     while seats(replace(setup, chips=n)) < 1:
         n = n * 2 if setup.chip.kind != "sram" else n + max(1, n // 64)
-        if n > NO_END:
+        if n > MAX_CHIPS:
             tokens = setup.prompt_tokens + setup.output_tokens
             raise SetupError(
-                f"the context of one stream of {tokens:,} tokens does not fit a {setup.chip.name}: plan less."
+                f"the context of one stream of {tokens:,} tokens does not fit a {setup.chip.name}: "
+                "use shorter prompts or answers."
             )
     return n
 
 
 def splits(setup: Setup) -> list[int]:
-    """The numbers of chips worth looking at: those that hold the model inside one scale-up domain."""
+    """Return the numbers of chips to consider: those that hold the model within one scale-up domain."""
     fewest = fewest_chips(setup)
     if setup.chip.kind == "sram":
-        # More of them make a stream no faster; they give room for more streams.
+        # More chips do not make a stream faster; they make room for more streams.
         return [n for n in (fewest, fewest * 2) if n <= setup.chip.world]
-    return [n for n in (2**power for power in range(7)) if fewest <= n <= min(setup.chip.world, MOST_SPLIT)]
+    return [n for n in (2**power for power in range(7)) if fewest <= n <= min(setup.chip.world, MAX_SPLIT)]

@@ -1,6 +1,6 @@
-"""Shapes that need no download: the fields of published config.json files that shape.py reads, by a short name.
+"""Known models by short name: the fields of their published config.json files that shape.py reads.
 
-Invariant: tests/plan/test_shape.py compares each with the number of weights its makers publish.
+Invariant: tests/plan/test_shape.py compares each with the published number of weights.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def model_shape(said: str) -> ModelShape:
-    """By its short name, or by the path of a config.json or of the folder it lies in."""
-    if said.lower() in CONFIGS:
-        return shape_of(CONFIGS[said.lower()], said.lower())
-    path = Path(said)
+def model_shape(name_or_path: str) -> ModelShape:
+    """Return the shape of a known model, or of the config.json at a path or in a folder."""
+    if name_or_path.lower() in CONFIGS:
+        return shape_of(CONFIGS[name_or_path.lower()], name_or_path.lower())
+    path = Path(name_or_path)
     if path.is_dir():
         path /= "config.json"
     if path.is_file():
         return read_shape(path)
-    raise SetupError(f"{said} is neither a path to a config.json nor one of: {', '.join(CONFIGS)}.")
+    raise SetupError(f"{name_or_path} is neither a path to a config.json nor one of: {', '.join(CONFIGS)}.")

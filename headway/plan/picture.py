@@ -1,4 +1,4 @@
-"""The frontier as a picture: what a million tokens cost at each speed of a stream, with the band. Vega-Lite."""
+"""Draw the frontier: the cost of a million tokens at each speed of a stream, with the error band."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WIDE, HIGH = 760, 380
 
 
 def frontier(offers: list[PricedFloor]) -> list[PricedFloor]:
-    """Those beside which no other is both faster and cheaper, slowest first."""
+    """Return the offers that no other beats in both speed and cost, slowest first."""
     best: list[PricedFloor] = []
     for offer in sorted(offers, key=lambda one: -one.stream_tps):
         if not best or offer.cost_s < best[-1].cost_s:
@@ -23,15 +23,15 @@ def frontier(offers: list[PricedFloor]) -> list[PricedFloor]:
 
 
 def draw(kinds: list[tuple[str, list[PricedFloor], float, Band]], title: str, out: Path) -> None:
-    """Each kind has a name, its offers, the price of a chip's hour and its band. Writes `plan.svg` and `.png`."""
+    """Write `plan.svg` and `plan.png`. Each kind is a name, its offers, the hourly price of a chip and its band."""
     rows = []
     for name, offers, price_hour, band in kinds:
         off = band.nine_in_ten or 0.0
         for one in frontier(offers):
             row = {"kind": name, "tps": one.stream_tps, "cost": one.per_mtok(price_hour)}
-            # Where steps are longer by the band, both the speed and what is made in an hour are less by it.
+            # If steps are slower by the band, both speed and hourly output are lower by it.
             rows.append(row | {"slow": one.stream_tps * (1 - off), "fast": one.stream_tps * (1 + off)})
-    words = {"text": title, "subtitle": "pale: where nine in ten lie"}
+    words = {"text": title, "subtitle": "shaded: range of nine in ten predictions"}
     write_picture(_spec(rows, [name for name, *_ in kinds]), words, out, "plan")
 
 

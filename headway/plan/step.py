@@ -1,13 +1,13 @@
-"""The step: how many seconds a stream waits for each of its tokens when an engine carries `batch` of them.
+"""The step model: seconds per token of a stream when an engine runs `batch` streams.
 
-    seconds = sum over parts of (coefficient x what the chip's data sheet says that part takes)
+    seconds = sum over parts of (coefficient x time of that part by the chip's data sheet)
 
-The parts are weights, experts touched, context read, prompts of others, activations, all-reduces, and fixed costs for
-each layer, each expert and each stream; a roofline alone (the first ones at 1.0) is four times too fast. The
-coefficients are fitted once, for all chips and models together, by runs/plan-accuracy.sh, which prints them and their
-error. SRAM chips and CPUs have one cost per layer instead, which nobody has measured as a curve.
+The parts are weights, experts read, context read, prompts of other streams, activations, all-reduces, and fixed costs
+per layer, expert and stream; a roofline alone (the first parts at 1.0) is four times too fast. runs/plan-accuracy.sh
+fits the coefficients once, for all chips and models together, and prints them with their error. SRAM chips and CPUs
+have one cost per layer instead, for which no measured curve is public.
 
-Knows nothing of money, of what fits, or of calls. Invariant: seconds never fall when the batch grows.
+Does not know money, memory limits or calls. Invariant: seconds never fall when the batch grows.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from headway.plan.shape import ModelShape
 Engine = Literal["vllm", "sglang", "trtllm"]
 US = 1e-6
 
-# Shares of peaks (1.2: a sixth is lost) and microseconds, as `runs/plan-accuracy.sh` prints them.
+# Factors on the time at peak (1.2: a sixth of the peak is lost) and microseconds, from `runs/plan-accuracy.sh`.
 COEFFICIENTS: dict[str, float] = {
     "weights": 1.160,
     "experts": 1.035,
     "context": 1.192,
-    "activations": 242.6,  # passes over them: norms, quantising, moving; each small and far from the peak
+    "activations": 242.6,  # passes over them (norms, quantising, copies), each small and far from the peak
     "prompt_flops": 1.0,
     "prompt_attention": 3.638,
     "prompt_activations": 55.11,
-    "all_reduce": 2.848,  # us for each doubling of the chips
+    "all_reduce": 2.848,  # us per doubling of the chips
     "layer_vllm": 43.87,
     "layer_sglang": 39.19,
     "layer_trtllm": 36.38,
@@ -45,16 +45,16 @@ COEFFICIENTS: dict[str, float] = {
     "stream_sglang": 15.22,
     "stream_trtllm": 0.0,
 }
-# Small kernels run at the speed of the chip's units: costs that scale so are given for this one.
+# Costs of small kernels scale with the chip's bf16 peak; coefficients are for this one.
 REFERENCE_TFLOPS = 2250.0
 ATTENTION_HEAD = 128
-# An SRAM chip shows at most this part of its peak when many streams share it. A guess: nobody publishes it.
+# The share of its peak that an SRAM chip reaches with many streams. A guess: no figure is public.
 SRAM_PEAK = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
-    """`drafted` tokens a step, each accepted with `acceptance` if those before it were; a draft is one layer's work."""
+    """`drafted` tokens per step, each accepted with `acceptance` if all before it are. Drafting one costs a layer."""
 
     drafted: int
     acceptance: float
@@ -71,7 +71,7 @@ PLAIN = Speculation(0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A model as it is served: on how many chips, in which precision, by which engine, for calls of which lengths."""
+    """How a model is served: chips, precision, engine, and the lengths of calls."""
 
     shape: ModelShape
     chip: Chip
@@ -85,12 +85,12 @@ class Setup:
 
     @property
     def context(self) -> float:
-        """Tokens a stream has behind it, on average."""
+        """Mean tokens in a stream's context."""
         return self.prompt_tokens + self.output_tokens / 2
 
 
 def seconds_per_token(setup: Setup, batch: float, *, with_prompts: bool = True) -> float:
-    """Of one stream among `batch`; with prompts, each stream that ends is followed by one whose prompt all wait for."""
+    """Return the time per token of a stream. With prompts, all streams also wait for the prompts of new streams."""
     spec = setup.speculation
     if setup.chip.layer_us is not None:
         step_s = _one_cost_per_layer(setup, batch, with_prompts=with_prompts)
@@ -106,18 +106,18 @@ def seconds_per_token(setup: Setup, batch: float, *, with_prompts: bool = True) 
 
 
 def terms(setup: Setup, batch: float) -> dict[str, float]:
-    """What each part of a step takes by the data sheet, in seconds; fixed costs in microseconds' worth of seconds."""
+    """Return the seconds of each part of a step by the data sheet; for fixed costs, their number times 1 us."""
     shape, chip, n, spec = setup.shape, setup.chip, setup.chips, setup.speculation
     memory, peak, wide_peak = (x * 1e12 for x in (chip.memory_tb_s, chip.tflops(setup.precision), chip.tflops("bf16")))
-    tokens = batch * (1 + spec.drafted)  # computed in a step: the drafted ones are checked together
+    tokens = batch * (1 + spec.drafted)  # computed per step: draft tokens are verified together
     prompt = prompt_share(setup, batch)
     touched = shape.experts_touched(tokens)
     experts_s = shape.expert_bytes(tokens, setup.precision) / n / memory
     flops_s = 2.0 * shape.active_params * tokens / n / peak
-    width_s = shape.layers * shape.hidden * 2.0 / memory  # one pass over a token's activations; not split over chips
+    width_s = shape.layers * shape.hidden * 2.0 / memory  # one pass over a token's activations, not split over chips
     small = REFERENCE_TFLOPS * 1e12 / wide_peak * US
     parts = {
-        # Where the products take longer than the reading, they count.
+        # The longer of reading and multiplying counts.
         "weights": max(shape.always_bytes(setup.precision) / n / memory, flops_s - experts_s),
         "experts": experts_s,
         "context": batch * shape.kv_read_bytes(setup.context, setup.precision) / min(n, shape.kv_heads) / memory,
@@ -139,12 +139,12 @@ def terms(setup: Setup, batch: float) -> dict[str, float]:
 
 
 def prompt_share(setup: Setup, batch: float) -> float:
-    """Prompt tokens that a step must read so that a stream which ends is followed by another."""
+    """Return the prompt tokens per step that replace every stream that ends with a new one."""
     return batch * setup.speculation.tokens_per_step * setup.prompt_tokens / setup.output_tokens
 
 
 def prompt_tps(setup: Setup) -> float:
-    """Prompt tokens a second, if nothing else is done."""
+    """Return prompt tokens per second without other load."""
     if setup.chip.layer_us is not None:
         return setup.chips * setup.chip.tflops(setup.precision) * 1e12 * SRAM_PEAK / (2.0 * setup.shape.active_params)
     parts = terms(setup, 1.0)
@@ -153,12 +153,12 @@ def prompt_tps(setup: Setup) -> float:
 
 
 def _attention_flops(setup: Setup) -> float:
-    """For one prompt token, which looks back at half of its prompt on average."""
+    """Return the FLOPs per prompt token, which attends to half of its prompt on average."""
     return 2.0 * setup.shape.heads * ATTENTION_HEAD * setup.shape.full_layers * setup.prompt_tokens
 
 
 def _one_cost_per_layer(setup: Setup, batch: float, *, with_prompts: bool) -> float:
-    """Latency until the chips' products take longer; a CPU has no pipeline in which the two would overlap."""
+    """Return the longer of latency and compute. A CPU has no pipeline that overlaps them, so they add up."""
     shape, chip = setup.shape, setup.chip
     latency_s = shape.layers * (chip.layer_us or 0.0) * US
     tokens = batch * (1 + setup.speculation.drafted) + (prompt_share(setup, batch) if with_prompts else 0.0)

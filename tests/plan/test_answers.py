@@ -30,7 +30,7 @@ LLAMA = Setup(model_shape("llama-3.1-70b"), CHIPS["h200"], 1, "fp8")
 
 
 def test_what_a_wafer_and_a_gpu_hold() -> None:
-    """44 GB are about 20 billion weights in two bytes each and 40 in one; a sixth is kept for everything else."""
+    """44 GB hold about 20 billion weights of two bytes or 40 of one; a sixth is kept for everything else."""
     small = model_shape("llama-3.1-8b")
     assert weights_held(CHIPS["wse-3"], "bf16", small) == pytest.approx(18.7, abs=0.1)
     assert weights_held(CHIPS["wse-3"], "int8", model_shape("glm-4.5")) == pytest.approx(37.2, abs=0.1)
@@ -56,7 +56,7 @@ def test_seats_are_what_memory_leaves() -> None:
     assert seats(latent) * kept <= 141e9
 
 
-def test_a_context_that_fits_nowhere_is_said() -> None:
+def test_a_context_that_fits_nowhere_is_an_error() -> None:
     with pytest.raises(SetupError, match="does not fit a h200"):
         offers_of(replace(LLAMA, prompt_tokens=100_000_000))
 

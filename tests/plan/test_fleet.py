@@ -1,4 +1,4 @@
-"""The fleet that keeps every promise: found by playing it, and one replica fewer would not do."""
+"""The smallest fleet that keeps every promise in simulation: one replica fewer breaks one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shapes beside what the makers of the models publish."""
+"""Shapes compared with what the makers of the models publish."""
 
 from __future__ import annotations
 
@@ -83,5 +83,5 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"neither a path .* llama-3.1-8b"):
         model_shape("no-such-model")
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(SetupError, match="holds no object"):
+    with pytest.raises(SetupError, match="does not contain an object"):
         model_shape(str(tmp_path))

@@ -1,9 +1,9 @@
-"""One streamed call, stamped where it is read: the load generator's hands.
+"""The HTTP client of the load generator: sends one streamed call and records when its tokens arrive.
 
-Knows: the OpenAI chat dialect, and prompts that no cache has seen. HTTP is http1.py's.
+Knows: the OpenAI chat API, and how to make prompts that no cache holds. http1.py does HTTP.
 Does not know: when calls are made, how many at once, or what their times mean.
-Invariant: the clock is read first thing when a piece of the body comes from the socket, before anything is read out of
-it; and a token has come when the server's own count of them rises, whatever the number of pieces.
+Invariant: the clock is read as soon as a chunk of the body arrives from the socket, before it is parsed; and tokens are
+counted by the server's own usage, not by the number of chunks.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ WORDS = _TEXT.split()
 
 @dataclass(slots=True)
 class LoadCall:
-    """One call and its times, in seconds of this process' clock."""
+    """One call and its times, in seconds of this process's clock."""
 
-    scheduled_at: float  # when it was to be made: what its caller waits from
+    scheduled_at: float  # when it was due; latencies count from here
     max_tokens: int
     sent_at: float = 0.0
     first_at: float = 0.0
     last_at: float = 0.0
     prompt_tokens: int = 0
     tokens: int = 0
-    first_tokens: int = 0  # how many came with the first piece: more than one where the engine speculates
-    refusals: int = 0  # before it was taken
+    first_tokens: int = 0  # tokens in the first chunk: more than one with speculative decoding
+    refusals: int = 0  # before it was accepted
     status: int = 0
     error: str = ""  # why it has no complete answer
 
@@ -60,30 +60,30 @@ class LoadCall:
 
     @property
     def tpot_s(self) -> float:
-        """Seconds per token after the first piece."""
+        """Seconds per token after the first chunk."""
         return (self.last_at - self.first_at) / max(1, self.tokens - self.first_tokens)
 
 
 class Prompts:
-    """Texts of about so many tokens, told apart from their first word on."""
+    """Prompts of about a given number of tokens. Each differs from all others from its first word on."""
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
         self._number = count(self._random.randrange(10**6))
 
     def text(self, tokens: int) -> str:
-        # The number alone would do for a cache of whole prompts; blocks of tokens need words that differ too.
+        # A number alone would do against a cache of whole prompts; a cache of blocks needs different words too.
         return " ".join([str(next(self._number)), *self._random.choices(WORDS, k=max(1, tokens - 2))])
 
 
 class _TokenCounter:
-    """Reads one answer: when tokens came, and how many. `feed` is called straight from the socket."""
+    """Counts the tokens of one answer and when they arrived. `feed` is called directly from the socket."""
 
     def __init__(self, call: LoadCall, response: Response, on_tokens: Callable[[float, int], None]) -> None:
         self._call = call
         self._response = response
         self._on_tokens = on_tokens
-        self.rest = b""  # of an event that has not ended; or what an error says
+        self.rest = b""  # the start of an incomplete event, or the body of an error
 
     def feed(self, data: bytes) -> None:
         read_at = time.perf_counter()
@@ -91,7 +91,7 @@ class _TokenCounter:
         if self._response.status != 200:
             self.rest = data[:MAX_KEPT_ERROR_BYTES]
             return
-        # Only whole events: a count may be cut in two.
+        # Only complete events: a count may be split between chunks.
         end = data.rfind(b"\n\n") + 2
         if end < 2:
             self.rest = data
@@ -115,7 +115,7 @@ def _number_at(data: bytes, start: int) -> int:
 
 
 class LoadClient:
-    """Makes calls to one model behind one URL, over as many connections as there are calls at once."""
+    """Makes calls to one model at one URL, with one connection per concurrent call."""
 
     def __init__(self, url: str, model: str, key: str | None = None, seed: int = 0) -> None:
         self.model = model
@@ -124,7 +124,7 @@ class LoadClient:
         self._headers: Headers = ((b"authorization", f"Bearer {key}".encode()),) if key else ()
 
     def request(self, prompt_tokens: int, max_tokens: int) -> bytes:
-        """A request's body, made before its time has come."""
+        """Return a request body, built before the call is due."""
         return msgspec.json.encode(
             {
                 "model": self.model,
@@ -137,9 +137,9 @@ class LoadClient:
         )
 
     async def make(self, call: LoadCall, request: bytes, on_tokens: Callable[[float, int], None]) -> None:
-        """Send now, return when the answer has ended; `on_tokens` hears when tokens come, and how many."""
+        """Send a call and return when its answer has ended. `on_tokens` gets the time and number of new tokens."""
         call.status, call.error = 0, ""
-        call.sent_at = time.perf_counter()  # what comes now, a connection included, is not the client's delay
+        call.sent_at = time.perf_counter()  # from here on, connecting included, time counts as the server's
         try:
             response = await self._pool.send(b"POST", PATH, request, self._headers)
             counter = _TokenCounter(call, response, on_tokens)
@@ -148,16 +148,16 @@ class LoadClient:
             finally:
                 call.status = response.status
                 response.close()
-        except (ConnectionFailed, ValueError) as error:  # gone, or a count that is no number
+        except (ConnectionFailed, ValueError) as error:  # connection lost, or a count that is not a number
             call.error = str(error)
             return
         if response.status != 200:
             call.error = f"status {response.status}: {counter.rest.decode(errors='replace')[:300]}"
         elif call.tokens < call.max_tokens:
-            call.error = f"{call.tokens} tokens of {call.max_tokens}: the server ends answers early"
+            call.error = f"{call.tokens} of {call.max_tokens} tokens: the server ends answers early"
         elif call.first_tokens == call.tokens > 1:
             call.error = (
-                "tokens are counted only at the end: the server must accept stream_options.continuous_usage_stats"
+                "tokens are counted only at the end: the server must support stream_options.continuous_usage_stats"
             )
 
     def close(self) -> None:

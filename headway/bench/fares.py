@@ -1,11 +1,10 @@
-"""The fare table: what each floor costs, from a measured frontier and the price of a replica's hour.
+"""The fare table: what each floor costs, from a measured frontier and the hourly cost of a replica.
 
-A replica costs the same whether it is full or light, so a token of a light one costs as much more as fewer are made:
+A replica costs the same whether it is full or light, so a token costs more on a light replica, which makes fewer:
 
     multiple (floor) = tokens per second of the full replica ÷ those at the largest batch that keeps the floor
 
-Knows the frontier and arithmetic. Near the end of the curve the multiple explodes and rests on a few streams, so no
-fare is quoted above a share of the highest speed measured.
+Near the highest speed the multiple explodes and depends on a few streams, so no fare is quoted above a share of it.
 """
 
 from __future__ import annotations
@@ -20,26 +19,26 @@ import tomlkit
 from headway.core.curve import DEFAULT_MARGIN, Curve, fit
 from headway.errors import SetupError
 
-HIGHEST_SHARE = 0.8  # of the highest speed measured, above which no fare is quoted unless it is forced
+HIGHEST_SHARE = 0.8  # of the highest speed measured; no fare is quoted above it unless forced
 SUGGESTED_FLOORS = 4
 MTOK = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class FrontierPoint:
-    """One number of streams of a sweep."""
+    """The results of a sweep at one number of streams."""
 
     streams: int
-    nine_in_ten_tps: float  # what nine streams in ten got at least: what a floor is made from
-    median_tps: list[float]  # what the median stream got in each repeat: what the replica makes
+    nine_in_ten_tps: float  # reached by nine streams in ten; floors are based on it
+    median_tps: list[float]  # of the median stream in each repeat; throughput is based on it
 
 
 @dataclass(frozen=True, slots=True)
 class Fare:
     floor_tps: float
-    streams: int  # the largest batch that keeps it
-    stream_tps: float  # what the median stream gets there
-    replica_tps: float  # and all of them together
+    streams: int  # the largest batch that keeps the floor
+    stream_tps: float  # of the median stream at that batch
+    replica_tps: float  # of all streams together
     multiple: float
     lowest_multiple: float  # of the repeats
     highest_multiple: float
@@ -47,23 +46,23 @@ class Fare:
 
 
 def read_frontier(path: Path) -> list[FrontierPoint]:
-    """The points of a `bench.json`, up to the batch at which the replica makes the most."""
+    """Read the points of a `bench.json`, up to the batch with the highest throughput."""
     try:
         rows = json.loads(path.read_text())
         points = [FrontierPoint(r["conc"], r["nine_in_ten_intvty"], r["median_intvty_by_repeat"]) for r in rows]
         best = max(rows, key=lambda row: row["output_tput_per_gpu"])["conc"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise SetupError(f"{path} cannot be read as a sweep ({error}): make one with `headway bench URL`.") from error
+        raise SetupError(f"{path} is not a valid sweep ({error}): create one with `headway bench URL`.") from error
     points = sorted((point for point in points if point.streams <= best), key=lambda point: point.streams)
     if len(points) < 3:
-        raise SetupError(f"{path} has {len(points)} point(s) up to saturation, and a fare needs three: measure again.")
+        raise SetupError(f"{path} has {len(points)} point(s) up to saturation, and a fare needs three: measure more.")
     return points
 
 
 def fare_table(
     points: list[FrontierPoint], *, cost_per_hour: float, floors_tps: list[float], force: bool = False
 ) -> list[Fare]:
-    """A fare for each floor; its spread is that of the repeats."""
+    """Return a fare for each floor. The lowest and highest multiple are those of the repeats."""
     seats = points[-1].streams
     slow = fit([(point.streams, 1 / point.nine_in_ten_tps) for point in points])
     repeats = [
@@ -76,11 +75,11 @@ def fare_table(
         if floor_tps > HIGHEST_SHARE * highest_tps and not force:
             raise SetupError(
                 f"A floor of {floor_tps:g} tok/s is above {HIGHEST_SHARE:g} of the highest speed measured "
-                f"({highest_tps:.1f}): prices explode there and rest on a few streams. Choose a lower one, or --force."
+                f"({highest_tps:.1f}): prices explode there and rest on few streams. Choose a lower floor, or --force."
             )
         streams = slow.largest_batch(floor_tps, seats, DEFAULT_MARGIN)
         if not streams:
-            raise SetupError(f"No batch keeps a floor of {floor_tps:g} tok/s with its margin: choose a lower one.")
+            raise SetupError(f"No batch keeps a floor of {floor_tps:g} tok/s with its margin: choose a lower floor.")
         fares.append(_fare(floor_tps, streams, seats, repeats, cost_per_hour))
     return fares
 
@@ -101,11 +100,11 @@ def _fare(floor_tps: float, streams: int, seats: int, repeats: list[Curve], cost
 
 
 def write_tiers(path: Path, model: str, tiers: dict[str, Fare]) -> None:
-    """Put the floors and multiples into a model's tiers in headway.toml; everything else in it stays as it is."""
+    """Write the floors and multiples into a model's tiers in headway.toml. Everything else stays as it is."""
     document = tomlkit.parse(path.read_text())
     tables = [table for table in document.get("models", []) if table.get("name") == model]
     if not tables:
-        raise SetupError(f"{path} has no model {model!r}: name one that is there.")
+        raise SetupError(f"{path} has no model {model!r}: use a model of that file.")
     if "tiers" not in tables[0]:
         tables[0]["tiers"] = tomlkit.aot()
         tables[0]["tiers"].append(tomlkit.item({"name": "standard"}))
@@ -120,7 +119,7 @@ def write_tiers(path: Path, model: str, tiers: dict[str, Fare]) -> None:
 
 
 def suggested_floors(points: list[FrontierPoint]) -> list[float]:
-    """Between the speed of the full replica and what may be quoted, in even steps of ratio."""
+    """Return floors between the speed of the full replica and the highest quoted speed, in equal ratios."""
     full_tps = points[-1].nine_in_ten_tps
     highest_tps = HIGHEST_SHARE * max(point.nine_in_ten_tps for point in points)
     if highest_tps <= full_tps:

@@ -1,9 +1,9 @@
-"""Load on a server, and whether what was measured is the server: closed loops, open loops, and the client's own lag.
+"""Put load on a server: closed loops, open loops, and a check that the client was not the bottleneck.
 
-Knows: when each call is to be made. In a closed loop so many slots call again at once; in an open loop calls are made
-at their times, whether or not earlier ones have ended, and there is no limit that would make them wait.
-Does not know: how a call is made (client.py), nor what the figures are for.
-Invariant: times count from when a call was to be made, and a run in which this process was the bottleneck says so.
+Knows: when each call is due. In a closed loop each slot calls again as soon as it has its answer; in an open loop calls
+are made on schedule, whether or not earlier ones have ended, without a limit on concurrency.
+Does not know: how a call is sent (client.py), or what the results are used for.
+Invariant: latencies count from when a call was due, and a run in which this process was the bottleneck is invalid.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from headway.bench.client import LoadCall, LoadClient
 from headway.errors import SetupError
 
 CALL_TIMEOUT_S = 600.0
-TRY_AGAIN_S = 0.5  # after a refusal: often enough to take a free seat, too seldom to be a load of its own
+RETRY_S = 0.5  # after a refusal: short enough to get a free seat, long enough not to add load
 REFUSALS = (429, 503)
 LAG_INTERVAL_S = 0.01
-# A reading that is late by this share of a token's time no longer tells tokens apart.
+# If reads are late by more than this share of the time per token, tokens can no longer be timed.
 MAX_LAG_S, MAX_LAG_SHARE = 0.001, 0.1
-MAX_LATE_S, MAX_LATE_SHARE = 0.005, 0.01  # of sending, in absolute terms and of the median time to first token
+MAX_LATE_S, MAX_LATE_SHARE = 0.005, 0.01  # lateness of sends, absolute and relative to the median time to first token
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A call to come, in seconds from the start."""
+    """A scheduled call, in seconds from the start."""
 
     at_s: float
     prompt_tokens: int
@@ -43,14 +43,14 @@ class Arrival:
 
 @dataclass(slots=True)
 class Load:
-    """What was measured between two moments, with warm-up apart."""
+    """What was measured in one window, without warm-up."""
 
-    calls: list[LoadCall] = field(default_factory=list)  # to be made in the window, complete or failed
+    calls: list[LoadCall] = field(default_factory=list)  # due in the window, complete or failed
     began_at: float = 0.0
     ended_at: float = 0.0
-    tokens: int = 0  # that came in the window, of whichever call
-    prompt_tokens: int = 0  # of the calls whose first token came in the window
-    lags_s: list[float] = field(default_factory=list)  # how late this process read, all the time
+    tokens: int = 0  # that arrived in the window, of any call
+    prompt_tokens: int = 0  # of the calls whose first token arrived in the window
+    lags_s: list[float] = field(default_factory=list)  # how late this process read, sampled all the time
     open_loop: bool = False
 
     @property
@@ -66,16 +66,16 @@ class Load:
         return self.prompt_tokens / max(1e-9, self.ended_at - self.began_at)
 
     def problems(self) -> list[str]:
-        """Why these figures are not the server's; empty for a valid run."""
+        """Return the reasons why the run is invalid; empty if it is valid."""
         good = self.complete
         found = [
             f"{number} calls failed: {error}" for error, number in Counter(c.error for c in self.calls).items() if error
         ]
         if not good:
-            return [*found, "no call was answered"]
+            return [*found, "no call succeeded"]
         lag_s, tpot_s = quantile(self.lags_s, 0.99), statistics.median(call.tpot_s for call in good)
         if lag_s > max(MAX_LAG_S, MAX_LAG_SHARE * tpot_s):
-            found.append(f"the client was late to read: p99 {1e3 * lag_s:.1f} ms, at {1e3 * tpot_s:.1f} ms per token")
+            found.append(f"the client was late to read: p99 {1e3 * lag_s:.1f} ms with {1e3 * tpot_s:.1f} ms per token")
         if self.open_loop:
             late_s = quantile([call.sent_at - call.scheduled_at for call in self.calls], 0.99)
             if late_s > max(MAX_LATE_S, MAX_LATE_SHARE * statistics.median(call.ttft_s for call in good)):
@@ -84,7 +84,7 @@ class Load:
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The value that `share` of them do not exceed."""
+    """Return the smallest value that `share` of the values do not exceed."""
     return sorted(values)[min(len(values) - 1, ceil(share * len(values)) - 1)] if values else 0.0
 
 
@@ -95,7 +95,7 @@ def poisson(rate_per_s: float, seconds: float, prompt_tokens: int, output_tokens
 def bursts(
     rate_per_s: float, variation: float, seconds: float, prompt_tokens: int, output_tokens: int, seed: int = 0
 ) -> list[Arrival]:
-    """Gamma-distributed times between calls; `variation` is their coefficient of variation, 1 is Poisson."""
+    """Return arrivals with gamma-distributed gaps. `variation` is their coefficient of variation; 1 is Poisson."""
     chance = random.Random(seed)
     shape = 1 / variation**2
     arrivals: list[Arrival] = []
@@ -106,7 +106,7 @@ def bursts(
     return arrivals
 
 
-# Ends by itself when nobody reads any more.
+# Ends when nobody reads its output any more.
 TICKER = """
 import os, struct, time
 try:
@@ -119,10 +119,10 @@ except OSError:
 
 
 class LagMeter:
-    """How late this process gets to what it could read, all the time.
+    """Measures how late this process reads what has arrived.
 
-    Another process writes what the clock says and this one reads it, as it reads tokens. A timer of the loop would not
-    do (uvloop's are good for a millisecond), nor a thread, which competes with the loop for the interpreter.
+    Another process writes timestamps to a pipe, and this one reads them as it reads tokens. A timer of the loop is too
+    coarse (uvloop's have a resolution of a millisecond), and a thread competes with the loop for the interpreter.
     """
 
     def __init__(self, lags_s: list[float]) -> None:
@@ -150,9 +150,9 @@ class LagMeter:
 async def closed_loop(
     client: LoadClient, streams: int, prompt_tokens: int, output_tokens: int, generations: int = 1
 ) -> Load:
-    """So many slots that call again at once, until each has made `generations` calls since the last one was warm.
+    """Run `streams` slots that each call again at once, until each has made `generations` calls after all are warm.
 
-    What is measured is measured at full load: a slot that has its calls goes on until all have.
+    Everything is measured at full load: a slot that has made its calls continues until all slots have.
     """
     return await _ClosedLoop(client, streams, prompt_tokens, output_tokens, generations).run()
 
@@ -188,10 +188,10 @@ class _ClosedLoop:
 
     async def _slot(self, number: int) -> None:
         prompt_tokens, output_tokens = self._lengths
-        # The first answers are of all lengths, so that the slots do not end, and read prompts, all at once for ever.
+        # The first answers have different lengths, so that the slots do not stay in step.
         warm_up = await self._call(prompt_tokens, ceil(output_tokens * (number + 1) / self._streams))
         if warm_up.error:
-            raise SetupError(f"The server cannot be measured: {warm_up.error}")
+            raise SetupError(f"cannot measure the server: {warm_up.error}")
         self._cold -= 1
         if self._cold == 0:
             self._load.began_at = time.perf_counter()
@@ -208,22 +208,22 @@ class _ClosedLoop:
                     if self._unfinished == 0:
                         self._end.set()
             if call.error:
-                await asyncio.sleep(TRY_AGAIN_S)
+                await asyncio.sleep(RETRY_S)
 
     async def _call(self, prompt_tokens: int, output_tokens: int) -> LoadCall:
         request = self._client.request(prompt_tokens, output_tokens)
         call = LoadCall(time.perf_counter(), output_tokens)
         await _make(self._client, call, request, self._load)
         while call.status in REFUSALS and time.perf_counter() - call.scheduled_at < CALL_TIMEOUT_S:
-            # Its caller still waits: the time goes on from when it was first to be made.
-            await asyncio.sleep(TRY_AGAIN_S)
+            # The latency still counts from when the call was first due.
+            await asyncio.sleep(RETRY_S)
             call.refusals += 1
             await _make(self._client, call, request, self._load)
         return call
 
 
 async def open_loop(client: LoadClient, arrivals: list[Arrival], warm_up_s: float = 0.0) -> Load:
-    """Calls at their times. Those of the first `warm_up_s` are made and not counted; a refused call has failed."""
+    """Make calls on schedule. Calls of the first `warm_up_s` are not counted. A refused call counts as failed."""
     load = Load(open_loop=True)
     todo = sorted(arrivals, key=lambda arrival: arrival.at_s)
     requests = [client.request(arrival.prompt_tokens, arrival.output_tokens) for arrival in todo]
@@ -233,7 +233,7 @@ async def open_loop(client: LoadClient, arrivals: list[Arrival], warm_up_s: floa
         load.began_at = start + warm_up_s
         for arrival, request in zip(todo, requests, strict=True):
             call = LoadCall(start + arrival.at_s, arrival.output_tokens)
-            await _until(call.scheduled_at)
+            await _sleep_until(call.scheduled_at)
             if arrival.at_s >= warm_up_s:
                 load.calls.append(call)
             tasks.append(asyncio.create_task(_make(client, call, request, load)))
@@ -246,7 +246,7 @@ async def _make(client: LoadClient, call: LoadCall, request: bytes, load: Load) 
     def note(at: float, tokens: int) -> None:
         if 0 < load.began_at <= at and not load.ended_at:
             load.tokens += tokens
-            if call.tokens == 0:  # so far
+            if call.tokens == 0:  # these are its first
                 load.prompt_tokens += call.prompt_tokens
 
     try:
@@ -256,7 +256,7 @@ async def _make(client: LoadClient, call: LoadCall, request: bytes, load: Load) 
         call.error = f"no complete answer in {CALL_TIMEOUT_S:.0f} s"
 
 
-async def _until(moment: float) -> None:
-    """To the microsecond: the loop's timers are good for a millisecond, the rest is waited for turn by turn."""
+async def _sleep_until(moment: float) -> None:
+    """Sleep to the microsecond. Timers have a resolution of a millisecond, so yield to the loop for the rest."""
     while (left_s := moment - time.perf_counter()) > 0:  # noqa: ASYNC110 (there is nothing else to wait for)
         await asyncio.sleep(left_s - 0.002 if left_s > 0.003 else 0)

@@ -1,8 +1,8 @@
-"""A sweep to look at: one page that needs no network, the same picture as SVG and PNG, and a table for the terminal.
+"""Report a sweep: one HTML page that needs no network, the same chart as SVG and PNG, and a table for the terminal.
 
-Knows how things are drawn and worded, and nothing of how they were measured. Pictures are Vega-Lite, turned into SVG
-here; colours are those of Okabe and Ito, which colour-blind readers tell apart, and shapes and dashes differ too.
-What draws them is the extra `pictures`, loaded only when something is drawn.
+Knows how results are drawn and described, not how they were measured. Charts are Vega-Lite, rendered here with the
+extra `pictures`, which is loaded only when needed. Colours are Okabe and Ito's, which colour-blind readers can
+distinguish; shapes and dashes differ too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headway.bench.sweep import FrontierFit, Point, Sweep
 from headway.charts import BLUE, GREEN, GREY, INK, ORANGE, require_pictures
 
 WIDE, HALF = 860, 385  # pixels
-LAB_SPEED, LAB_PRICES = 2.5, (2, 6)  # what the labs ask for their fast modes, which are up to so much faster
+LAB_SPEED, LAB_PRICES = 2.5, (2, 6)  # the speed-up of the labs' fast modes, and their price multiples
 DOT = {"type": "point", "filled": True, "size": 90, "opacity": 1}
 APART = {"scale": dict.fromkeys(("color", "shape", "strokeDash"), "independent")}
 Spec = dict[str, Any]
@@ -38,32 +38,31 @@ pre {{ background: #f4f4f4; padding: .8rem; overflow-x: auto }} .bad {{ color: #
 <p><small>{method}</small></p></body></html>
 """
 METHOD = (
-    "Closed loop: every stream calls again as soon as it has its answer, each time with a prompt of about "
-    "{prompt} tokens that no cache has seen, for {output} tokens. The first answer of each stream is not counted, "
-    "and all counted calls were made while all streams were busy. Tokens are the server's own count; times are "
-    "taken where the socket is read, from when a call was due. Figures are of {repeats} repeats in alternating "
-    "order, bars their extremes. Repeats in which this client was late to read what the server had sent are "
-    "listed and left out."
+    "Closed loop: every stream calls again as soon as it has its answer, each time with a new prompt of about "
+    "{prompt} tokens that no cache holds, for {output} output tokens. The first answer of each stream is not counted, "
+    "and all counted calls were made while all streams were busy. Tokens are the server's own count. Times are "
+    "recorded when the socket is read and count from when a call was due. Each point has {repeats} repeats, in "
+    "alternating order; bars show their extremes. Repeats in which the client was late to read are listed and not used."
 )
 
 
-def run_in_words(run: Load) -> str:
+def describe_run(run: Load) -> str:
     calls = run.complete
     speed_tps = 1 / statistics.median(call.tpot_s for call in calls)
     first_s = statistics.median(call.ttft_s for call in calls)
     problems = "".join(f"; invalid: {why}" for why in run.problems())
-    return f"{run.output_tps:,.0f} tok/s in all, {speed_tps:.1f} each, first token after {first_s:.2f} s{problems}"
+    return f"{run.output_tps:,.0f} tok/s in total, {speed_tps:.1f} each, first token after {first_s:.2f} s{problems}"
 
 
 HEAD = (
     "streams",
-    "tok/s in all",
+    "tok/s in total",
     "spread of valid repeats",
     "tok/s each",
-    "9 in 10, at least",
+    "9 in 10 reach",
     "first token p50, p99",
-    "times the cost",
-    "curve off by",
+    "relative cost",
+    "error of curve",
 )
 
 
@@ -98,7 +97,7 @@ def frontier_table(found: Sweep) -> Table:
 
 
 def write_report(found: Sweep, folder: Path) -> None:
-    """report.html, report.svg and report.png."""
+    """Write report.html, report.svg and report.png."""
     draw = require_pictures()
     folder.mkdir(parents=True, exist_ok=True)
     spec = picture(found)
@@ -132,21 +131,21 @@ def summary(found: Sweep) -> str:
     cheap, fast = _cheapest(found), max(found.points, key=lambda point: point.speed_tps)
     speed, cost = fast.speed_tps / cheap.speed_tps, cheap.output_tps / fast.output_tps
     return (
-        f"Cheapest at {cheap.streams} streams: {cheap.output_tps:,.0f} tok/s in all, {cheap.speed_tps:.1f} each. "
+        f"Cheapest at {cheap.streams} streams: {cheap.output_tps:,.0f} tok/s in total, {cheap.speed_tps:.1f} each. "
         f"Fastest at {fast.streams}: {fast.speed_tps:.1f} tok/s each, {speed:.1f} times as fast, "
-        f"and a token costs {cost:.1f} times as much. {_fit_in_words(found.fit())}"
+        f"and a token costs {cost:.1f} times as much. {_describe_fit(found.fit())}"
     )
 
 
-def _fit_in_words(fit: FrontierFit) -> str:
+def _describe_fit(fit: FrontierFit) -> str:
     through = ", ".join(map(str, fit.through))
     if fit.mape is None:
-        return f"The curve goes through {through} streams; no other point was measured that could judge it."
-    return f"The curve through {through} streams predicts the other points' speed with a mean error of {fit.mape:.1%}."
+        return f"The curve is fitted to {through} streams; no other point was measured to check it."
+    return f"The curve fitted to {through} streams predicts the other points with a mean error of {fit.mape:.1%}."
 
 
 def _cheapest(found: Sweep) -> Point:
-    """Within the seats: past them callers only wait longer."""
+    """Return the point with the highest throughput within the seats; past them calls only wait longer."""
     return max(found.within_seats(), key=lambda point: point.output_tps)
 
 
@@ -186,7 +185,7 @@ def picture(found: Sweep) -> Spec:
 def _frontier(found: Sweep) -> Spec:
     fit, seats = found.fit(), found.plan.seats
     points: Rows = []
-    for point in reversed(found.points):  # so that what matters lies on top
+    for point in reversed(found.points):  # so that the more important points are drawn on top
         speeds, totals = point.speeds_by_run(), [run.output_tps for run in point.runs]
         kind = "fitted" if point.streams in fit.through else "past the seats" if point.streams > seats else "held out"
         label = _streams(point.streams) + ("" if point.valid else " (invalid)")
@@ -207,12 +206,12 @@ def _frontier(found: Sweep) -> Spec:
     colours = kinds | {"scale": {"domain": names, "range": [BLUE, ORANGE, GREY]}}
     shapes = kinds | {"scale": {"domain": names, "range": ["circle", "diamond", "square"]}}
     bar, words = {"type": "rule", "color": INK}, {"type": "text", "align": "left", "fontSize": 12, "color": INK}
-    # The point past the seats lies beside that of all seats: its words go below.
+    # The point past the seats is close to that of all seats: its label goes below.
     below = [point for point in points if point["kind"] == "past the seats"]
     above = [point for point in points if point["kind"] != "past the seats"]
-    title = f"The frontier of {found.model}: what each stream gets, and what all get together"
+    title = f"The frontier of {found.model}: speed of each stream and throughput of all"
     return {
-        "title": {"text": title, "subtitle": _fit_in_words(fit)},
+        "title": {"text": title, "subtitle": _describe_fit(fit)},
         "width": WIDE,
         "height": 360,
         "layer": [
@@ -236,12 +235,12 @@ def _first_tokens(found: Sweep) -> Spec:
     counts = [point.streams for point in found.points]
     x = _axis("streams", "streams", scale={"type": "log", "base": 2, "domain": [0.85, 1.2 * max(counts)]})
     x["axis"] = {"values": counts, "grid": False}
-    y = _logarithmic("seconds", "seconds until it came, at most", [row["seconds"] for row in rows])
+    y = _logarithmic("seconds", "seconds, at most", [row["seconds"] for row in rows])
     order = list(names.values())
     kinds = {"field": "share", "type": "nominal", "legend": {"title": None, "orient": "top-left", "offset": 4}}
     colours = kinds | {"scale": {"domain": order, "range": [BLUE, ORANGE, GREEN]}}
     dashes = kinds | {"scale": {"domain": order, "range": [[1, 0], [7, 4], [2, 3]]}}
-    title = {"text": "The wait for the first token", "subtitle": "From the moment a call was due, by streams"}
+    title = {"text": "Time to first token", "subtitle": "From when a call was due, by streams"}
     line = {"type": "line", "strokeWidth": 2}
     layers = [
         _layer(rows, line, x=x, y=y, color=colours, strokeDash=dashes),
@@ -258,15 +257,15 @@ def _price_of_speed(found: Sweep) -> Spec:
         for point in sorted(found.points, key=lambda point: point.speed_tps)
         if point.speed_tps >= cheap.speed_tps and point.streams <= found.plan.seats
     ]
-    # The line leaves out what is both slower and dearer than another point.
+    # The line leaves out points that are slower and not cheaper than another.
     best = [row for row in rows if not any(o["speed"] > row["speed"] and o["cost"] <= row["cost"] for o in rows)]
     labs: Rows = [{"from": 1, "speed": LAB_SPEED, "cost": cost, "label": f"labs charge {cost}x"} for cost in LAB_PRICES]
     most = max([LAB_SPEED * 1.25, *(row["speed"] for row in rows)])
     x = _axis(
-        "speed", f"times the speed at {_streams(cheap.streams)}", scale={"domain": [0.75, 1.1 * most], "nice": False}
+        "speed", f"speed relative to {_streams(cheap.streams)}", scale={"domain": [0.75, 1.1 * most], "nice": False}
     )
     x["axis"] = {"tickCount": 6}
-    y = _logarithmic("cost", "times the cost of a token", [row["cost"] for row in [*rows, *labs]])
+    y = _logarithmic("cost", "relative cost of a token", [row["cost"] for row in [*rows, *labs]])
     subtitle = f"By streams; dashed: what labs charge for up to {LAB_SPEED}x"
     words = {"type": "text", "fontSize": 12}
     over = {"align": "left", "dy": -8, "color": ORANGE}
@@ -294,7 +293,7 @@ def _axis(field: str, title: str, **more: Any) -> Spec:
 
 
 def _logarithmic(field: str, title: str, values: list[float]) -> Spec:
-    """An axis with lines at 1, 2, 5, 10, ..., a little wider than the values."""
+    """Return an axis with grid lines at 1, 2, 5, 10, ..., a little wider than the values."""
     low, high = 0.85 * min(values), 1.3 * max(values)
     lines = [digit * 10.0**power for power in range(-4, 5) for digit in (1, 2, 5)]
     axis = {"values": [line for line in lines if low <= line <= high], "format": ",~f"}

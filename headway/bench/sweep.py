@@ -1,8 +1,8 @@
-"""The frontier of a live server: what it gives in all against what each stream gets, from one stream to past its seats.
+"""Measure the frontier of a live server: throughput against speed per stream, from one stream to past its seats.
 
-Knows: how many streams to measure, in which order and how often, and the rows, lines and fit that come of it.
-Does not know: how load is made (load.py) or drawn (report.py).
-Invariant: what is fitted and what the fit is judged by are different points.
+Knows: how many streams to measure, in which order and how often, and how results become rows, config lines and a fit.
+Does not know: how load is generated (load.py) or drawn (report.py).
+Invariant: a fit is judged only by points that it was not fitted to.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 
 import msgspec
 
-from headway.bench.calibrate import CurveCalibration, batches_for, measure_prompts, nearly_all_got
+from headway.bench.calibrate import CurveCalibration, batches_for, measure_prompts, nine_in_ten_speed
 from headway.bench.client import LoadCall, LoadClient
 from headway.bench.load import Load, closed_loop, quantile
 from headway.core.curve import Curve, fit
 from headway.errors import SetupError
 
-CALLS_PER_RUN = 6  # at least, in each repeat of a point
+CALLS_PER_RUN = 6  # minimum in each repeat of a point
 PAST_SATURATION = 1.5
 SHARES = {"p90": 0.9, "p99": 0.99}
 
@@ -40,20 +40,20 @@ class Plan:
 
     @property
     def streams(self) -> list[int]:
-        """Doubling up to the seats, and past them; quick: the three a curve is fitted to."""
+        """Powers of two up to the seats, and one point past them. If quick, the three that a curve is fitted to."""
         if self.quick:
             return batches_for(self.seats)
         doubling = [2**power for power in range(self.seats.bit_length()) if 2**power < self.seats]
         return [*doubling, self.seats, ceil(PAST_SATURATION * self.seats)]
 
     def order(self) -> list[int]:
-        """Up, down, up: what drifts with time does not look like what changes with load."""
+        """Return the streams of each run: up, down, up, so that drift over time does not look like load."""
         return [count for turn in range(self.repeats) for count in (self.streams[:: -1 if turn % 2 else 1])]
 
 
 @dataclass(slots=True)
 class Point:
-    """Every repeat at one number of streams. Figures are of the valid ones, if there are any."""
+    """All repeats at one number of streams. Figures use the valid repeats, or all if none is valid."""
 
     streams: int
     repeats: list[Load] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Point:
 
     @property
     def speed_tps(self) -> float:
-        """Of the median stream."""
+        """Tokens per second of the median stream."""
         return 1 / self.tpot_s
 
     def speeds_by_run(self) -> list[float]:
@@ -92,11 +92,11 @@ class Point:
 
 @dataclass(slots=True)
 class FrontierFit:
-    """A curve through three points, and how far it lies from those it has not seen."""
+    """A curve fitted to three points, and its error at the other points."""
 
     curve: Curve
-    first_token_s: dict[int, float]  # mean, at the points the curve goes through
-    held_out: dict[int, float]  # streams: predicted ÷ measured seconds per token, less 1
+    first_token_s: dict[int, float]  # mean, at the points that the curve is fitted to
+    held_out: dict[int, float]  # streams -> predicted ÷ measured seconds per token, minus 1
 
     @property
     def through(self) -> list[int]:
@@ -107,7 +107,7 @@ class FrontierFit:
         return statistics.mean(map(abs, self.held_out.values())) if self.held_out else None
 
     def output_tps(self, streams: int, output_tokens: int) -> float:
-        """What all streams get together, by the curve and, between its points, a straight line for the first token."""
+        """Return the throughput of all streams, with the time to first token interpolated linearly."""
         below = max(known for known in self.through if known <= streams)
         above = min(known for known in self.through if known >= streams)
         share = (streams - below) / (above - below) if above > below else 0.0
@@ -126,7 +126,7 @@ class Sweep:
         return [point for point in self.points if point.streams <= self.plan.seats]
 
     def fit(self) -> FrontierFit:
-        """Through the smallest, the largest, and the one nearest to their geometric middle."""
+        """Fit a curve to the smallest point, the largest, and the one nearest to their geometric mean."""
         points = {point.streams: point.tpot_s for point in self.within_seats()}
         first_s = {p.streams: statistics.mean(call.ttft_s for call in p.calls) for p in self.within_seats()}
         ends = min(points), max(points)
@@ -141,9 +141,10 @@ class Sweep:
         return FrontierFit(curve, {streams: first_s[streams] for streams in through}, held_out)
 
     def config_lines(self) -> str:
-        """For headway.toml: as in `headway calibrate`, a point is what nine streams in ten got at least."""
+        """Return the lines for headway.toml. A point is what nine streams in ten reach, as in calibrate.py."""
         slow = [
-            (point.streams, nearly_all_got([1 / call.tpot_s for call in point.calls])) for point in self.within_seats()
+            (point.streams, nine_in_ten_speed([1 / call.tpot_s for call in point.calls]))
+            for point in self.within_seats()
         ]
         return CurveCalibration(slow, self.prompt_tps).config_lines()
 
@@ -152,7 +153,7 @@ class Sweep:
 
 
 def write(found: Sweep, folder: Path) -> None:
-    """bench.json, one row for each point, and curve.toml, the lines for headway.toml."""
+    """Write bench.json, with one row per point, and curve.toml, with the lines for headway.toml."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.json").write_bytes(msgspec.json.format(msgspec.json.encode(found.rows()), indent=2) + b"\n")
     (folder / "curve.toml").write_text(found.config_lines(), encoding="utf-8")
@@ -161,10 +162,10 @@ def write(found: Sweep, folder: Path) -> None:
 async def sweep(
     url: str, model: str, plan: Plan, on_run: Callable[[int, Load | None], None], key: str | None = None
 ) -> Sweep:
-    """Measure; `on_run` hears the number of streams before each run, and with what was measured after it."""
+    """Measure the frontier. Calls `on_run` with the streams before each run, and with its result after it."""
     points = {streams: Point(streams) for streams in plan.streams}
     found = Sweep(model, plan, list(points.values()))
-    client = LoadClient(url, model, key, seed=int(time.time()))  # a cache may still know the prompts of the last time
+    client = LoadClient(url, model, key, seed=int(time.time()))  # a cache may still hold the prompts of the last run
     try:
         found.prompt_tps = await measure_prompts(client)
         for streams in plan.order():
@@ -172,7 +173,7 @@ async def sweep(
             generations = ceil(CALLS_PER_RUN / streams)
             run = await closed_loop(client, streams, plan.prompt_tokens, plan.output_tokens, generations)
             if not run.complete:
-                raise SetupError(f"Nothing could be measured with {streams} streams: {'; '.join(run.problems())}")
+                raise SetupError(f"every call with {streams} streams failed: {'; '.join(run.problems())}")
             points[streams].repeats.append(run)
             on_run(streams, run)
     finally:
@@ -181,11 +182,11 @@ async def sweep(
 
 
 def _row(found: Sweep, point: Point) -> dict[str, Any]:
-    """InferenceX's fields (times in seconds, a whole server counted as one GPU), and then our own."""
+    """Return InferenceX's fields (times in seconds, a whole server counts as one GPU) and then our own."""
     calls, plan = point.calls, found.plan
     lags_s = [lag_s for run in point.runs for lag_s in run.lags_s]
     both_tps = statistics.median(run.output_tps + run.prompt_tps for run in point.runs)
-    unknown = "unknown"  # a server does not tell what it runs on
+    unknown = "unknown"  # a server does not report its hardware
     return {
         "hw": unknown,
         "model": found.model,
@@ -204,7 +205,7 @@ def _row(found: Sweep, point: Point) -> dict[str, Any]:
         "calls": len(calls),
         "refusals": sum(call.refusals for call in calls),
         "mean_prompt_tokens": statistics.mean(call.prompt_tokens for call in calls),
-        "nine_in_ten_intvty": nearly_all_got([1 / call.tpot_s for call in calls]),
+        "nine_in_ten_intvty": nine_in_ten_speed([1 / call.tpot_s for call in calls]),
         "output_tput_by_repeat": [run.output_tps for run in point.runs],
         "median_intvty_by_repeat": point.speeds_by_run(),
         "client_lag_p99": quantile(lags_s, 0.99),
@@ -224,7 +225,7 @@ def _spread(name: str, values: list[float]) -> dict[str, float]:
 
 
 def _speeds(tpots_s: list[float]) -> dict[str, float]:
-    """As InferenceX has it, the p90 is the speed of the p90 of times: a slow stream."""
+    """As in InferenceX, the p90 of speeds is the speed at the p90 of times: that of a slow stream."""
     of_times = _spread("intvty", tpots_s)
     return {key: 1 / tpot_s for key, tpot_s in of_times.items() if not key.startswith("std")} | {
         "std_intvty": statistics.pstdev(1 / tpot_s for tpot_s in tpots_s)

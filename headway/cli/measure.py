@@ -15,7 +15,7 @@ from headway.bench.calibrate import batches_for
 from headway.bench.calibrate import calibrate as measure_curve
 from headway.bench.fares import fare_table, read_frontier, suggested_floors, write_tiers
 from headway.bench.load import Load
-from headway.bench.report import frontier_table, run_in_words, write_report
+from headway.bench.report import describe_run, frontier_table, write_report
 from headway.bench.sweep import Plan, sweep
 from headway.bench.sweep import write as write_rows
 from headway.charts import require_pictures
@@ -72,7 +72,7 @@ def bench(
                 progress.update(bar, description=f"{streams} streams")
             else:
                 progress.advance(bar)
-                progress.console.print(f"{streams:>5} streams: {run_in_words(run)}", highlight=False, soft_wrap=True)
+                progress.console.print(f"{streams:>5} streams: {describe_run(run)}", highlight=False, soft_wrap=True)
 
         found = uvloop.run(sweep(url, model, plan, show, key))
     write_rows(found, out)
@@ -103,7 +103,7 @@ def fares(
         fare.floor_tps: fare
         for fare in fare_table(points, cost_per_hour=cost_per_hour, floors_tps=floors_tps, force=force)
     }
-    table = Table("floor, tok/s", "streams", "tok/s each", "tok/s in all", "price multiple", "of repeats", "per Mtok")
+    table = Table("floor, tok/s", "streams", "tok/s each", "tok/s in total", "price multiple", "of repeats", "per Mtok")
     for fare in quoted.values():
         spread = f"{fare.lowest_multiple:.2f} .. {fare.highest_multiple:.2f}"
         table.add_row(

@@ -11,7 +11,7 @@ import uvloop
 from rich.console import Console
 
 from headway.bench.load import Load
-from headway.bench.report import frontier_table, run_in_words, write_report
+from headway.bench.report import describe_run, frontier_table, write_report
 from headway.bench.sweep import Plan, Sweep, sweep, write
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
@@ -48,7 +48,7 @@ def measure(repeats: int) -> Sweep:
 
     def show(streams: int, run: Load | None) -> None:
         if run is not None:
-            console.print(f"{streams:>3} streams: {run_in_words(run)}", highlight=False)
+            console.print(f"{streams:>3} streams: {describe_run(run)}", highlight=False)
 
     with EngineProcess(engine) as process:
         with console.status("starting the engine (about a minute)"):

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from headway.bench.calibrate import SpeedPoint, measure_prompts, nearly_all_got
+from headway.bench.calibrate import SpeedPoint, measure_prompts, nine_in_ten_speed
 from headway.bench.client import LoadClient
 from headway.engines.vllm import read_metrics
 from headway.http1 import ConnectionPool, fetch
@@ -114,11 +114,11 @@ async def measure_curve(light: str, heavy: str, into: Measured) -> None:
             speeds: list[float] = []
             for _ in range(rounds):
                 speeds += [s.speed_tps for s in await asyncio.gather(*[call(light, request) for _ in range(batch)])]
-            into.points.append((batch, nearly_all_got(speeds)))
+            into.points.append((batch, nine_in_ten_speed(speeds)))
         if len(full.done) < 2 * SEATS:  # the light engine was quick: as many answers again
             await full.until(2 * SEATS - len(full.done))
         beside = [stream.speed_tps for stream in full.done[SEATS:]]
-        into.points.append((SEATS, nearly_all_got(beside)))
+        into.points.append((SEATS, nine_in_ten_speed(beside)))
         into.floor_tps = round(FLOOR_RATIO * statistics.median(beside), 1)
 
 

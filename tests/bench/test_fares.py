@@ -16,7 +16,7 @@ STREAMS = (1, 2, 4, 8, 16, 32, 64)
 POINTS = [FrontierPoint(b, CURVE.speed_tps(b), [0.98 * CURVE.speed_tps(b), CURVE.speed_tps(b)]) for b in STREAMS]
 
 
-def test_a_fare_is_what_the_replica_no_longer_makes() -> None:
+def test_a_multiple_is_the_throughput_lost_by_the_replica() -> None:
     [fare] = fare_table(POINTS, cost_per_hour=3.6, floors_tps=[74.0])
     assert fare.streams == 14
     full_tps, light_tps = 64 * CURVE.speed_tps(64), 14 * CURVE.speed_tps(14)
@@ -65,7 +65,7 @@ def test_a_sweep_is_read_up_to_where_it_saturates(tmp_path: Path) -> None:
         read_frontier(path)
 
 
-def test_where_all_batches_are_alike_there_is_nothing_to_sell() -> None:
+def test_batches_of_equal_speed_have_no_fares() -> None:
     with pytest.raises(SetupError, match="no speed to sell"):
         suggested_floors([FrontierPoint(b, 50.0, [50.0]) for b in STREAMS])
 

@@ -22,9 +22,9 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("streams", [1, 16, 64])
-async def test_what_the_engine_did_is_reported(streams: int) -> None:
-    """By the engine's own record, so that a busy box, on which the engine itself is late, changes nothing. That it is
-    what was programmed is shown by runs/bench-truth.sh."""
+async def test_figures_match_the_engines_own_record(streams: int) -> None:
+    """The record includes delays of the engine itself on a busy machine. runs/bench-truth.sh compares with the
+    programmed speed."""
     with mock_engine(100.0, "1:20") as url:
         client = LoadClient(url, "scripted")
         load = await closed_loop(client, streams, 32, 64, max(1, 4 // streams))
@@ -43,7 +43,7 @@ async def test_what_the_engine_did_is_reported(streams: int) -> None:
 
 
 async def test_throughput_is_that_of_full_load() -> None:
-    """Nothing of the slow start or of the end is in it: as many tokens as 8 streams get in the time each call takes."""
+    """Neither start nor end is counted: the throughput is that of 8 streams at the time that each call takes."""
     async with running(Script(model="m", first_token_s=0.1, step_s=((1, 0.02),))) as engine:
         client = LoadClient(engine.url, "m")
         load = await closed_loop(client, 8, 16, 16, 3)
@@ -70,7 +70,7 @@ async def test_a_gateway_is_measured_as_an_engine_is() -> None:
 
 
 async def test_latency_counts_from_the_schedule() -> None:
-    """One seat, 0.2 s per call, a call each 0.1 s: the last caller waits for all before, though the seat is quick."""
+    """One seat, 0.2 s per call, one call every 0.1 s: the last call waits for all earlier ones."""
     async with running(Script(model="m", first_token_s=0.1, step_s=((1, 0.05),), max_num_seqs=1)) as engine:
         client = LoadClient(engine.url, "m")
         load = await open_loop(client, [Arrival(0.1 * number, 8, 3) for number in range(10)], warm_up_s=0.05)
@@ -100,7 +100,7 @@ def test_a_run_of_failures_is_invalid() -> None:
     good = LoadCall(0.0, 2, first_at=0.5, last_at=0.6, tokens=2, first_tokens=1)
     assert Load([good], lags_s=[0.0005]).problems() == []
     assert Load([good, LoadCall(0.0, 2, error="gone")], lags_s=[0.0]).problems() == ["1 calls failed: gone"]
-    assert Load([], lags_s=[0.0]).problems() == ["no call was answered"]
+    assert Load([], lags_s=[0.0]).problems() == ["no call succeeded"]
 
 
 async def test_a_refused_call_is_made_again_and_its_time_goes_on() -> None:
@@ -118,7 +118,7 @@ async def test_a_refused_call_is_made_again_and_its_time_goes_on() -> None:
 
 @asynccontextmanager
 async def answering(pieces: list[bytes], pause_s: float) -> AsyncIterator[str]:
-    """A server that answers anything with these pieces, each written by itself."""
+    """A server that answers every request with these chunks, each in its own write."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
@@ -141,7 +141,7 @@ def event(tokens: int) -> bytes:
 
 
 async def test_tokens_are_the_servers_count_and_not_the_pieces() -> None:
-    """A role without a token, pieces of four, an event cut within its count, and a closing that is no token."""
+    """A role without a token, chunks of four tokens, an event split within its count, and a last event without a token."""
     cut = event(12)
     middle = cut.index(b"12,") + 1
     pieces = [event(0), event(4), event(8), cut[:middle], cut[middle:], event(12), b"data: [DONE]\n\n"]
@@ -177,7 +177,7 @@ def test_no_two_prompts_begin_alike() -> None:
     assert all(95 <= len(text.split()) <= 100 for text in texts)
 
 
-async def test_a_key_is_shown() -> None:
+async def test_the_key_is_sent() -> None:
     heads: list[bytes] = []
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -25,7 +25,7 @@ CURVE = Curve(0.008, 0.0002, 0.001)
 
 
 def load(streams: int, *, first_s: float = 0.2, tokens: int = 64, lag_s: float = 0.0001, slower: float = 1.0) -> Load:
-    """What a server on CURVE gives: every slot's call, and the window in which they were made."""
+    """The load that a server on CURVE gives: the calls of every slot, and their window."""
     took_s = first_s + (tokens - 1) * CURVE.seconds_per_token(min(streams, 64)) * slower
     calls = [LoadCall(0.0, tokens, 0.0, first_s, took_s, 130, tokens, first_tokens=1) for _ in range(streams)]
     return Load(calls, 0.0, took_s, streams * tokens, streams * 130, [lag_s])
@@ -93,7 +93,7 @@ def test_the_report_needs_no_network(tmp_path: Path) -> None:
     assert picture(measured(1))  # without repeats there is no spread
 
 
-def test_without_pictures_the_owner_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_error_without_pictures_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     real = builtins.__import__
 
     def without(name: str, *rest: Any) -> Any:

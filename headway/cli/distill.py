@@ -143,7 +143,7 @@ def train(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random number generators.")] = 0,
     minutes: Annotated[
         float | None,
-        typer.Option(min=0, help="Stop after so many minutes and keep the model.", show_default="no limit"),
+        typer.Option(min=0, help="Stop after this many minutes and keep the model.", show_default="no limit"),
     ] = None,
     train_embedding: Annotated[
         bool, typer.Option(help="Train the embedding too. A frozen one keeps tokens that the answers do not contain.")

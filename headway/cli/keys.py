@@ -81,7 +81,7 @@ def list_keys(config: ConfigPath = DEFAULT_CONFIG) -> None:
         keys = store.keys_since(0)
     for key in keys:
         budgets = [money(budget) if budget is not None else "-" for budget in (key.budget_day, key.budget_month)]
-        state = "revoked" if key.revoked_us is not None else "good"
+        state = "revoked" if key.revoked_us is not None else "active"
         table.add_row(key.id, key.name, _names(key.models), _names(key.tiers), *budgets, state)
     console.print(table)
 

@@ -38,7 +38,7 @@ def store_of(settings: Config, config: Path) -> Iterator[Store]:
         store = open_store(settings.ledger.store)
         store.migrate()
     except StoreUnavailable as error:
-        raise SetupError(f"cannot reach the store of the ledger: {str(error).strip()}") from error
+        raise SetupError(f"cannot reach the ledger's store: {str(error).strip()}") from error
     try:
         yield store
     finally:
@@ -108,7 +108,7 @@ def verify_ledger(
     if verdict.problems:
         console.print(f"{len(verdict.problems)} problems.", style="red")
         raise typer.Exit(1)
-    console.print("The books are right.", style="green")
+    console.print("The ledger is consistent.", style="green")
 
 
 @ledger.command(epilog="Example: `headway ledger migrate`")

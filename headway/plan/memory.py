@@ -20,7 +20,7 @@ HBM_SHARE, HBM_OVERHEAD_GB = 0.9, 3.9
 SRAM_SHARE = 0.85
 MAX_SEATS = 512  # nothing was measured beyond it
 MAX_SPLIT = 64
-MAX_CHIPS = 1 << 16  # a context that does not fit on so many never fits
+MAX_CHIPS = 1 << 16  # a context that does not fit on this many never fits
 
 
 def usable_gb(chip: Chip) -> float:
@@ -45,7 +45,7 @@ def seats(setup: Setup) -> int:
 
 
 def fewest_chips(setup: Setup) -> int:
-    """Return the fewest chips that hold the weights and one stream, whether or not so many can be linked."""
+    """Return the fewest chips that hold the weights and one stream, whether or not they can be linked."""
     n = 1
     while seats(replace(setup, chips=n)) < 1:
         n = n * 2 if setup.chip.kind != "sram" else n + max(1, n // 64)

@@ -131,4 +131,4 @@ def test_what_is_billed_is_what_the_engines_counted(books: Books) -> None:
     command = [sys.executable, "-m", "headway", "ledger", "verify", "--engines", "--config", str(books.config)]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     assert said.returncode == 0, said.stdout + said.stderr
-    assert "The books are right." in said.stdout
+    assert "The ledger is consistent." in said.stdout

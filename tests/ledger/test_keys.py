@@ -89,7 +89,7 @@ def test_the_commands_about_money(tmp_path: Path, store_url: str) -> None:
     assert "0.000300" in run("bill", "--since", "2026-11-01", "--by", "key")
     assert run("bill", "--since", "2026-11-01", "--format", "csv").startswith("key,model,tier,calls")
     assert '"c1:2:served"' in run("bill", "--since", "2026-11-01", "--format", "cloudevents")
-    assert "The books are right." in run("ledger", "verify")
+    assert "The ledger is consistent." in run("ledger", "verify")
     assert "up to date" in run("ledger", "migrate")
     wrong = CliRunner().invoke(app, ["keys", "create", "--tier", "warp", "--config", str(config)])
     assert "there is no tier 'warp' in the configuration" in str(wrong.exception)

@@ -1,4 +1,4 @@
-"""A gateway that runs inside a test, on a real port."""
+"""Runs a gateway inside a test, on a real port."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Running:
                 await asyncio.sleep(0.01)
 
     async def raw(self, request: bytes) -> bytes:
-        """Send bytes, read until the other side closes."""
+        """Send bytes and read until the gateway closes the connection."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         try:
             writer.write(request)
@@ -70,7 +70,7 @@ def config_for(
     ledger: dict[str, Any] | None = None,
     **gateway: Any,
 ) -> Config:
-    """`tier` sets the standard tier, `express` adds others, `curve` is what each replica was measured to give."""
+    """`tier` has settings of the standard tier, `express` more tiers, `curve` the measured curve of each replica."""
     settings = {"port": 0, "probe_interval_s": 0.05, "stall_s": 0.5, **gateway}
     replicas = [{"url": engine.url, "seats": seats, "curve": curve} for engine in engines]
     tiers = [{"name": "standard", **(tier or {})}, *(express or [])]

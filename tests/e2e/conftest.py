@@ -1,4 +1,4 @@
-"""Two real vLLM engines, one to each core, and one gateway in front of them, shared by all the tests here."""
+"""Two real vLLM engines, one per core, and a gateway in front of them, shared by all tests of this folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CURVE = "curve = [[1, 20.0], [8, 15.0]]"
 
 
 def get(url: str) -> bytes:
-    """A GET that goes through no proxy."""
+    """GET without a proxy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=5) as answer:
         body: bytes = answer.read()
@@ -44,7 +44,7 @@ def get(url: str) -> bytes:
 
 
 def running_on(engine: EngineProcess) -> float:
-    """How many requests the engine itself says it is working on."""
+    """The number of requests that the engine reports as running or waiting."""
     running, waiting = read_metrics(
         get(engine.url + "/metrics"), (b"vllm:num_requests_running", b"vllm:num_requests_waiting")
     )

@@ -1,4 +1,4 @@
-"""Writes a Llama of three million parameters with chance for weights. Run by the training Python, not by pytest."""
+"""Writes a Llama of three million parameters with random weights. Run by the training Python, not by pytest."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def main(tokenizer_from: str, to: str) -> None:
 
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_from)
-    # Heads of 64, or vLLM on the CPU has no kernel for them.
+    # vLLM's CPU build has kernels for heads of 64.
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=5, num_attention_heads=1,
         num_key_value_heads=1, head_dim=64, max_position_embeddings=2048, tie_word_embeddings=True,

@@ -1,6 +1,6 @@
-"""An auto model in front of real vLLM, with the official SDK: one engine as the student, the other as the full model.
+"""An auto model on real vLLM, called with the official SDK: one engine is the student, the other the full model.
 
-Both have the same weights, so what the student says is what the full model would have said: the audits must agree.
+Both have the same weights, so both give the same answers and the audits must agree.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def audits(url: str, verdict: str) -> float:
     return float(lines[0].rsplit(b" ", 1)[1]) if lines else 0.0
 
 
-def test_a_structured_answer_is_weighed_released_and_audited(url: str, sdk: OpenAI) -> None:
+def test_a_structured_answer_is_scored_released_and_audited(url: str, sdk: OpenAI) -> None:
     answer = sdk.chat.completions.create(
         model=f"{MODEL}-auto", messages=ASK, response_format=WANTED, temperature=0, max_tokens=40
     )
@@ -105,7 +105,7 @@ def test_a_structured_answer_is_weighed_released_and_audited(url: str, sdk: Open
     assert audits(url, "differs") == 0
 
 
-def test_a_held_answer_arrives_as_the_stream_that_was_asked_for(sdk: OpenAI) -> None:
+def test_a_held_answer_is_streamed_if_the_client_asked_for_a_stream(sdk: OpenAI) -> None:
     text, rungs = "", []
     for event in sdk.chat.completions.create(
         model=f"{MODEL}-auto", messages=ASK, response_format=WANTED, temperature=0, max_tokens=40, stream=True,
@@ -117,7 +117,7 @@ def test_a_held_answer_arrives_as_the_stream_that_was_asked_for(sdk: OpenAI) -> 
     assert rungs == ["student"]
 
 
-def test_an_answer_that_was_cut_off_and_free_text_are_the_full_models(sdk: OpenAI) -> None:
+def test_the_full_model_serves_truncated_answers_and_free_text(sdk: OpenAI) -> None:
     cut = sdk.chat.completions.create(
         model=f"{MODEL}-auto", messages=ASK, response_format=WANTED, temperature=0, max_tokens=2
     )

@@ -1,4 +1,4 @@
-"""The books in front of real vLLM: what is billed is what the engines themselves counted, tenant by tenant."""
+"""The ledger on real vLLM: the tokens billed are those that the engines counted, for each tenant."""
 
 from __future__ import annotations
 
@@ -81,23 +81,23 @@ def books(engines: list[EngineProcess], tmp_path_factory: pytest.TempPathFactory
         started.process.wait(30)
 
 
-def test_one_tenants_prompts_are_not_in_anothers_cache(books: Books, engines: list[EngineProcess]) -> None:
+def test_tenants_do_not_share_prefix_caches(books: Books, engines: list[EngineProcess]) -> None:
     def hits() -> float:
         return sum(read_metrics(get(one.url + "/metrics"), (b"vllm:prefix_cache_hits_total",))[0] for one in engines)
 
     def ask(key: str) -> float:
-        """What the engines found in their caches for it."""
+        """The number of prompt tokens that the engines found in their caches."""
         before = hits()
         with books.openai(key) as sdk:
             sdk.completions.create(model=MODEL, prompt=LONG, max_tokens=1)
         return hits() - before
 
     assert ask(FIRST) == 0
-    assert ask(FIRST) > 100, "its own prompt is found again"
-    assert ask(SECOND) == 0, "another's is not"
+    assert ask(FIRST) > 100, "its own prompt is in the cache"
+    assert ask(SECOND) == 0, "the other tenant's is not"
 
 
-def test_what_is_billed_is_what_the_engines_counted(books: Books) -> None:
+def test_the_bill_matches_the_tokens_that_the_engines_counted(books: Books) -> None:
     messages: Any = [{"role": "user", "content": "Count from one to five."}]
     with books.openai(FIRST) as sdk:
         stream = sdk.chat.completions.create(

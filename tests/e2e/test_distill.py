@@ -1,6 +1,6 @@
-"""The whole of `headway distill` in miniature: a tiny teacher, its student, and real vLLM that loads the result.
+"""All of `headway distill` on a small scale: a tiny teacher, its student, and real vLLM that loads the result.
 
-What is learnt in a minute is nothing; that every step takes what the one before it made is what is tested.
+The model learns nothing in a minute. The test checks that every step accepts the output of the step before it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headway.evals.tool_calls import Task, hermes, right_answer
 from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]  # on first use an environment is made
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]  # the first run creates an environment
 ROOT = Path(__file__).parent.parent.parent
 PARSED = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 CONFIG = """\
@@ -56,7 +56,7 @@ def tasks() -> list[Task]:
 
 @pytest.fixture(scope="module")
 def folder(tasks: list[Task], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With the tasks, a tiny model with chance for weights, the right answers and those that it gives."""
+    """A folder with the tasks, a tiny model with random weights, the right answers and the model's answers."""
     folder = tmp_path_factory.mktemp("distill")
     write_tasks(folder / "tasks.jsonl", tasks)
     rows = [{"messages": one.messages, "tools": one.tools, "answer": hermes(right_answer(one))} for one in tasks]
@@ -85,7 +85,7 @@ def test_from_a_teacher_to_a_student_that_an_engine_serves(folder: Path, tasks: 
     said = headway(folder, "cut", "tuned/model", *rows, "--layers", 2, "--by-heart", "tasks.jsonl", "--threads", 1)
     assert "kept layers [0, " in said
     assert "4]" in said
-    short = ("--pack-tokens", 64)  # its rows are: a longer pack would leave hardly a step
+    short = ("--pack-tokens", 64)  # its rows are short: longer packs would leave hardly a step
     headway(folder, "train", "student", *rows, "--epochs", 4, "--out", "sft", *short, *one_thread)
     taught = ("--rows", "answers.jsonl", "--teacher-share", 0.8, *short)
     distil = ("train", "sft/model", *taught, "--out", "distilled", *one_thread)
@@ -96,7 +96,7 @@ def test_from_a_teacher_to_a_student_that_an_engine_serves(folder: Path, tasks: 
 
     headway(folder, *distil, "--epochs", 8)
     longer = read_losses(folder / "distilled" / "losses.csv")
-    assert longer[: len(losses)] == losses, "it did not go on from its checkpoint"
+    assert longer[: len(losses)] == losses, "it did not resume from its checkpoint"
     assert longer[-1][0] > losses[-1][0]
 
     said = headway(folder, "quantise", "distilled/model", "--out", "int8")
@@ -111,29 +111,29 @@ def test_from_a_teacher_to_a_student_that_an_engine_serves(folder: Path, tasks: 
     answer_on_vllm(spark.engine.weights, tasks[0])
 
 
-def test_a_model_is_at_no_distance_from_itself(folder: Path) -> None:
-    """What vLLM said was likely is compared at the very tokens it was said of; bf16 rounds, and that is all."""
+def test_the_distance_of_a_model_to_itself_is_zero(folder: Path) -> None:
+    """vLLM's log-probabilities match the trainer's at the same tokens, except for the rounding of bf16."""
     said = settings_for(folder, "tiny", "self", rows="answers.jsonl", teacher_share=1.0)
     done = run_script(training_python(print), "train", said, lambda _said: None)
     assert abs(done["loss"]) < 0.02
 
 
-def test_in_a_pack_a_row_is_learnt_as_if_it_were_alone(folder: Path) -> None:
+def test_packing_does_not_change_the_loss(folder: Path) -> None:
     losses = []
-    for limit, batch in ((1, 24), (1024, 24)):  # plain attention, and the fused one
+    for limit, batch in ((1, 24), (1024, 24)):  # eager attention, then fused
         said = settings_for(folder, "tiny", f"packed-{limit}", pack_tokens=limit, batch=batch)
         losses.append(run_script(training_python(print), "train", said, lambda _said: None)["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=0.005)
 
 
 def settings_for(folder: Path, model: str, out: str, rows: str = "rows.jsonl", **more: Any) -> dict[str, Any]:
-    """Of a training that changes nothing: only the loss is looked at."""
+    """Settings of a training that does not change the model; the tests only look at its loss."""
     paths = {"model": str(folder / model), "rows": [str(folder / rows)], "out": str(folder / out)}
     return {**paths, "learning_rate": 0.0, "threads": 1, **more}
 
 
 def answer_on_vllm(weights: str, task: Task) -> None:
-    """The engine loads the int8 model and renders its template: tools known by heart cost no prompt tokens."""
+    """The engine loads the int8 model and uses its template: tools known by heart cost no prompt tokens."""
     command = cpu_vllm(ensure_cpu_engine(print))
     engine = LocalEngine(command, weights, "tiny-spark", free_port(), 4, on_cpu=True, core=1, extra_args=PARSED)
     with EngineProcess(engine) as process:
@@ -143,4 +143,4 @@ def answer_on_vllm(weights: str, task: Task) -> None:
             answer = sdk.chat.completions.create(**asked, temperature=0)
     assert answer.usage is not None
     assert answer.usage.completion_tokens > 0
-    assert answer.usage.prompt_tokens < 60, "the tools were shown"
+    assert answer.usage.prompt_tokens < 60, "the tools are in the prompt"

@@ -1,6 +1,6 @@
-"""The gateway in front of real vLLM on a real model, called with the official SDKs, unchanged.
+"""The gateway on real vLLM with a real model, called with the unmodified official SDKs.
 
-The tests run in the order they stand in: those at the end stop and kill engines.
+The tests run in file order: those at the end stop and kill engines.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def test_openai_streaming(gateway: GatewayProcess) -> None:
     assert text.strip()
     [usage] = [chunk.usage for chunk in chunks if chunk.usage]
     assert 0 < usage.completion_tokens <= 24
-    assert len([chunk for chunk in chunks if chunk.choices]) > 3, "tokens came one by one"
+    assert len([chunk for chunk in chunks if chunk.choices]) > 3, "tokens did not come one by one"
 
 
 def test_openai_stream_without_usage_has_none(gateway: GatewayProcess) -> None:
@@ -104,7 +104,7 @@ def test_openai_errors(gateway: GatewayProcess) -> None:
     with pytest.raises(openai.BadRequestError, match="priority") as refused:
         gateway.openai.chat.completions.create(model=MODEL, messages=ASK, extra_body={"priority": -1})
     assert refused.value.param == "priority"
-    with pytest.raises(openai.BadRequestError, match="max_model_len"):  # the engine's own words
+    with pytest.raises(openai.BadRequestError, match="max_model_len"):  # the engine's message
         gateway.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=20_000)
     with pytest.raises(openai.BadRequestError, match="not offered at `ultrafast`"):
         gateway.openai.chat.completions.create(
@@ -161,7 +161,7 @@ def test_anthropic_errors(gateway: GatewayProcess) -> None:
     assert "not_found_error" in str(missing.value.body)
     with pytest.raises(anthropic.BadRequestError, match="speed"):
         gateway.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=5, extra_body={"speed": "warp"})
-    with pytest.raises(anthropic.BadRequestError) as said:  # the engine's own words, in this dialect's form
+    with pytest.raises(anthropic.BadRequestError) as said:  # the engine's message in this dialect's form
         gateway.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=20_000)
     assert "invalid_request_error" in str(said.value.body)
 
@@ -169,9 +169,6 @@ def test_anthropic_errors(gateway: GatewayProcess) -> None:
 def test_both_sdks_list_the_models(gateway: GatewayProcess) -> None:
     assert [model.id for model in gateway.openai.models.list()] == [MODEL]
     assert [model.id for model in gateway.anthropic.models.list()] == [MODEL]
-
-
-# --- life ---
 
 
 # --- fast mode ---
@@ -190,8 +187,8 @@ def test_fast_answers_carry_their_proof(gateway: GatewayProcess) -> None:
     assert 1 < proof["tokens_per_second"] < 1000
 
 
-def test_a_fast_message_in_one_piece_is_the_one_the_engine_gives(gateway: GatewayProcess) -> None:
-    """It is streamed from the engine to be timed, and put together again."""
+def test_a_fast_message_without_streaming_is_what_the_engine_returns(gateway: GatewayProcess) -> None:
+    """The gateway streams it from the engine to time it, and collects the stream into one message."""
     ask: Any = {"model": MODEL, "messages": ASK, "max_tokens": 24, "extra_body": GREEDY, "system": "Count slowly."}
     fast = gateway.anthropic.messages.create(speed="fast", **ask)
     standard = gateway.anthropic.messages.create(**ask)
@@ -243,10 +240,10 @@ def test_sigterm_lets_the_stream_end(engines: list[EngineProcess], tmp_path: Pat
     assert result.events > 0
 
 
-def test_an_engine_that_stands_still_is_found_and_its_call_served_elsewhere(
+def test_a_stalled_engine_is_detected_and_its_call_retried(
     gateway: GatewayProcess, engines: list[EngineProcess]
 ) -> None:
-    """The API server answers /health as before; the process that computes does not run."""
+    """The API server still answers /health, but the engine's core process is stopped."""
     answers: list[Any] = []
 
     def call(name: str) -> None:
@@ -258,7 +255,7 @@ def test_an_engine_that_stands_still_is_found_and_its_call_served_elsewhere(
     callers = [threading.Thread(target=call, args=(name,)) for name in ("Ann", "Ben")]
     for caller in callers:
         caller.start()
-    # Stopped is one that has a call: which that is depends on whether light seats are still kept for fast calls.
+    # Stop an engine that has a call. Which one depends on whether light seats are still reserved for fast calls.
     wait_until("a call is aboard", lambda: any(running_on(engine) for engine in engines))
     stopped = next(engine for engine in engines if running_on(engine)).engine_core_pid()
     os.kill(stopped, signal.SIGSTOP)
@@ -269,17 +266,17 @@ def test_an_engine_that_stands_still_is_found_and_its_call_served_elsewhere(
         assert len(answers) == 2
     finally:
         os.kill(stopped, signal.SIGCONT)
-    wait_until("the engine is let in again", lambda: gateway.open_replicas() == 2, 60)
+    wait_until("the engine is open again", lambda: gateway.open_replicas() == 2, 60)
 
 
 def test_an_engine_killed_in_the_middle(gateway: GatewayProcess, engines: list[EngineProcess]) -> None:
-    """kill -9 under four streams: those on the dead engine get an error and no terminator, the others end well, and
-    calls that come next are served by the engine that is left."""
+    """kill -9 during four streams: those on the dead engine get an error and no terminator, the others complete, and
+    the other engine serves the next calls."""
     pieces = [0, 0, 0, 0]
     outcomes: list[str] = []
 
     def stream_chat(number: int) -> None:
-        # Calls that begin alike would go to the same engine while loads are nearly alike.
+        # Prompts with a common prefix would go to the same engine while loads are nearly equal.
         ask: Any = [{"role": "user", "content": f"{number} is where you begin to count."}]
         stream = gateway.openai.chat.completions.create(
             model=MODEL, messages=ask, max_tokens=150, stream=True, extra_body=ENDLESS
@@ -319,8 +316,8 @@ def test_an_engine_killed_in_the_middle(gateway: GatewayProcess, engines: list[E
     wait_until("the dead engine is out", lambda: gateway.open_replicas() == 1)
 
 
-def test_the_gateway_shows_no_sign_of_it_all(gateway: GatewayProcess) -> None:
-    """After all of the above: nothing aboard, nothing logged as a fault of ours, and core gives the same actions."""
+def test_the_gateway_is_clean_after_all_tests(gateway: GatewayProcess) -> None:
+    """After all tests above: no call aboard, no traceback in the log, and the replay gives the same actions."""
     assert gateway.aboard() == 0
     assert "Traceback" not in gateway.log.read_text()
     assert gateway.stop() == 0

@@ -5,7 +5,6 @@ The model learns nothing in a minute. The test checks that every step accepts th
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -24,6 +23,7 @@ from headway.evals.task_files import write_tasks
 from headway.evals.tool_calls import Task, hermes, right_answer
 from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
+from runs.students.routine import routine_tasks
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]  # the first run creates an environment
 ROOT = Path(__file__).parent.parent.parent
@@ -48,10 +48,7 @@ def headway(folder: Path, *arguments: object) -> str:
 
 @pytest.fixture(scope="module")
 def tasks() -> list[Task]:
-    sys.path.insert(0, str(ROOT / "runs"))
-    made: list[Task] = importlib.import_module("distill_routine").routine_tasks("train", 24, 0)
-    sys.path.remove(str(ROOT / "runs"))
-    return made
+    return routine_tasks("train", 24, 0)
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ def read_rows(paths: list[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def beside(name: str) -> Any:
+def load_sibling(name: str) -> Any:
     """Load a module of this folder, which is not on sys.path (training_env.py explains why)."""
     spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
@@ -224,7 +224,7 @@ def main(settings: dict[str, Any]) -> None:
     set_seed(settings["seed"])
     tokenizer = AutoTokenizer.from_pretrained(settings["model"])
     tokenizer.chat_template = settings["template"] or tokenizer.chat_template
-    packing = beside("packing")
+    packing = load_sibling("packing")
     rows = [tokenize(row, tokenizer, packing, settings["teacher_share"] > 0) for row in read_rows(settings["rows"])]
     # Truncating a longer row would cut off its answer, which is what it teaches.
     used = [row for row in rows if row.length <= settings["max_tokens"]]

@@ -1,1 +1,1 @@
-"""The load generator: beside a programmed engine, beside another tool, and on one real vLLM."""
+"""The load generator: against a scripted engine, against another tool, and on real vLLM."""

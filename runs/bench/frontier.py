@@ -1,4 +1,4 @@
-"""Three points of a real engine's curve against all the others. See runs/frontier.sh."""
+"""Compares a curve fitted to three points of a real engine with all its other points. See runs/frontier.sh."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ FOLDER = Path("build/frontier")
 
 
 def give_the_worker_its_core(engine: int) -> None:
-    """What computes has core 0 to itself; vLLM's other processes, one of which spins, and this client have core 1.
+    """Pin vLLM's worker to core 0, and its other processes, one of which spins, and this client to core 1.
 
-    Left to the kernel, one of them may be beside the worker for seconds at a time: then a point is not the engine's.
+    Otherwise the kernel may run one of them on the worker's core for seconds, which would distort a point.
     """
     os.sched_setaffinity(0, {1})
     for process in group_members(engine):
@@ -40,7 +40,7 @@ def give_the_worker_its_core(engine: int) -> None:
 def measure(repeats: int) -> Sweep:
     python = ensure_cpu_engine(console.print)
     model = str(ensure_smollm2(python, console.print))
-    # Past its seats an engine queues; here as many as the sweep brings.
+    # An engine queues calls beyond its seats, so it gets as many as the sweep needs.
     engine = LocalEngine(
         cpu_vllm(python), model, MODEL_NAME, free_port(), SEATS, on_cpu=True, core=0,
         extra_args=("--max-num-queued-reqs", str(2 * SEATS)),
@@ -59,7 +59,7 @@ def measure(repeats: int) -> Sweep:
 
 @dataclass(frozen=True)
 class Figures:
-    held_out: int  # points that the curve did not see
+    held_out: int  # points that the curve was not fitted to
     mape: float | None  # on these; None if there are none
 
 

@@ -1,13 +1,13 @@
-"""Headway's load generator beside GuideLLM: the same scripted engine, the same load, in turns. See runs/referee.sh.
+"""Compares Headway's load generator with GuideLLM on the same scripted engine and load, in turns. See runs/referee.sh.
 
-Times per token are GuideLLM's `inter_token_latency_ms`, (last - first) / (tokens - 1) of each call, which is what
-Headway measures where a piece is one token, as here; its `time_per_output_token_ms` counts the first token too. Both
-take the median over the calls and spread the slots over a generation's time. Headway leaves out the first call of each
-slot; GuideLLM is told to, and how many calls it counts is printed, because at 32 streams it counts more than that.
-The engine is a third witness: its record says how long it took from first to last token, and how many streams it had.
+The time per token is GuideLLM's `inter_token_latency_ms`, (last - first) / (tokens - 1) of each call. Headway measures
+the same if a piece is one token, as here; `time_per_output_token_ms` would include the first token. Both take the
+median over the calls and spread the start of the slots over a generation's time. Headway leaves out the first call of
+each slot. GuideLLM is configured to do so, but counts more calls at 32 streams, so its number of calls is printed.
+The engine's record is a third source: the time from first to last token, and the number of streams.
 
-The engine's steps take as long for 4 streams as for 8, and for 16 as for 32: how many are at their prompts at a time,
-which depends on how the slots happen to lie, must not look like a difference between two clocks.
+The engine's steps take equally long for 4 and 8 streams, and for 16 and 32. So the number of streams that are at their
+prompts, which depends on the timing of the slots, does not look like a difference between the two tools.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from runs.measure.verdict import Verdict, at_most, finish, none_of
 
 console = Console(width=120)
 VERSION = "0.8.1"
-# Any torch will do; this one has a build without CUDA where PyTorch's index for the CPU is configured.
+# Any torch works. If PyTorch's CPU index is configured, this version has a build without CUDA.
 PACKAGES = [f"guidellm=={VERSION}", "torch==2.13.0"]
 BAR = 0.03
 FIRST_TOKEN_MS, STEP_MS = 200, "1:10,4:15,8:15,16:25,32:25"
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 128
-GENERATIONS = {1: 4, 8: 2, 32: 1}  # streams: calls of each slot that count
-GENERATION_S = {1: 1.5, 8: 2.1, 32: 3.4}  # what a call takes, to spread GuideLLM's slots over
+GENERATIONS = {1: 4, 8: 2, 32: 1}  # by streams: counted calls per slot
+GENERATION_S = {1: 1.5, 8: 2.1, 32: 3.4}  # by streams: time of a call, over which GuideLLM's slots are spread
 GUIDELLM_TIMEOUT_S = 120
-# Its default is up to ten worker processes, which on two cores would compete with each other and with the engine.
+# The default is up to ten worker processes, which would compete with each other and the engine on two cores.
 GUIDELLM_SETTINGS = {"GUIDELLM__MAX_WORKER_PROCESSES": "2", "HF_HUB_OFFLINE": "1"}
 
 
 @dataclass
 class Turn:
-    """What one tool says of one number of streams, and what the engine says of the same time. Medians, in ms."""
+    """One tool's figures for one number of streams, and the engine's for the same time. Medians, in ms."""
 
     ttft_ms: float
     tpot_ms: float
-    calls: int  # that count
+    calls: int  # counted
     engine_tpot_ms: float = 0.0
     problems: tuple[str, ...] = ()
 
 
 def ensure_guidellm(progress: Callable[[str], None]) -> Path:
-    """The `guidellm` command of a finished environment; made on first use (1.7 GB, about 2 minutes)."""
+    """The path of `guidellm`. Creates its environment on first use (1.7 GB, about 2 minutes)."""
     directory = cache_dir() / f"peers-guidellm-{VERSION}"
     stamp, command = directory / "finished", directory / "bin" / "guidellm"
     recipe = " ".join(PACKAGES)
@@ -80,7 +80,7 @@ def ensure_guidellm(progress: Callable[[str], None]) -> Path:
         run_command([sys.executable, "-m", "venv", str(directory)], progress, lock_fd=lock.fileno())
         install = [str(directory / "bin" / "python"), "-m", "pip", "install", "--progress-bar", "off", *PACKAGES]
         run_command(install, progress, lock_fd=lock.fileno())
-        stamp.write_text(recipe)  # last: a half-made environment has none
+        stamp.write_text(recipe)  # last, so that an incomplete environment has no stamp
     return command
 
 
@@ -126,7 +126,7 @@ def guidellm(command: Path, tokenizer: Path, url: str, streams: int) -> Turn:
 
 
 def read_report(report: dict[str, Any]) -> Turn:
-    """GuideLLM's own medians, over the calls it counts."""
+    """Read GuideLLM's medians over the calls that it counts."""
     metrics = report["benchmarks"][0]["metrics"]
     first, between = metrics["time_to_first_token_ms"]["successful"], metrics["inter_token_latency_ms"]["successful"]
     totals = metrics["request_totals"]
@@ -143,12 +143,12 @@ def in_the_engines_words(record: dict[str, Any], turn: Turn, streams: int) -> Tu
     if record["highest_running"] != streams:
         turn.problems += (f"the engine had {record['highest_running']} streams at most, not {streams}",)
     if len(whole) < expected:
-        turn.problems += (f"the engine finished {len(whole)} whole answers, at least {expected} were to be made",)
+        turn.problems += (f"the engine finished {len(whole)} whole answers, at least {expected} expected",)
     return turn
 
 
 def measure(tool: Callable[[str, int], Turn], streams: int) -> Turn:
-    """One turn of one tool, on an engine of its own, so that the engine's record is of this turn only."""
+    """Run one turn of one tool on a fresh engine, whose record then has only this turn."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with scripted(port, model="m", first_token_ms=FIRST_TOKEN_MS, step_ms=STEP_MS, seats=2 * max(GENERATIONS)):
@@ -163,7 +163,7 @@ TIMES = (("ttft_ms", "first token"), ("tpot_ms", "per token"))
 
 
 def ratios_of(figures: Figures, streams: int, name: str) -> list[float]:
-    """By turn: GuideLLM's figure ÷ ours."""
+    """By turn: GuideLLM's figure ÷ Headway's."""
     pairs = zip(figures["Headway", streams], figures["GuideLLM", streams], strict=True)
     return [getattr(theirs, name) / getattr(own, name) for own, theirs in pairs]
 
@@ -182,7 +182,7 @@ def verdict(figures: Figures) -> Verdict:
 
 
 def show(figures: Figures, streams: int, table: Table) -> None:
-    """Adds the rows of one number of streams."""
+    """Add the rows of one number of streams."""
     own, theirs = figures["Headway", streams], figures["GuideLLM", streams]
     for name, what in TIMES:
         a, b = [getattr(turn, name) for turn in own], [getattr(turn, name) for turn in theirs]

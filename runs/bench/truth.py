@@ -1,4 +1,4 @@
-"""What the load generator reports beside what is programmed into a scripted engine. See runs/bench-truth.sh."""
+"""Compares what the load generator reports with a scripted engine's programmed times. See runs/bench-truth.sh."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ BAR = 0.01
 
 @dataclass(frozen=True)
 class Round:
-    """One round at one number of streams: what was reported ÷ what is programmed."""
+    """One round at one number of streams: reported ÷ programmed."""
 
     first_token: float
     per_token: float
     late_ms: float  # how late the client read, p99
-    valid: bool  # the load generator found no fault with its own figures
+    valid: bool  # the load generator considers its figures valid
 
 
 Figures = dict[int, list[Round]]  # by number of streams
@@ -46,8 +46,8 @@ async def measure(url: str, streams: int) -> Load:
 
 
 def programmed_tpot_ms(streams: int, step_ms: float) -> float:
-    """A stream's first token comes between two steps of the others, half a step before the next on average; alone, it
-    begins a step."""
+    """The programmed time per token. A stream's first token comes on average half a step before the next step of the
+    others; a stream alone starts with a step."""
     return step_ms * (TOKENS - 1 + (0.5 if streams > 1 else 0.0)) / (TOKENS - 1)
 
 
@@ -62,7 +62,7 @@ def one_round(streams: int, step_ms: float) -> Round:
 
 
 def too_busy(figures: Figures) -> str | None:
-    """The client shares the machine with the engine: where it is late in most rounds, it measured itself."""
+    """A reason if the client was late in most rounds: it shares the machine with the engine and measured itself."""
     for streams, rounds in figures.items():
         valid = sum(one.valid for one in rounds)
         if 2 * valid < len(rounds):

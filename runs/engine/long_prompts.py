@@ -1,4 +1,4 @@
-"""What a neighbour's long prompt costs the streams aboard. See runs/long-prompts.sh."""
+"""Measures how much a new call's long prompt delays the streams aboard. See runs/long-prompts.sh."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from runs.measure.token_times import TimedStream, chat, timed_call
 from runs.measure.verdict import Verdict, at_least, at_most, finish
 
 console = Console(width=150)
-SEATS, CORE = 32, 1  # vLLM wants at least as many tokens in a step as seats
+SEATS, CORE = 32, 1  # vLLM needs at least as many tokens per step as seats
 EXPRESS_STREAMS, EXPRESS_TOKENS = 2, 96
-TOKENS_BEFORE_PROMPT = 8  # both streams are in full swing when the first prompt comes
-PAUSE_S = 1.2  # an engine's processes spin for a second after their last work, and would disturb the next turn
-# The most tokens in one step, which is what cuts a prompt into chunks. A fourth engine would need 20 GB in all.
+TOKENS_BEFORE_PROMPT = 8  # both streams decode when the first prompt arrives
+PAUSE_S = 1.2  # an engine's processes spin for a second after their last work and would disturb the next turn
+# Maximum tokens per step, which is the chunk size of a prompt. A fourth engine would need 20 GB in all.
 CHUNKS = (2048, 512, 128)
-# By name: the lengths of the prompts sent one after the other during one turn. 2,000 and both streams fit in 2,048.
+# By name: the lengths of the prompts sent one after another in a turn. 2,000 and both streams fit into 2,048.
 SHORT, LONG = "5 x 200", "1 x 2000"
 PROMPTS = {"none": [], SHORT: [200] * 5, LONG: [2000]}
-# By chunk size, beside the largest one: the most that the p99 gap and the prompt's own first token may be.
+# By chunk size: limits of the p99 gap and of the prompt's own first token, relative to the largest chunk size.
 LIMITS = {512: (0.6, 1.2), 128: (0.25, 1.4)}
 MIN_DELAY, MIN_SHORT_DELAY = 0.5, 0.4
-ORDINARY_TOKENS = range(100, 49_000)  # of the model's vocabulary, the special ones left out
+ORDINARY_TOKENS = range(100, 49_000)  # the model's vocabulary without special tokens
 
 
 @dataclass
 class Turns:
-    """All turns of one kind on one engine, one for each round."""
+    """All turns of one kind on one engine, one per round."""
 
     streams: list[list[TimedStream]] = field(default_factory=list)
     prompts: list[list[TimedStream]] = field(default_factory=list)
@@ -60,9 +60,9 @@ class Turns:
         return [prompt.first_token_s for prompts in self.prompts for prompt in prompts]
 
     def excess_s(self) -> list[float]:
-        """By round: by how much a stream's gaps during the prompts are longer than its usual gap, in all.
+        """By round: the total by which a stream's gaps during the prompts exceed its usual gap.
 
-        Steadier on a noisy machine than the difference to another turn.
+        On a noisy machine this varies less than the difference to another turn.
         """
         turns = zip(self.streams, self.prompts, strict=True)
         return [statistics.mean(_excess_s(stream, prompts) for stream in turn) for turn, prompts in turns]
@@ -82,12 +82,12 @@ Results = dict[tuple[int, str], Turns]
 
 
 def unseen_prompt(tokens: int, dice: random.Random) -> dict[str, object]:
-    # Token numbers instead of text: the length is exact, and nothing is found in the prefix cache.
+    # Token ids instead of text: the length is exact, and the prefix cache has none of it.
     return {"prompt": [dice.choice(ORDINARY_TOKENS) for _ in range(tokens)]}
 
 
 async def turn(url: str, lengths: list[int], dice: random.Random, turns: Turns) -> None:
-    """The express streams once, and the prompts while they decode."""
+    """Run the express streams once, and send the prompts while they decode."""
     express = [TimedStream() for _ in range(EXPRESS_STREAMS)]
     story = chat("Tell me a long story about a bus.")
     calls = [asyncio.create_task(timed_call(url, EXPRESS_TOKENS, story, stream)) for stream in express]
@@ -108,9 +108,9 @@ async def measure(urls: dict[int, str], rounds: int) -> Results:
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("turns", total=len(kinds) * (rounds + 1))
         for number in range(rounds + 1):
-            dice.shuffle(kinds)  # a drift of the machine falls on all kinds alike
+            dice.shuffle(kinds)  # so that a drift of the machine affects all kinds
             for chunk, name in kinds:
-                # The first round is not counted: what an engine does for the first time is slower.
+                # The first round is a warm-up and is not counted.
                 await turn(urls[chunk], PROMPTS[name], dice, results[chunk, name] if number else Turns())
                 progress.advance(bar)
     return results
@@ -129,12 +129,12 @@ def divided(above: list[float], below: list[float]) -> list[float]:
 
 
 def delays_s(results: Results, chunk: int, name: str) -> list[float]:
-    """By round: the delay of a stream for each 1,000 prompt tokens beside it, by its own gaps."""
+    """By round: the delay of a stream per 1,000 prompt tokens of others, from its own gaps."""
     return [excess / sum(PROMPTS[name]) * 1000 for excess in results[chunk, name].excess_s()]
 
 
 def slowdowns(results: Results, chunk: int, name: str) -> list[float]:
-    """By round: a stream's speed with prompts beside it ÷ without."""
+    """By round: a stream's speed while prompts arrive ÷ its speed without."""
     return divided(results[chunk, "none"].durations_s(), results[chunk, name].durations_s())
 
 
@@ -176,10 +176,10 @@ def prompts_table(results: Results) -> Table:
 class Row:
     """One chunk size, medians of rounds."""
 
-    gap_p99_ms: float  # beside one prompt of 2,000
+    gap_p99_ms: float  # during one prompt of 2,000
     speed: float  # ÷ without prompts
     delay_s: float  # of a stream, per 1,000 tokens of one prompt of 2,000
-    short_delay_s: float  # the same beside five prompts of 200
+    short_delay_s: float  # the same during five prompts of 200
     first_token_s: float  # of the prompt of 2,000 itself
 
 
@@ -200,7 +200,7 @@ def figures_of(results: Results) -> Figures:
 
 
 def verdict(figures: Figures) -> Verdict:
-    """What docs/explanation/fast-mode.md says: small chunks mend the gaps, not the sum, and cost the prompt little."""
+    """docs/explanation/fast-mode.md: small chunks shorten the gaps, not the total delay, and cost the prompt little."""
     whole, bars = figures[CHUNKS[0]], []
     for chunk, (max_gap, max_first) in LIMITS.items():
         row = figures[chunk]

@@ -1,6 +1,6 @@
-"""Two engines side by side, one plain and one that guesses ahead, loaded in turns with the same streams.
+"""Runs a plain and a speculative engine in turns with the same streams, for the runs about speculation.
 
-For the runs about speculation: the machine is noisy, so everything is said as a ratio of two turns a few seconds apart.
+The machine is noisy, so every result is a ratio of two turns a few seconds apart.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, f
 from runs.measure.token_times import TimedStream, timed_call
 
 SEATS = 32
-PAUSE_S = 1.2  # an engine's processes spin for a second after their last work, and would disturb the other's turn
+PAUSE_S = 1.2  # an engine's processes spin for a second after their last work and would disturb the other's turn
 COUNTERS = ("drafts", "draft_tokens", "accepted_tokens")
 
 
 @dataclass(frozen=True)
 class Text:
-    """A kind of text: what is asked for the first, second, .. stream, and at most how many tokens come back."""
+    """A kind of text: the request of the first, second, .. stream, and the maximum number of output tokens."""
 
     asked: Callable[[int], dict[str, object]]
-    kinds: int  # after so many comes the first again
+    kinds: int  # number of different requests, repeated in order
     tokens: int
 
 
@@ -39,7 +39,7 @@ class Pair:
 
     plain: list[TimedStream]
     speculative: list[TimedStream]
-    counted: dict[str, int]  # what the speculative engine's counters grew by
+    counted: dict[str, int]  # increase of the speculative engine's counters
 
     @property
     def ratio(self) -> float:
@@ -47,7 +47,7 @@ class Pair:
 
     @property
     def step_ratio(self) -> float:
-        """How much longer a speculative step takes: what is left of the ratio besides the tokens of a step."""
+        """The time of a speculative step ÷ that of a plain step."""
         return median_step_s(self.speculative) / median_step_s(self.plain)
 
     @property
@@ -78,7 +78,7 @@ def counters(url: str) -> dict[str, int]:
 
 
 async def turn(url: str, text: Text, batch: int, first: int = 0) -> list[TimedStream]:
-    """That many streams at once, from the text's `first` on."""
+    """Run `batch` concurrent streams, starting with request number `first` of the text."""
     numbers = [(first + at) % text.kinds for at in range(batch)]
     streams = await asyncio.gather(*[timed_call(url, text.tokens, text.asked(number)) for number in numbers])
     await asyncio.sleep(PAUSE_S)
@@ -86,7 +86,7 @@ async def turn(url: str, text: Text, batch: int, first: int = 0) -> list[TimedSt
 
 
 async def pair(plain: str, speculative: str, text: Text, batch: int, number: int) -> Pair:
-    # Some texts are easier to guess than others: small batches shall not always get the same ones.
+    # Some texts are easier to draft than others, so small batches must not always get the same ones.
     first = number * batch
     plain_streams = await turn(plain, text, batch, first) if number % 2 == 0 else []
     before = counters(speculative)
@@ -106,7 +106,7 @@ async def compare(
     progress: Progress,
     bar: TaskID,
 ) -> None:
-    for url in (plain, speculative):  # the first batch of a size is slower, and the prompts shall be in the cache
+    for url in (plain, speculative):  # the first batch of a size is slower, and the prompts must be in the cache
         for text in texts.values():
             for batch in (1, max(batches)):
                 await turn(url, text, batch)
@@ -122,7 +122,7 @@ async def compare(
 def two_engines(
     python: Path, model: str, name: str, config: dict[str, object], plain_core: int
 ) -> Iterator[tuple[EngineProcess, EngineProcess]]:
-    """The plain one and the speculative one, on a core each."""
+    """Start the plain and the speculative engine, one per core."""
 
     def engine(core: int, speculation: dict[str, object] | None) -> EngineProcess:
         return EngineProcess(

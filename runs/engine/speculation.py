@@ -1,4 +1,4 @@
-"""Whether n-gram speculation pays, by batch and by text. See runs/speculation.sh."""
+"""Measures whether n-gram speculation is faster, by batch size and kind of text. See runs/speculation.sh."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from runs.measure.verdict import Bar, Verdict, at_least, finish
 console = Console(width=170)
 TOKENS = 64
 BATCHES = (1, 2, 8, 16)
-SCHEDULED_BATCHES = (2, 4, 5, 8)  # both sides of where the schedule below ends speculation
+SCHEDULED_BATCHES = (2, 4, 5, 8)  # below and above the last drafting batch of the schedule
 NGRAM: dict[str, object] = {
     "method": "ngram",
     "num_speculative_tokens": 4,
@@ -29,7 +29,7 @@ NGRAM: dict[str, object] = {
     "prompt_lookup_min": 2,
 }
 LAST_DRAFTING = 4  # streams
-# First batch, last batch, tokens to draft.
+# First batch, last batch, draft tokens.
 SCHEDULED = {**NGRAM, "num_speculative_tokens_per_batch_size": [[1, LAST_DRAFTING, 4], [LAST_DRAFTING + 1, 64, 0]]}
 MIN_GAIN, STORY_GAINS = 1.5, (0.75, 1.3)
 COLOURS = ("red", "green", "blue", "white", "black", "brown", "grey", "pink", "orange", "violet")
@@ -40,7 +40,7 @@ THINGS = (
 
 
 def repetitive(number: int) -> dict[str, object]:
-    """A list to say again, each its own; so small a model copies it badly, but then repeats itself."""
+    """A request to copy a list, different for each number. So small a model copies badly, but then repeats itself."""
     dice = random.Random(number)
     lines = [
         f"{at}. {dice.choice(COLOURS)} {dice.choice(THINGS)}, {dice.randint(10, 99)} pieces" for at in range(1, 16)
@@ -63,7 +63,7 @@ class Figures:
 
 
 def verdict(figures: Figures) -> Verdict:
-    """What docs/explanation/fast-mode.md says: it pays on text that repeats itself and not on stories."""
+    """docs/explanation/fast-mode.md: speculation is faster on repetitive text and not on stories."""
     bars = []
     for (text, batch), gain in figures.gains.items():
         what = f"{text}, {batch} streams: times the plain speed"
@@ -85,14 +85,14 @@ def verdict(figures: Figures) -> Verdict:
 
 
 def measure_schedule(python: Path, model: str, rounds: int, progress: Progress) -> Pairs:
-    """Whether vLLM takes a schedule by batch, and follows it; what was measured until it failed."""
+    """Check that vLLM accepts a schedule by batch size and follows it. Returns what was measured until it failed."""
     texts = {"repetitive": TEXTS["repetitive"]}
     bar = progress.add_task("speculation by batch", total=rounds * len(SCHEDULED_BATCHES))
     pairs: Pairs = {}
     try:
         with two_engines(python, model, MODEL_NAME, SCHEDULED, 0) as (plain, scheduled):
             uvloop.run(compare(plain.url, scheduled.url, texts, SCHEDULED_BATCHES, rounds, pairs, progress, bar))
-    except (SetupError, RuntimeError, OSError) as error:  # that it does not start or does not last is a result too
+    except (SetupError, RuntimeError, OSError) as error:  # an engine that does not start or crashes is a result too
         console.print(f"an engine with num_speculative_tokens_per_batch_size failed: {error}", soft_wrap=True)
     return pairs
 
@@ -103,7 +103,7 @@ def main(rounds: int) -> int:
     pairs: Pairs = {}
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("plain and speculative in turns", total=2 * rounds * len(TEXTS) * len(BATCHES))
-        for plain_core in (0, 1):  # each has each core for half of the pairs: the cores are not alike
+        for plain_core in (0, 1):  # each engine gets each core for half of the pairs: the cores differ
             with two_engines(python, model, MODEL_NAME, NGRAM, plain_core) as (plain, speculative):
                 uvloop.run(compare(plain.url, speculative.url, TEXTS, BATCHES, rounds, pairs, progress, bar))
         console.print(table_of("n-gram speculation, 4 tokens", pairs))

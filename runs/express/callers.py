@@ -1,7 +1,7 @@
-"""Callers for runs/express/live.py: each call is one connection, and knows how it ended.
+"""Callers for runs/express/live.py: each call is one connection and records how it ended.
 
-A call ends as `answered`, `refused` (429 or 503 with the gateway's own words), `cut` (the stream ended with an error
-event, as it does when its engine is lost), `left` (the client itself went away), or `unexplained`, which is a fault.
+A call ends as `answered`, `refused` (429 or 503 with the gateway's message), `cut` (the stream ended with an error
+event, as it does when its engine is lost), `left` (the client disconnected), or `unexplained`, which is a failure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ TAIL_BYTES = 2000  # the last events of a stream: its usage with the proof, and 
 
 @dataclass(slots=True)
 class Plan:
-    """What a client asks for, and whether it stays to the end."""
+    """What a client requests, and whether it stays to the end."""
 
     tier: str
     tokens: int
@@ -52,15 +52,15 @@ class Ended:
     plan: Plan
     how: str
     at: float  # on the machine's monotonic clock
-    id: str = ""  # empty: the client left before the answer began
+    id: str = ""  # empty if the client left before the answer began
     tier_served: str = ""
     tokens: int = 0
     proof: dict[str, object] = field(default_factory=dict)
-    words: str = ""  # of a refusal, or of what cannot be explained
+    words: str = ""  # the message of a refusal, or the details of an unexplained end
 
 
 class Caller(asyncio.Protocol):
-    """One call. The connection is closed by the gateway at its end, or by the client who leaves."""
+    """One call. The gateway closes the connection at its end, or the client when it leaves."""
 
     def __init__(self, plan: Plan, model: str) -> None:
         self.done: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
@@ -117,7 +117,7 @@ class Caller(asyncio.Protocol):
         return ended
 
     def _read_usage(self, ended: Ended, event: bytes) -> None:
-        # A chunk's frame lies around the event, so the object is taken from its first brace to its last.
+        # The chunked encoding surrounds the event, so take the object from its first brace to its last.
         usage = msgspec.json.decode(event[event.index(b"{") : event.rindex(b"}") + 1])["usage"]
         ended.tokens, ended.proof = usage["completion_tokens"], usage["headway"]
 

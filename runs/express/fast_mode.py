@@ -1,7 +1,7 @@
 """Fast mode on real vLLM under saturating standard load. See runs/fast-mode.sh.
 
-Nothing is measured for a number of seconds: every part ends after a number of answers, so that a slow machine takes
-longer and measures the same. Below MIN_STANDARD_TPS answers would take longer than a call may: then the run says so.
+Every part ends after a fixed number of answers, not seconds, so that a slow machine takes longer and measures the same.
+Below MIN_STANDARD_TPS answers would exceed the time limit of a call; the run then reports that the machine is too slow.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from runs.measure.streams import CALL_TIMEOUT_S, Stream, call, chat_request, gat
 from runs.measure.verdict import Verdict, at_least, finish
 
 console = Console(width=110)
-SEATS, STANDARD_STREAMS = 64, 96  # a full replica and more: while one replica is light, the others wait
-LIGHT_STREAMS = 2  # the batch the floor is made for
+SEATS, STANDARD_STREAMS = 64, 96  # more than one replica seats: while one replica is light, the rest wait
+LIGHT_STREAMS = 2  # the batch that the floor is set for
 FAST_TOKENS, STANDARD_TOKENS = 48, 96
 FLOOR_RATIO = 1.5  # times the speed of a standard stream
 MIN_KEPT, MIN_RATIO, GOAL_RATIO, MIN_SERVED, MIN_IN_FLIGHT = 0.99, 2.0, 2.5, 0.99, 48
-# Of a stream of a full engine. A caller waits for the one before it and then for its own answer.
+# Minimum speed of a stream of a full engine. A caller waits for the call before it and then for its own answer.
 MIN_STANDARD_TPS = 2 * STANDARD_TOKENS / CALL_TIMEOUT_S
 QUESTIONS = [f"What is {a} plus {b}, and why?" for a in range(2, 7) for b in (3, 11, 20, 45)]
 
@@ -50,23 +50,23 @@ class Measured:
     prompt_tps: float = 0.0
     floor_tps: float = 0.0
     fast: list[Stream] = field(default_factory=list)
-    standard: list[Stream] = field(default_factory=list)  # those beside fast streams
+    standard: list[Stream] = field(default_factory=list)  # those during fast streams
     alone_tps: list[float] = field(default_factory=list)  # standard throughput before and after
     beside_tps: float = 0.0
-    in_flight: list[float] = field(default_factory=list)  # standard streams on the engines, looked at every second
+    in_flight: list[float] = field(default_factory=list)  # standard streams on the engines, sampled every second
     same_text: list[bool] = field(default_factory=list)
     same_words: list[int] = field(default_factory=list)
 
 
 @dataclass
 class Callers:
-    """Callers who call again as soon as they have their answer."""
+    """Callers that call again as soon as they have their answer."""
 
     done: list[Stream] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def until(self, more: int) -> list[Stream]:
-        """Wait until so many more answers have ended; returns these. Raises what ended a caller."""
+        """Wait for `more` further answers and return them. Re-raises the exception of a failed caller."""
         before = len(self.done)
         while len(self.done) < before + more:
             for task in self.tasks:
@@ -98,12 +98,12 @@ async def load(url: str, request: bytes, streams: int) -> AsyncIterator[Callers]
 
 
 async def measure_curve(light: str, heavy: str, into: Measured) -> None:
-    """What a light engine gives beside a full one, as it will be. The floor is half as much again as a stream of the
-    full one gets: a machine of this kind changes its speed by three quarters within seconds, by itself, so that twice
-    as much, which the median fast stream has with ease, cannot be promised to 99 in 100."""
+    """Measure the speed of a light engine while the other one is full, as in the run itself. The floor is 1.5 times the
+    speed of a stream of the full engine: this kind of machine changes its speed by three quarters within seconds, so
+    twice the speed, which the median fast stream easily has, cannot be promised to 99 in 100."""
     request = chat_request(MODEL_NAME, FAST_TOKENS)
     async with load(heavy, chat_request(MODEL_NAME, STANDARD_TOKENS), SEATS) as full:
-        first = await full.until(SEATS)  # all of these began at once: the engine read 64 prompts, and is full since
+        first = await full.until(SEATS)  # they began together: the engine has read 64 prompts and is full
         usual_tps = statistics.median(stream.speed_tps for stream in first)
         if usual_tps < MIN_STANDARD_TPS:
             too_slow(console, f"a stream of a full engine gets {usual_tps:.2f} tok/s of {MIN_STANDARD_TPS:.2f} needed")
@@ -129,7 +129,7 @@ async def throughput(callers: Callers, answers: int) -> float:
 
 
 async def watch(urls: list[str], fast: list[None], into: Measured) -> None:
-    """How many standard streams the engines run, until cancelled."""
+    """Sample the number of standard streams on the engines until cancelled."""
     pools = [ConnectionPool(url) for url in urls]
     try:
         while True:
@@ -145,7 +145,7 @@ async def watch(urls: list[str], fast: list[None], into: Measured) -> None:
 
 
 async def compare_texts(url: str, into: Measured) -> None:
-    """The same questions at temperature 0 as fast and as standard."""
+    """Ask the same questions at temperature 0 as fast and as standard."""
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120) as client:
 
         async def answer(question: str, tier: str) -> str | None:
@@ -158,7 +158,7 @@ async def compare_texts(url: str, into: Measured) -> None:
         for question in QUESTIONS:
             fast, standard = await asyncio.gather(answer(question, "fast"), answer(question, "default"))
             if fast is None or standard is None:
-                continue  # it was downgraded: there is nothing to compare
+                continue  # downgraded: nothing to compare
             words = list(zip(fast.split(), standard.split(), strict=False))
             into.same_text.append(fast == standard)
             into.same_words.append(next((n for n, (a, b) in enumerate(words) if a != b), len(words)))
@@ -172,7 +172,7 @@ async def measure(url: str, engines: list[str], fast_streams: int, into: Measure
         into.alone_tps.append(await throughput(standard, 2 * STANDARD_STREAMS))
         with Progress(console=console, transient=True) as progress:
             bar = progress.add_task("fast streams", total=fast_streams)
-            # The first fast call finds a full fleet: it closes a door and waits, and may be downgraded. Not counted.
+            # Not counted: the first fast call finds all replicas full, closes doors, waits, and may be downgraded.
             await call(url, fast_request)
             before, began = len(standard.done), time.perf_counter()
 
@@ -199,7 +199,7 @@ async def measure(url: str, engines: list[str], fast_streams: int, into: Measure
 
 
 def in_time(part: Coroutine[None, None, None]) -> None:
-    """Run a part of the measurement; a call that times out ends the run, and not as a missed bar."""
+    """Run a part of the measurement. A call that times out ends the run as too slow, not as a missed bar."""
     try:
         uvloop.run(part)
     except TimeoutError:
@@ -265,7 +265,7 @@ def verdict(figures: Figures) -> Verdict:
 
 
 def median(values: Iterable[float]) -> float:
-    """Not a number where there are no values."""
+    """The median, or NaN if there are no values."""
     return statistics.median(found) if (found := list(values)) else math.nan
 
 

@@ -1,4 +1,4 @@
-"""The express rule on a live gateway, with the replicas as witnesses. See runs/express-live.sh."""
+"""Tests the express rule on a live gateway against the replicas' own records. See runs/express-live.sh."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from runs.measure.witness import Record, read_record, set_faults
 console = Console(width=120)
 MODEL, SEED = "m", 11
 REPLICAS, SEATS = 8, 16
-STEP_MS = "1:11.5,16:34"  # 10 ms and 1.5 for each stream: 3,800 tok/s from eight full replicas
+STEP_MS = "1:11.5,16:34"  # 10 ms plus 1.5 per stream: 3,800 tok/s from eight full replicas
 FLOOR_TPS, MARGIN = 55.0, 0.1
 STANDARD_CALLERS = 160  # more than the 128 seats: standard calls always wait
 FAST_PER_S, FAST_CV = 8.0, 2.0
@@ -42,19 +42,19 @@ FAULT_EVERY = 80  # fast calls: 10 s
 
 
 class Replica:
-    """A scripted engine as a process that can be killed and started again on the same port. It outlives neither."""
+    """A scripted engine process that can be killed and restarted on the same port."""
 
     def __init__(self) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        self.records: list[Record] = []  # one for each life that has ended, as last read
+        self.records: list[Record] = []  # the last one read of each process that has ended
         self.faulty = asyncio.Lock()
         self._latest: Record | None = None
         self._process = ExitStack()
         self._pid = 0
 
     def start(self) -> None:
-        # More seats than the gateway knows of: what it sends beyond its limit shall run, and be seen.
+        # More seats than the gateway knows of, so that calls beyond its limit run and are recorded.
         engine = scripted(self.port, model=MODEL, first_token_ms=20, step_ms=STEP_MS, seats=4 * SEATS)
         self._pid = self._process.enter_context(engine)
 
@@ -68,7 +68,7 @@ class Replica:
         return self._latest is not None and not self._latest.running and not self._latest.waiting
 
     async def kill(self) -> None:
-        """The record dies with the process, so it is read a moment before: what happens in between is not seen."""
+        """Kill the process. Its record is read just before and misses what happens in between."""
         await self.read()
         os.kill(self._pid, signal.SIGKILL)
         self.end_life()
@@ -85,7 +85,7 @@ class Run:
 
     port: int
     replicas: list[Replica]
-    fast_calls: int  # to be sent: then the load ends
+    fast_calls: int  # the load ends when these are sent
     fast_sent: int = 0
     fast: list[Ended] = field(default_factory=list)
     counts: Counter[tuple[str, str]] = field(default_factory=Counter)  # (tier, how it ended) -> calls
@@ -119,7 +119,7 @@ async def standard_caller(run: Run, chance: random.Random) -> None:
 
 
 async def fast_callers(run: Run, chance: random.Random) -> None:
-    """Arrivals in bursts, whether or not earlier calls have ended."""
+    """Bursty arrivals that do not wait for earlier calls to end."""
     calls = set[asyncio.Task[Ended]]()
     shape = 1 / FAST_CV**2
     while run.fast_sent < run.fast_calls:
@@ -137,14 +137,14 @@ async def fast_callers(run: Run, chance: random.Random) -> None:
 @dataclass(frozen=True)
 class Fault:
     kind: str
-    at: int  # when so many fast calls have been sent
+    at: int  # number of fast calls sent before it happens
     lasts_s: float
     replica: int
-    faults: dict[str, object]  # what the replica is told; nothing for one that is killed
+    faults: dict[str, object]  # settings sent to the replica; empty if it is killed
 
 
 def plan_faults(fast_calls: int, chance: random.Random) -> Iterator[Fault]:
-    """Every kind once in a random order, then again, until the load ends; drawn ahead, so that a seed says it all."""
+    """Every kind once in a random order, repeated until the load ends. Drawn in advance, so that the seed decides."""
     every = min(FAULT_EVERY, fast_calls / 8)
     at = every
     while True:
@@ -157,7 +157,7 @@ def plan_faults(fast_calls: int, chance: random.Random) -> Iterator[Fault]:
                 "drops streams": {"die_after_tokens": chance.randint(0, 40), "times": chance.randint(3, 10)},
                 "slow": {"slow_factor": 1.6},
             }
-            lasts_s = chance.uniform(2.0, 5.0) + (STALL_S if kind == "stalls" else 0.0)  # for the gateway to find out
+            lasts_s = chance.uniform(2.0, 5.0) + (STALL_S if kind == "stalls" else 0.0)  # until the gateway notices
             yield Fault(kind, round(at), lasts_s, chance.randrange(REPLICAS), faults.get(kind, {}))
             at += every * chance.uniform(0.8, 1.2)
 
@@ -189,7 +189,7 @@ async def faults(run: Run, chance: random.Random) -> None:
 
 
 async def read_now_and_then(run: Run) -> None:
-    """Against a replica that ends unasked; those we kill are read just before."""
+    """Read the records regularly, in case a replica dies by itself; those that we kill are read just before."""
     while True:
         await asyncio.sleep(READ_EVERY_S)
         for replica in run.replicas:
@@ -230,7 +230,7 @@ async def load_and_faults(port: int, replicas: list[Replica], fast_calls: int) -
 
 
 def express_limit() -> int:
-    """The largest batch that keeps the floor and its margin, by the replicas' script, not by the gateway's code."""
+    """The largest batch that keeps the floor with its margin, from the replicas' script, not the gateway's code."""
     script = Script(step_s=parse_curve(STEP_MS))
     return max(batch for batch in range(1, SEATS + 1) if 1 / script.step_time_s(batch) >= FLOOR_TPS * (1 + MARGIN))
 

@@ -1,8 +1,7 @@
-"""The pictures of docs/explanation/fast-mode.md, drawn from what runs/express-rule.sh simulated.
+"""Draws the pictures of docs/explanation/fast-mode.md from the results of runs/express-rule.sh.
 
-Knows how things are drawn, and nothing of how they came about. Colours are those of Okabe and Ito, which colour-blind
-readers tell apart; lines differ in their dashes too. Words stand where there was room for them: after a change of the
-run, look at the picture.
+Uses the colours of Okabe and Ito, which colour-blind readers can tell apart; lines also differ in their dashes. Labels
+have fixed positions: check the picture after a change of the run.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ class Words:
 
 @dataclass
 class Strip:
-    """Rows of at_s, who (a key of MARKS) and value, with what is written around them."""
+    """One chart: rows of at_s, who (a key of MARKS) and value, with titles."""
 
     title: str
     subtitle: str
@@ -52,7 +51,7 @@ MARKS = {
 
 
 def save(chart: alt.TopLevelMixin, name: str) -> None:
-    """As SVG for the page, and as PNG for where an SVG cannot be shown."""
+    """Save as SVG for the page, and as PNG for viewers without SVG."""
     axis = {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal"}
     whole = (
         chart.configure(background="white", padding=12, font="Helvetica, Arial, sans-serif")
@@ -76,7 +75,7 @@ def write(words: list[Words]) -> list[alt.Chart]:
 
 
 def over_time(strips: list[Strip], until_s: float, warm_up_s: float) -> alt.TopLevelMixin:
-    """Strips one below the other over the same seconds; the warm-up is shaded."""
+    """Stack the strips over a common time axis. The warm-up is shaded."""
     drawn = []
     for strip in strips:
         last = strip is strips[-1]
@@ -99,7 +98,7 @@ def over_time(strips: list[Strip], until_s: float, warm_up_s: float) -> alt.TopL
 
 
 def light_and_heavy(curve: Curve, floor_tps: float, seats: int) -> alt.TopLevelMixin:
-    """The curve with the floor and the largest batch that keeps it; beside it what the whole replica gives."""
+    """The curve with the floor and the largest batch that keeps it, next to the output of the whole replica."""
     light = curve.largest_batch(floor_tps, seats)
     needed_tps, light_tps, heavy_tps = floor_tps * (1 + DEFAULT_MARGIN), curve.speed_tps(light), curve.speed_tps(seats)
     lines = alt.Chart(alt.InlineData(values=[{"floor": floor_tps, "needed": needed_tps}]))
@@ -143,7 +142,7 @@ def light_and_heavy(curve: Curve, floor_tps: float, seats: int) -> alt.TopLevelM
 
 
 def _by_batch(values: dict[int, float], light: int, unit: str) -> list[alt.Chart]:
-    """A line over the batch, the light seats tinted, and a dot at the last of them."""
+    """A line by batch size with the light seats tinted and a dot at the last of them."""
     seats = max(values)
     batch = alt.X(
         "batch:Q",

@@ -1,4 +1,4 @@
-"""What runs/express-live.sh found: the clients' own lists beside the replicas' records, and the verdict on them."""
+"""The report of runs/express-live.sh: compares the clients' results with the replicas' records, and the verdict."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from runs.express.callers import Ended
 from runs.measure.verdict import Bar, Verdict, at_least, finish, none_of
 from runs.measure.witness import PROBE_ID_LENGTH, Company, Record, Seen, company_of, highest_running
 
-MIN_TOKENS_FOR_PROMISE = 16  # as the proof is documented: a shorter answer is promised nothing
-BORDERLINE = 0.02  # gateway and engine stamp a token a moment apart: this near to the floor they may differ
+MIN_TOKENS_FOR_PROMISE = 16  # as documented for the proof: shorter answers have no promise
+BORDERLINE = 0.02  # gateway and engine stamp a token at different moments: this close to the floor they may differ
 FAULTS = ("killed", "stalls", "answers 503", "drops streams", "slow")
 ENDS = ("answered", "refused", "cut", "left", "unexplained")
 
@@ -28,12 +28,12 @@ class Outcome:
     unexplained: list[str]
     faults: list[tuple[str, float, float]]
     records: list[Record]
-    left_over: int  # requests that replicas still had when all clients were gone
+    left_over: int  # requests still on replicas when all clients had disconnected
 
 
 @dataclass
 class Agreement:
-    """The proofs of answers that were served as fast to their end, beside what their engine recorded."""
+    """Proofs of complete fast answers compared with the engine's records."""
 
     compared: int = 0
     kept_by_proof: int = 0
@@ -66,7 +66,7 @@ class Agreement:
 
 def agreement_of(outcome: Outcome, floor_tps: float) -> Agreement:
     agreement = Agreement()
-    # A call that lost its engine before it was answered is on two records; the one that finished it is meant.
+    # A call that lost its engine before its answer is on two records; use the one that finished it.
     finished = {
         name: seen for one in outcome.records for name, seen in one.requests.items() if seen.state == "finished"
     }
@@ -84,17 +84,17 @@ def served_fast(outcome: Outcome) -> Iterator[Ended]:
 
 
 def cuts_without_fault(outcome: Outcome, stall_s: float) -> int:
-    grace_s = stall_s + 3.0  # the gateway looks once a second, and gives up a silent replica after `stall_s`
+    grace_s = stall_s + 3.0  # the gateway probes every second and gives up a silent replica after `stall_s`
     return sum(not any(began <= at <= ended + grace_s for _, began, ended in outcome.faults) for at in outcome.cut_at)
 
 
 @dataclass(frozen=True)
 class Figures:
     fast_calls: int  # sent
-    limit: int  # the most streams of a replica that keep the floor
+    limit: int  # maximum streams of a replica that keep the floor
     found: int  # fast requests on the replicas' records
-    steps: int  # that these took
-    requests_above: int  # fast requests that ever took a step in the company of more than the limit
+    steps: int  # of these requests
+    requests_above: int  # fast requests with a step in a batch above the limit
     compared: int  # answers with a proof and a record
     differences: int
     without_record: int

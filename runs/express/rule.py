@@ -1,4 +1,4 @@
-"""The express rule beside what operators do today, in virtual time. See runs/express-rule.sh."""
+"""Compares the express rule with a shared pool and static splits, in virtual time. See runs/express-rule.sh."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish
 
 console = Console(width=120)
 REPLICAS, SEATS = 50, 64
-CURVE = Curve(a=0.008, c=0.0003, d=0.0)  # 120 tok/s alone, 37 tok/s among 64
+CURVE = Curve(a=0.008, c=0.0003, d=0.0)  # 120 tok/s at 1 stream, 37 tok/s at 64
 FLOOR_TPS = 74.0
 LIGHT_SEATS = CURVE.largest_batch(FLOOR_TPS, SEATS)
 SECONDS, WARM_UP_S = 360.0, 60.0
@@ -33,13 +33,13 @@ TOKENS_MEDIAN, TOKENS_SIGMA = 220, 0.8
 STANDARD_PER_S = 420.0  # more than the fleet can serve: standard calls always wait
 FAST_PER_S, SWING, FAST_CV = 45.0, 5.0, 2.0  # mean rate; highest ÷ lowest over the run; burstiness of arrivals
 FAST_HOLD_S = 5.0
-BIN_S = 5  # of the waits in the picture
+BIN_S = 5  # bin width of the waits in the picture
 MAX_WAIT_P95_S, MIN_KEPT, MIN_GAIN, GOAL_GAIN = 0.5, 0.995, 1.05, 1.10
 
 
 @dataclass
 class Moment:
-    """The state of a run at one second of it."""
+    """The state of a run at one second."""
 
     at_s: int
     fast_streams: int  # aboard or held
@@ -54,12 +54,12 @@ class Outcome:
     kept: float = 0.0
     refused: float = 0.0
     standard_tps: float = 0.0
-    moments: list[Moment] = field(default_factory=list)  # one a second, for the picture
-    waits: list[tuple[float, float]] = field(default_factory=list)  # of fast calls: when each came, how long it waited
+    moments: list[Moment] = field(default_factory=list)  # one per second, for the picture
+    waits: list[tuple[float, float]] = field(default_factory=list)  # arrival and wait of each fast call
 
     @property
     def waits_s(self) -> list[float]:
-        """Those that count: after the warm-up."""
+        """The waits after the warm-up."""
         return [waited_s for at, waited_s in self.waits if at >= WARM_UP_S]
 
 
@@ -68,7 +68,7 @@ def lengths(chance: random.Random) -> int:
 
 
 def fast_rate(at: float) -> float:
-    """Two waves over the run, geometric, with the highest SWING times the lowest."""
+    """Two geometric waves over the run; the highest rate is SWING times the lowest."""
     return FAST_PER_S * math.exp(0.5 * math.log(SWING) * math.sin(2 * math.pi * at / (SECONDS / 2)))
 
 
@@ -91,7 +91,7 @@ def standard_jobs(seed: int, model: str) -> Iterator[Job]:
 
 
 def fleet(name: str, seed: int) -> tuple[dict[str, ModelPolicy], list[Replica], Iterator[Job]]:
-    """The policies, replicas and calls of one way to run the fleet. A static split has its fast replicas as a model."""
+    """The policies, replicas and calls of one policy. A static split serves its fast replicas as a separate model."""
     standard = TierPolicy(max_held=400, max_hold_s=1e9)
     fast = TierPolicy(max_held=10_000, max_hold_s=FAST_HOLD_S, floor_tps=FLOOR_TPS)
     if name == "express rule":
@@ -115,12 +115,12 @@ def fleet(name: str, seed: int) -> tuple[dict[str, ModelPolicy], list[Replica], 
 
 
 def split_of(name: str) -> int:
-    """How many replicas a static split sets apart for fast calls; 0 for the other policies."""
+    """The number of replicas that a static split reserves for fast calls; 0 for the other policies."""
     return int(name.split()[-1]) if name.startswith("static") else 0
 
 
 def look(name: str, simulation: Simulation) -> Moment:
-    """The state now: who is there, and what standard streams get at the present batches."""
+    """The current state: streams, light seats, and the speed of standard streams at the current batches."""
     pool = simulation.cell.machines[0].pools["m"]
     standard_tps = 0.0
     for state in (pool.replica_state(f"r{n}") for n in range(split_of(name), REPLICAS)):
@@ -148,7 +148,7 @@ def simulate(name: str, seed: int) -> Outcome:
         if is_fast and not trip.refused:
             outcome.waits.append((trip.job.at, trip.waited_s))
         if not is_fast:
-            # Those that ended in the time counted, whenever they came: as many as began before it end in it.
+            # Count calls that ended in the measured time, whenever they came: as many cross its start as its end.
             tokens += trip.job.tokens if simulation.now >= WARM_UP_S and not trip.refused else 0
         elif trip.job.at >= WARM_UP_S:
             fast_seen += 1
@@ -161,7 +161,7 @@ def simulate(name: str, seed: int) -> Outcome:
 
 
 def longest_waits(outcome: Outcome) -> list[tuple[int, float]]:
-    """The longest wait among the fast calls that came in each BIN_S seconds."""
+    """The longest wait of the fast calls that arrived in each BIN_S seconds."""
     longest = dict.fromkeys(range(0, int(SECONDS) + 1, BIN_S), 0.0)
     for at, waited_s in outcome.waits:
         came = int(at) // BIN_S * BIN_S
@@ -170,7 +170,7 @@ def longest_waits(outcome: Outcome) -> list[tuple[int, float]]:
 
 
 def strips(rule: Outcome, split: Outcome) -> list[Strip]:
-    """What the picture over time shows of one seed."""
+    """The strips of the picture over time, for one seed."""
     both = (("rule", rule), ("split", split))
     seats = [{"at_s": one.at_s, "who": who, "value": one.light_seats} for who, of in both for one in of.moments]
     seats += [{"at_s": one.at_s, "who": "demand", "value": one.fast_streams} for one in rule.moments]
@@ -201,7 +201,7 @@ def strips(rule: Outcome, split: Outcome) -> list[Strip]:
 
 
 def draw(rule: Outcome, split: Outcome) -> None:
-    """The pictures of docs/explanation/fast-mode.md."""
+    """Draw the pictures of docs/explanation/fast-mode.md."""
     save(over_time(strips(rule, split), SECONDS, WARM_UP_S), "express-rule")
     save(light_and_heavy(CURVE, FLOOR_TPS, SEATS), "light-and-heavy")
 
@@ -220,7 +220,7 @@ Figures = dict[str, Row]  # by policy
 
 
 def best_split(figures: Figures) -> str | None:
-    """Of the static splits that serve fast calls as well as the rule does, the one with the most standard output."""
+    """The static split with the most standard output among those that serve fast calls as well as the rule."""
     rule = figures["express rule"]
     serving = [
         name

@@ -1,1 +1,1 @@
-"""The gateway: what it costs, and what it leaves behind."""
+"""The gateway: its overhead, and leaks."""

@@ -1,4 +1,4 @@
-"""Clients that come and go: what is left of them afterwards. See runs/leaks.sh."""
+"""Checks what the gateway still holds after many clients have disconnected. See runs/leaks.sh."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from runs.measure.verdict import Bar, Verdict, at_most, finish, none_of
 console = Console(width=110)
 MODEL = "m"
 SEATS = 16
-AT_ONCE = 48  # three times the seats, so that many leave while they are held
+AT_ONCE = 48  # three times the seats, so that many disconnect while they are held
 SEED = 7
-# The prober asks for the engine's metrics every second, always over the connection that was used last. The others are
-# closed by the engine when they have been idle for 5 s.
+# The prober reads the engine's metrics every second over the connection used last. The engine closes the others after
+# 5 idle seconds.
 PROBERS = 1
 GIVE_UP_S = 60.0
 LISTENS = "0A"  # the state of a listening socket in /proc/net/tcp
 
-# Where a client leaves, and how often: before the answer begins, in its head, in the middle, or not at all.
+# The point at which a client disconnects, and its weight.
 POINTS = {"before the first byte": 4, "after some bytes": 4, "in the middle of a token": 1, "at the end": 1}
 
 
@@ -67,19 +67,19 @@ class Sockets:
     """The open files of this process, in which gateway and clients run."""
 
     to_engine: int
-    with_clients: int  # both ends
+    with_clients: int  # counts both ends
     others: int
 
 
 def open_files(engine_port: int, port: int) -> Sockets:
-    ports = {}  # of each TCP socket: local and remote
+    ports = {}  # local and remote port of each TCP socket
     for line in Path("/proc/self/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
         if fields[3] != LISTENS:
             ports[f"socket:[{fields[9]}]"] = [int(address.split(":")[1], 16) for address in fields[1:3]]
     counts: Counter[str] = Counter()
     for name in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(FileNotFoundError):  # the descriptor of this very listing is gone by now
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this directory listing is closed by now
             pair = ports.get(os.readlink(f"/proc/self/fd/{name}"), [])
             counts["engine" if engine_port in pair else "clients" if port in pair else "others"] += 1
     return Sockets(counts["engine"], counts["clients"], counts["others"])
@@ -94,7 +94,7 @@ def engine_record(url: str) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Figures:
-    """What is left when all clients are gone."""
+    """What the gateway still holds when all clients have disconnected."""
 
     clients: int
     calls_in_core: int
@@ -102,7 +102,7 @@ class Figures:
     calls_held: int
     on_engine: int
     tasks_more: int  # than before
-    files_more: int  # than before, sockets to engine and clients apart
+    files_more: int  # than before, without sockets to the engine and to clients
     sockets: Sockets
 
 
@@ -161,7 +161,7 @@ async def measure(cycles: int, engine_port: int) -> Figures:
     after = await quiet(lambda: left_now(clients, before.tasks_more, before.files_more), lambda one: verdict(one).ok)
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory) / 1024
     console.print("clients left: " + ", ".join(f"{count:,} {point}" for point, count in left.most_common()))
-    # A seat is given to the next call as soon as its client is gone; the engine notices a moment later.
+    # A seat is reused as soon as its client disconnects; the engine notices a moment later.
     highest = (await asyncio.to_thread(engine_record, engine_url))["highest_running"]
     console.print(f"most requests the engine had at once: {highest}, with {SEATS} seats")
     console.print(f"highest memory grew by {grown:.1f} MiB; seed {SEED}")
@@ -172,7 +172,7 @@ async def measure(cycles: int, engine_port: int) -> Figures:
 
 
 async def many(cycles: int, one: Callable[[], Awaitable[str]]) -> Counter[str]:
-    """That many clients, AT_ONCE of them at a time; counts where they left."""
+    """Run `cycles` clients, AT_ONCE at a time. Counts the points at which they disconnect."""
     left: Counter[str] = Counter()
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("clients", total=cycles)
@@ -187,7 +187,7 @@ async def many(cycles: int, one: Callable[[], Awaitable[str]]) -> Counter[str]:
 
 
 async def quiet(look: Callable[[], Awaitable[Figures]], is_quiet: Callable[[Figures], bool]) -> Figures:
-    """Look until everything is quiet. What is still there after GIVE_UP_S has leaked, however slow the machine is."""
+    """Poll until nothing is left. Whatever remains after GIVE_UP_S has leaked, however slow the machine is."""
     deadline = time.monotonic() + GIVE_UP_S
     while True:
         figures = await look()

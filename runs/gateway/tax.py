@@ -1,6 +1,6 @@
-"""What the gateway costs, beside the bare engine in one run. See runs/tax.sh.
+"""Measures the gateway's overhead against the bare engine. See runs/tax.sh.
 
-Every round and pair is a number of calls and tokens, so a slow machine takes longer and measures the same.
+Every round and pair has a fixed number of calls and tokens, so a slow machine takes longer and measures the same.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def relay_cpu(folder: Path, rounds: int) -> float:
 def added_first_token(folder: Path, rounds: int) -> tuple[float, float]:
     """(b) Added time to first token at half load: Poisson arrivals that keep 32 of 64 seats busy on average.
 
-    Bare and through the gateway take turns on the same arrivals. The added percentiles are taken inside each round and
-    the median over the rounds counts, so that a disturbance of the box in one round does not decide.
+    The bare engine and the gateway take turns with the same arrivals. The added percentiles are computed per round and
+    the median over the rounds counts, so that one disturbed round does not decide.
     """
     engine_port, port = free_port(), free_port()
     bare, ours = f"http://127.0.0.1:{engine_port}", f"http://127.0.0.1:{port}"
@@ -141,8 +141,8 @@ def added_first_token(folder: Path, rounds: int) -> tuple[float, float]:
 def throughput_on_vllm(folder: Path, rounds: int) -> dict[int, float]:
     """(a) Tokens per second through the gateway ÷ bare, on real vLLM.
 
-    The speed of this engine on a shared box drifts by a tenth and more within minutes. So the two take turns
-    in short pairs, a few seconds apart, and the median over many pairs counts, with a bootstrap interval.
+    The engine's speed on a shared machine drifts by a tenth and more within minutes. So the two take turns in short
+    pairs, a few seconds apart, and the median over many pairs counts, with a bootstrap interval.
     """
     python = ensure_cpu_engine(console.print)
     model = str(ensure_smollm2(python, console.print))

@@ -1,4 +1,4 @@
-"""One key, money for half of its calls, four gateways at once. See runs/budget-race.sh."""
+"""One key with a budget for half of its calls, used on four gateways at once. See runs/budget-race.sh."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from runs.measure.verdict import Verdict, finish, none_of
 console = Console(width=120)
 MODEL = "m"
 GATEWAYS, CALLS, TOKENS = 4, 500, 10
-COST = TOKENS * 10  # micro-units: prompts are free here, so what a call may cost is what it costs
+COST = TOKENS * 10  # micro-units; prompts are free here, so the reservation of a call is its exact cost
 BUDGET = COST * CALLS // 2
 PRICE = "[models.price]\ninput = 0.0\noutput = 10.0\n"
-GIVE_UP_S = 60.0  # on entries that are not shipped by then
+GIVE_UP_S = 60.0  # time limit for shipping all entries
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ async def one_round(number: int, ports: list[int]) -> Counter[bytes]:
 
 
 async def until_shipped(store: Store, calls: int) -> None:
-    """Wait until the ledger has every call that was served; what is missing after GIVE_UP_S is missed by the bars."""
+    """Wait until the ledger has every served call, at most GIVE_UP_S. The bars catch what is still missing then."""
     deadline = time.monotonic() + GIVE_UP_S
     while time.monotonic() < deadline:
         if sum(entry.kind == "released" for entry in store.entries()) >= calls:

@@ -1,4 +1,4 @@
-"""What the books cost on the hot path: a gateway with and one without, in turns. See runs/ledger-cost.sh."""
+"""Measures what the ledger adds to a call: gateways with and without one take turns. See runs/ledger-cost.sh."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MOST_MS = 0.3
 
 @dataclass(frozen=True)
 class Figures:
-    """What the ledger adds to the p50 of a round, in ms, one figure for each round."""
+    """What the ledger adds to the p50, in ms, for each round."""
 
     first_token_ms: tuple[float, ...]
     whole_answer_ms: tuple[float, ...]
@@ -76,7 +76,7 @@ async def main() -> int:
         database.start()
         store = open_store(database.url)
         store.migrate()
-        # With a budget, so that all there is to do is done.
+        # With a budget, so that every check of the ledger runs.
         store.put_key(Key(id="key-cost", hash=key_hash(SECRET.encode()), budget_day=10**12, budget_month=10**13))
         store.close()
         stack.enter_context(scripted(engine_port, model=MODEL, first_token_ms=20, step_ms="1:5", seats=SEATS))

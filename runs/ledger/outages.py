@@ -1,4 +1,4 @@
-"""The database goes away again and again under load. See runs/ledger-outages.sh."""
+"""Stops the ledger's database again and again under load. See runs/ledger-outages.sh."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ console = Console(width=120)
 MODEL, SECRET = "m", "hw-outages"
 CALLS_PER_S, TOKENS = 25.0, 20
 WARM_UP_CALLS, BETWEEN_CALLS = 750, 200  # at 25 a second: half a minute, and 8 s
-GIVE_UP_S = 120.0  # on entries that are not shipped by then
+GIVE_UP_S = 120.0  # time limit for shipping all entries
 MOST_GROWTH = 0.05
 PRICE = "[models.price]\ninput = 1.0\noutput = 10.0\n"
 
@@ -79,7 +79,7 @@ def verdict(figures: Figures) -> Verdict:
 
 
 async def load(url: str, answers: Counter[str], stop: asyncio.Event) -> None:
-    """Calls at Poisson times until told to stop; returns when the last one has ended."""
+    """Make calls with Poisson arrivals until `stop` is set. Returns when the last one has ended."""
     chance, request = random.Random(1), chat_request(MODEL, TOKENS, key=SECRET)
     calls = set[asyncio.Task[None]]()
 
@@ -99,14 +99,14 @@ async def load(url: str, answers: Counter[str], stop: asyncio.Event) -> None:
 
 
 async def until_served(answers: Counter[str], more: int) -> None:
-    """Wait until so many more calls have ended."""
+    """Wait until `more` further calls have ended."""
     wanted = answers.total() + more
     while answers.total() < wanted:
         await asyncio.sleep(0.1)
 
 
 async def until_shipped(url: str, answers: Counter[str], behind: float) -> float:
-    """Wait until the ledger is at most so many calls behind; returns the seconds it took."""
+    """Wait until the ledger is at most `behind` calls behind. Returns the seconds it took."""
     since = time.monotonic()
     while entries_behind(url, answers) > behind and time.monotonic() < since + GIVE_UP_S:
         await asyncio.sleep(0.2)

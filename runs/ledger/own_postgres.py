@@ -1,4 +1,4 @@
-"""A PostgreSQL of our own, on a private port and directory, so that it can be killed."""
+"""Runs a private PostgreSQL server, on its own port and directory, that can be killed."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def find_program(name: str) -> str | None:
 
 
 class OwnPostgres:
-    """Made by `start`, which may be called again after `kill` or `stop`; `remove` ends it."""
+    """`start` may be called again after `kill` or `stop`. `remove` stops the server and deletes its files."""
 
     def __init__(self) -> None:
         programs = [find_program(name) for name in ("initdb", "postgres")]
         if None in programs:
             raise RuntimeError("PostgreSQL's server is not installed: apt-get install postgresql")
         self._initdb, self._postgres = (str(program) for program in programs)
-        # It does not run as root: its files belong to the user that Debian made for it.
+        # PostgreSQL refuses to run as root: use the user that Debian's package creates.
         self._user = "postgres" if os.geteuid() == 0 else None
         self._home = Path(tempfile.mkdtemp(prefix="headway-pg-"))
         if self._user:
@@ -42,13 +42,13 @@ class OwnPostgres:
         self._run(self._initdb, "-D", str(self._data), "-A", "trust", "-U", "headway", "--no-sync")
 
     def start(self) -> None:
-        """Returns when it takes connections."""
+        """Start the server. Returns when it accepts connections."""
         settings = {"listen_addresses": "127.0.0.1", "port": self.port, "unix_socket_directories": ""}
         arguments = [f"--{name}={value}" for name, value in settings.items()]
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             if self._process is None or self._process.poll() is not None:
-                # After a kill the children of the old one may need a moment to go: it says so, and ends.
+                # After a kill, the new server exits while children of the old one are still running.
                 self._process = subprocess.Popen(
                     [self._postgres, "-D", self._data, *arguments], stdout=self._log, stderr=self._log, user=self._user
                 )
@@ -58,7 +58,7 @@ class OwnPostgres:
         raise RuntimeError(f"PostgreSQL did not start: see {self._log.name}")
 
     def kill(self, number: int = signal.SIGQUIT) -> None:
-        """SIGQUIT ends it at once and without a checkpoint, children and all; SIGKILL ends only its parent process."""
+        """SIGQUIT ends the server and its children at once without a checkpoint; SIGKILL ends only the parent."""
         if self._process is not None:
             self._process.send_signal(number)
             self._process.wait()
@@ -73,7 +73,7 @@ class OwnPostgres:
         shutil.rmtree(self._home)
 
     def _is_ready(self) -> bool:
-        """It answers the first message of its protocol (a request for TLS, which it declines) when it is up."""
+        """Whether the server answers a request for TLS, the first message of its protocol (it declines)."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), 1.0) as connection:
                 startup = b"user\0headway\0database\0postgres\0\0"

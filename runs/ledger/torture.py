@@ -1,4 +1,4 @@
-"""The books under faults: gateways, the database, replicas and clients die at random. See runs/ledger-torture.sh."""
+"""Tests the ledger under faults: gateways, database, replicas and clients die at random. See runs/ledger-torture.sh."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ CALLERS = 48
 SPOOL_BYTES = 256 * 1024  # so small that an outage of the database fills it
 READ_EVERY_S = 8.0
 CALL_TIMEOUT_S = 60.0
-# How many of each hundred faults. "cut" ends every connection of the gateways to the database; "outage" leaves it away
-# until the spools are full.
+# Percentage of each fault. "cut" closes every connection of the gateways to the database; "outage" keeps the database
+# down until the spools are full.
 KINDS = {
     "client leaves": 62,
     "replica dies before": 8,
@@ -54,7 +54,7 @@ KINDS = {
 
 
 class GatewayProcess:
-    """One gateway that is killed and started again, on the same port and spool."""
+    """A gateway that can be killed and restarted with the same port and spool."""
 
     def __init__(self, folder: Path, number: int, store_url: str, replicas: list[str]) -> None:
         self.port = free_port()
@@ -102,9 +102,9 @@ class Run:
     gateways: list[GatewayProcess]
     witnesses: list[Witness]
     database: OwnPostgres
-    leaving: set[int]  # numbers of the streams whose clients leave
-    planned: int  # faults; `faults` is how many there must be at least
-    sent: int = 0  # streams that have begun
+    leaving: set[int]  # numbers of the streams whose clients disconnect
+    planned: int  # faults; `faults` is the minimum number that must happen
+    sent: int = 0  # streams started
     seen: list[Seen] = field(default_factory=list)
     statuses: Counter[str] = field(default_factory=Counter)
     done: Counter[str] = field(default_factory=Counter)  # faults
@@ -167,7 +167,7 @@ async def call(run: Run, port: int, chance: random.Random) -> str:
 
 
 async def cause_faults(run: Run) -> None:
-    """The plan of a seed: which fault at which number of streams that have begun."""
+    """Cause the faults of the seed's plan, each when a given number of streams has started."""
     chance = random.Random(run.seed)
     kinds = [kind for kind in KINDS if kind != "client leaves"]
     count = run.planned - run.planned * KINDS["client leaves"] // 100
@@ -247,7 +247,7 @@ async def torture(run: Run) -> Judgement:
     store.close()
     for witness in run.witnesses:
         await set_faults(witness.url)
-    # All gateways end in good order, which ships what is in their spools.
+    # Stop all gateways gracefully, which ships what is in their spools.
     await asyncio.gather(*[gateway.end(signal.SIGTERM) for gateway in run.gateways])
     for witness in run.witnesses:
         await asyncio.to_thread(witness.read)
@@ -313,7 +313,7 @@ async def main() -> int:
             stack.enter_context(engine)
         urls = [f"http://127.0.0.1:{port}" for port in ports]
         gateways = [GatewayProcess(folder, number, database.url, urls) for number in range(GATEWAYS)]
-        planned = faults + faults // 8 + 4  # a client that is to leave may be cut before
+        planned = faults + faults // 8 + 4  # some clients are cut off before they would disconnect
         leaving = set(random.Random(seed).sample(range(1, streams), planned * KINDS["client leaves"] // 100))
         run = Run(seed, streams, faults, gateways, [Witness(url) for url in urls], database, leaving, planned)
         judgement = await torture(run)

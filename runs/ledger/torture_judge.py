@@ -1,7 +1,7 @@
-"""Were the books right? The replicas' own records against the store, for runs/ledger/torture.py.
+"""Compares the ledger with the replicas' own records, for runs/ledger/torture.py.
 
-A replica notes for every request how many tokens of it were written to its connection. A gateway writes a reservation
-before it sends a call to a replica, so whatever a replica has seen must be in the books, once.
+A replica records for every request how many tokens it wrote to the connection. A gateway writes a reservation before it
+sends a call to a replica, so every request that a replica has seen must be in the ledger exactly once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Page(msgspec.Struct):
 
 
 class Witness:
-    """Keeps what a replica has recorded, which forgets the oldest of ten thousand."""
+    """Collects a replica's records. The replica itself keeps only the last ten thousand."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -62,7 +62,7 @@ class Judgement:
     wrong_when_complete: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
-    killed_low: list[int] = field(default_factory=list)  # tokens sent and not billed, of streams whose gateway died
+    killed_low: list[int] = field(default_factory=list)  # tokens sent and not billed of each stream whose gateway died
 
 
 def judge(store: Store, witnesses: list[Witness], seen: list[Seen]) -> Judgement:
@@ -91,8 +91,8 @@ def judge(store: Store, witnesses: list[Witness], seen: list[Seen]) -> Judgement
 
 
 def checkpoint_tokens(step_s: float) -> int:
-    """The most a killed stream may be low: what is made between two checkpoints, the second of which is up to as late
-    again as they are apart, and what its replica had written when it noticed."""
+    """The most tokens of a killed stream that may go unbilled: those between two checkpoints, of which the second may
+    be late by one more interval, and those that the replica wrote before it noticed."""
     return int(2 * CHECKPOINT_S / step_s) + 2
 
 

@@ -1,1 +1,1 @@
-"""What the runs measure with: clients that time tokens, processes to start, and what replicas record."""
+"""Shared by the runs: clients that time tokens, processes, verdicts, and the records of replicas."""

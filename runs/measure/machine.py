@@ -1,8 +1,7 @@
-"""Whether this machine can judge a bar: how fast its cores are, and whether they are free.
+"""Checks that this machine is fast enough to judge a bar: the speed of its cores, and whether they are free.
 
-Some bars are absolute times or rates. On a machine that is slower than these assume, or that is busy with something
-else, missing them says nothing about Headway. A run with such a bar measures the machine first and ends with exit code
-TOO_SLOW, which is neither "holds" nor "missed".
+Some bars are absolute times or rates. Missing them on a slower or busy machine says nothing about Headway. A run with
+such a bar measures the machine first and, if it is too slow, ends with exit code TOO_SLOW, neither passed nor failed.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ EVENT = (
 @dataclass(frozen=True)
 class Machine:
     events_per_cpu_s: float  # stream events decoded and encoded, median of the cores
-    core_share: float  # of a core, what a busy process gets while all cores are asked; the lowest
+    core_share: float  # the lowest share of a core that a process gets while all cores are busy
 
 
 def measure_machine() -> Machine:
-    """The same work on every core at once."""
+    """Do the same work on every core at once."""
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores) as pool:
         list(pool.map(_work, [1_000] * cores))  # starts the processes
@@ -44,7 +43,7 @@ def measure_machine() -> Machine:
 
 
 def _work(events: int) -> tuple[float, float]:
-    """(seconds of CPU, seconds)"""
+    """Returns CPU seconds and wall seconds."""
     cpu, wall = time.process_time(), time.perf_counter()
     for number in range(events):
         event = msgspec.json.decode(EVENT[EVENT.index(b"{") :])

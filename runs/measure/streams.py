@@ -1,6 +1,6 @@
-"""A thin load client for the runs: raw asyncio protocols, so that the client is not what is measured.
+"""A thin load client for the runs: raw asyncio protocols, so that the client's own cost stays small.
 
-Every call is stamped when it is sent, at its first token and at its last; tokens are counted by the server's own usage.
+Every call is timestamped when it is sent, at its first token and at its last. Token counts are the server's usage.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Stream:
     last_at: float = 0.0
     ended_at: float = 0.0  # its terminator
     tokens: int = 0
-    pieces: int = 0  # of text that arrived: about as many as tokens, also of a call that was cut off
+    pieces: int = 0  # pieces of text: about as many as tokens, also if the call was cut off
     complete: bool = False
     status: bytes = b""
-    proof: dict[str, object] = field(default_factory=dict)  # what the gateway says of it
+    proof: dict[str, object] = field(default_factory=dict)  # the gateway's proof
 
     @property
     def speed_tps(self) -> float:
@@ -114,13 +114,13 @@ async def call(url: str, request: bytes) -> Stream:
 
 
 async def at_once(url: str, request: bytes, streams: int) -> tuple[list[Stream], float]:
-    """That many calls at the same moment; returns them and the time from the first sent to the last token."""
+    """Make `streams` calls at once. Returns them and the time from the first request to the last token."""
     done = await asyncio.gather(*[call(url, request) for _ in range(streams)])
     return done, max(s.last_at for s in done) - min(s.sent_at for s in done)
 
 
 async def on_schedule(url: str, request: bytes, times_s: list[float]) -> list[Stream]:
-    """Calls at given times from now, whether or not earlier ones have ended."""
+    """Make calls at the given times from now, without waiting for earlier ones to end."""
     loop = asyncio.get_running_loop()
     start = loop.time()
 
@@ -132,8 +132,8 @@ async def on_schedule(url: str, request: bytes, times_s: list[float]) -> list[St
 
 
 def cpu_seconds(pid: int) -> float:
-    """Time the process has been on a CPU, in user and kernel mode, to the nanosecond, all threads, ended ones too."""
-    return time.clock_gettime((~pid << 3) | 2)  # the process' CPU clock, as clock_getcpuclockid(3) makes its id
+    """CPU time of the process in user and kernel mode, with all threads, ended ones too. Resolution: nanoseconds."""
+    return time.clock_gettime((~pid << 3) | 2)  # the process' CPU clock id, as clock_getcpuclockid(3) computes it
 
 
 @contextmanager
@@ -158,8 +158,7 @@ def gateway(
     ledger: str = "",
     record: Path | None = None,
 ) -> Iterator[int]:
-    """`tiers` is TOML for the model's tiers, `curve` the line for each replica, `timing` lines for the gateway,
-    `ledger` lines for its books."""
+    """Run a gateway. TOML: `tiers` of the model, `curve` of each replica, `timing` of the gateway, `ledger`."""
     replicas = "".join(f'[[models.replicas]]\nurl = "{url}"\nseats = {seats}\n{curve}\n' for url in engine_urls)
     config = folder / f"gateway-{port}.toml"
     books = f"[ledger]\n{ledger}\n" if ledger else ""

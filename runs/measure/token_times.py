@@ -1,6 +1,6 @@
-"""A client for the runs that look inside a stream: when every token came, counted by the server's own usage.
+"""A client for runs that need the arrival time of every token, counted by the server's usage.
 
-Each event carries the count so far, because an engine that speculates sends several tokens in one event.
+Each event carries the count so far, because a speculative engine sends several tokens in one event.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CALL_TIMEOUT_S = 120.0
 
 @dataclass
 class TimedStream:
-    """One streamed call. `arrivals` has, for each event that brought tokens, when it came and the count since then."""
+    """One streamed call. `arrivals` has the time and the token count so far of each event with tokens."""
 
     sent_at: float = 0.0
     arrivals: list[tuple[float, int]] = field(default_factory=list)
@@ -37,17 +37,17 @@ class TimedStream:
 
     @property
     def duration_s(self) -> float:
-        """From the first token to the last: what the promise is about."""
+        """From the first token to the last, as in the definition of a floor."""
         return self.arrivals[-1][0] - self.arrivals[0][0]
 
     @property
     def speed_tps(self) -> float:
-        # The tokens of the first event were there when the clock started.
+        # The clock starts with the first event, so its tokens do not count.
         return (self.tokens - self.arrivals[0][1]) / max(1e-9, self.duration_s)
 
     @property
     def tokens_per_event(self) -> float:
-        """After the first event; what the engine made in one step, unless events were late and came together."""
+        """Mean tokens per event after the first: those of one step, unless delayed events were merged."""
         return (self.tokens - self.arrivals[0][1]) / max(1, len(self.arrivals) - 1)
 
     @property
@@ -59,7 +59,7 @@ class TimedStream:
 async def timed_call(
     url: str, max_tokens: int, asked: dict[str, object], stream: TimedStream | None = None
 ) -> TimedStream:
-    """`asked` has `messages` (chat) or `prompt`. Pass a `stream` to watch it while it fills."""
+    """Make one call. `asked` has `messages` (chat) or `prompt`. Pass a `stream` to observe it during the call."""
     stream = stream or TimedStream()
     parts = urlsplit(url)
     async with asyncio.timeout(CALL_TIMEOUT_S):
@@ -79,7 +79,7 @@ async def timed_call(
         finally:
             writer.close()
     if not stream.complete or not stream.arrivals:
-        raise RuntimeError("A stream ended early: this turn can not be counted.")
+        raise RuntimeError("A stream ended early: this turn cannot be counted.")
     return stream
 
 
@@ -105,7 +105,7 @@ def _request(max_tokens: int, asked: dict[str, object]) -> bytes:
         }
     )
     path = "/v1/chat/completions" if "messages" in asked else "/v1/completions"
-    # HTTP/1.0, so that the answer comes as plain lines.
+    # HTTP/1.0, so that the answer is not chunked.
     head = f"POST {path} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     return head.encode() + body
 

@@ -1,7 +1,7 @@
-"""The end of a run: what was measured beside its bars, and one verdict on all of them.
+"""The end of a run: its figures against their bars, and one verdict on all of them.
 
 A run measures its figures first and then calls its own pure `verdict(figures)`, so that a test can show that each bar
-is able to fail (tests/runs/test_verdicts.py). A figure that is not a number misses its bar.
+can fail (tests/runs/test_verdicts.py). A figure that is not a number misses its bar.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What the replicas themselves wrote down, for runs/express/live.py: who ran beside whom, and how fast.
+"""Reads the replicas' own records for runs/express/live.py: the batches in which each request ran, and its speed.
 
-A scripted engine numbers its steps, notes how many requests had a seat when each began (only where that changes), and
-keeps every request's first and last step. From that follows, for any request, the largest company of its steps; and
-for a step with too many, who they were.
+A scripted engine numbers its steps, records the batch size whenever it changes, and keeps every request's first and
+last step. These give the largest batch ("company") of a request's steps, and the requests in a batch above the limit.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-PROBE_ID_LENGTH = 16  # the engine names what comes without an id itself; the gateway's own ids are twice as long
+PROBE_ID_LENGTH = 16  # the engine generates these for requests without an id; the gateway's ids are twice as long
 
 
 class Seen(msgspec.Struct):
@@ -36,7 +35,7 @@ class Seen(msgspec.Struct):
 
 
 class Record(msgspec.Struct):
-    """One life of a replica: from the start of its process to when it was last read."""
+    """The record of one process of a replica, from its start to the last read."""
 
     running: int
     waiting: int
@@ -45,7 +44,7 @@ class Record(msgspec.Struct):
     requests: dict[str, Seen]
 
     def spells(self, request: Seen) -> Iterator[tuple[int, int, int]]:
-        """(first step, last step, company) over the request's life, one for each stretch of equal company."""
+        """(first step, last step, company) for each run of steps with equal company."""
         last = self.steps_begun if request.last_step is None else request.last_step
         if request.first_step is None or request.first_step > last:
             return
@@ -59,7 +58,7 @@ class Record(msgspec.Struct):
             at += 1
 
     def why_above(self, first: int, last: int) -> str:
-        """Who was one too many in these steps, as far as the record tells."""
+        """Which request was one too many in these steps, as far as the record shows."""
         aboard = [
             (name, one)
             for name, one in self.requests.items()
@@ -76,15 +75,15 @@ class Record(msgspec.Struct):
 
 @dataclass
 class Company:
-    """What the records say of the requests that were served as fast."""
+    """The company of the requests that were served as fast, from the records."""
 
     found: int = 0
-    missing: int = 0  # ids that no record has
+    missing: int = 0  # ids without a record
     highest: int = 0
     steps: int = 0
     requests_above: int = 0
     steps_above: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)  # steps above the limit, by who was one too many
+    reasons: Counter[str] = field(default_factory=Counter)  # steps above the limit, by the reason
 
 
 def company_of(records: list[Record], ids: set[str], limit: int) -> Company:

@@ -1,9 +1,9 @@
-"""The guarantee of a mistake budget, where the truth is known. See runs/mistake-budget.sh.
+"""Tests the guarantee of a mistake budget on a simulated student whose true rate is known. See runs/mistake-budget.sh.
 
-The student: of ten calls two are of tools it does not know, which the gate sees. Of the others its margins are spread
-as 3 · Exp(1), and a margin m is an excess mistake with a chance of exp(-m) / 2. So the true rate of a gate that takes
-margins from x on is 0.8 · ∫ₓ exp(-m/3)/3 · exp(-m)/2 dm = 0.1 · exp(-4x/3): 10 % where everything is taken. Two in a
-hundred answers that are no excess mistake differ from the full model's all the same.
+Two of ten calls need tools that the student does not know, which the gate sees. The margins of the others are
+distributed as 3 · Exp(1), and a margin m is an excess mistake with probability exp(-m) / 2. So the true rate of a gate
+that accepts margins from x on is 0.8 · ∫ₓ exp(-m/3)/3 · exp(-m)/2 dm = 0.1 · exp(-4x/3): 10 % if it accepts everything.
+Two in a hundred answers that are not excess mistakes still differ from the full model's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headway.auto.risk import at_most as upper_bound
 from runs.measure.verdict import Verdict, at_most, finish
 
 BUDGETS = (0.01, 0.02, 0.05)
-TASKS = 2400  # of known answer: half teach the gate, half show what a score lets through
+TASKS = 2400  # with known answers: half train the gate, half set its threshold
 KNOWN, HARMLESS = 0.8, 0.02
 CALLS, WORSE_AFTER, AUDITED = 10_000, 5_000, 0.1
 WORSE = (1.0, 3.0, 5.0, 10.0)  # times as many excess mistakes
@@ -49,7 +49,7 @@ def draw(dice: np.random.Generator, count: int, worse: Floats | float = 1.0) -> 
     margins = dice.exponential(3.0, count)
     is_known = dice.random(count) < KNOWN
     wrong = dice.random(count) < np.minimum(1.0, worse * np.exp(-margins) / 2)
-    # Of a tool it does not know every answer is wrong; the gate escalates it, so it is never served.
+    # Every answer with an unknown tool is wrong, but the gate escalates it, so it is never served.
     is_excess = wrong | ~is_known
     return Calls(margins, is_known, is_excess, is_excess | (dice.random(count) < HARMLESS))
 
@@ -65,7 +65,7 @@ def compared(calls: Calls) -> list[Compared]:
 
 
 def least_margin(gate: Gate, level: float) -> float:
-    """Where the gate's score, which rises with the margin, reaches the level."""
+    """The margin at which the gate's score, which rises with the margin, reaches the level."""
     if level > 1:
         return math.inf
     low, high = 0.0, 100.0
@@ -84,7 +84,7 @@ class Repetition:
     is_broken: bool
     served: float
     rate: float
-    closed_after: dict[float, int | None]  # calls since the student got worse (or from the start, where it did not)
+    closed_after: dict[float, int | None]  # calls since the student got worse (or since the start if it did not)
     realised: dict[float, float]
 
 
@@ -101,7 +101,7 @@ def repeat(dice: np.random.Generator, budget: float) -> Repetition:
 
 
 def serve(dice: np.random.Generator, watch: Watch, margin: float, times: float) -> tuple[int | None, float]:
-    """When the gate is closed, and the share of excess mistakes among all calls until then."""
+    """The call at which the gate closes, and the share of excess mistakes among all calls until then."""
     worse = np.where(np.arange(CALLS) < WORSE_AFTER, 1.0, times)
     calls = draw(dice, CALLS, worse)
     taken = calls.is_known & (calls.margins >= margin)
@@ -120,7 +120,7 @@ class Row:
     """One budget, over all repetitions."""
 
     broken: int  # repetitions whose true rate is above the budget
-    false_alarms: int  # in which the gate was closed though the student had not changed
+    false_alarms: int  # repetitions in which the gate closed though the student had not changed
     realised: dict[float, float]  # excess over the budget that 95 of 100 stay below, by how much worse the student got
 
 

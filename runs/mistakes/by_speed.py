@@ -1,4 +1,4 @@
-"""Every speed with its mistakes, and the auto model within its budget. See runs/mistakes.sh."""
+"""Counts the mistakes of every speed, and checks that the auto model keeps its budget. See runs/mistakes.sh."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ from runs.students.work import (
 BUDGET, MIN_SERVED, GOAL_SERVED, MAX_LATER_MS = 0.02, 0.5, 0.75, 50.0
 CALIBRATION_HARD, ROUTINE_TO_HARD = 163, 4  # 80 % and 20 %
 TIMED_ROUTINE, TIMED_HARD = 80, 40
-FIX_S = (10.0, 60.0, 600.0)  # a program sees it and asks again; a person does; somebody has to look for it
-# What to use, by the time a mistake takes to fix and the kind of task. A program sees a mistake and asks again within
-# seconds: there a student that is wrong now and then is worth it. `fast` has the weights of standard.
+FIX_S = (10.0, 60.0, 600.0)  # a program notices and retries; a person does; somebody has to search for it
+# The expected recommendation, by the time to fix a mistake and the kind of task. If a program notices a mistake and
+# retries within seconds, a student that is sometimes wrong is worth it. `fast` has the weights of standard.
 FULL_MODEL = ("standard", "fast")
 RECOMMENDED: dict[float, dict[str, tuple[str, ...]]] = {
     5: {"routine": ("spark",), "hard": FULL_MODEL},
     300: {"routine": FULL_MODEL, "hard": FULL_MODEL},
 }
-LOOKED_AT_S = (1, 2, 5, 10, 15, 20, 30, 45, 60, 120, 300, 600, 1800)  # where the recommendations are said
+LOOKED_AT_S = (1, 2, 5, 10, 15, 20, 30, 45, 60, 120, 300, 600, 1800)  # fix times at which recommendations are shown
 AT_ONCE = 8
 CALIBRATION_SEED, TEST_SEED = 71, 72
 FLOOR_TPS, CURVE = 5.0, [[1, 18.0], [8, 12.0], [16, 10.0]]
@@ -77,7 +77,7 @@ FREE_ROUNDS, FREE_TOKENS = 8, 8
 
 
 def make_sets(work: Work) -> dict[str, int]:
-    """Requests of held-out phrasings that no other set has; the hard tasks are dealt out between the two."""
+    """Write the sets: requests with held-out phrasings that no other set has, and hard tasks, split between the two."""
     hard = read_tasks(work.folder / "hard-test.jsonl")
     words = vocabulary_of(work.base)
     sets = {}
@@ -113,7 +113,7 @@ def prices(work: Work) -> dict[str, tuple[float, float]]:
 
 @contextlib.contextmanager
 def engines(work: Work) -> Iterator[Path]:
-    """Both models on real vLLM, an engine to a core, published as an owner would; yields headway.toml."""
+    """Start both models on real vLLM, one engine per core, and publish the student. Yields headway.toml."""
     path, store = work.folder / "mistakes.toml", work.folder / "mistakes.db"
     (full_in, full_out), (small_in, small_out) = prices(work).values()
     with (
@@ -176,13 +176,13 @@ def again(row: dict[str, Any]) -> Run:
 
 
 async def first_tokens_s(url: str) -> dict[str, list[float]]:
-    """Free text, by the student itself and through the auto model, in turns."""
+    """Time to first token of free text, from the student directly and through the auto model, in turns."""
     found: dict[str, list[float]] = {"spark": [], "auto": []}
     for number in range(FREE_ROUNDS * len(FREE_TEXT) + 1):
         for name in found if number % 2 else reversed(found):
             asked = {**chat(FREE_TEXT[number % len(FREE_TEXT)]), "model": f"{TEACHER}-{name}", "ignore_eos": False}
             stream = await timed_call(url, FREE_TOKENS, asked)
-            if number:  # the first is slower
+            if number:  # skip the warm-up
                 found[name].append(stream.first_token_s)
     return found
 
@@ -198,7 +198,7 @@ def measure_first_tokens(serving: Serving) -> dict[str, list[float]]:
     write_calibration(other, trusting)
     config = work.folder / "mistakes-text.toml"
     said = path.read_text().replace(str(work.folder / "auto.json"), str(other))
-    config.write_text(re.sub(r"\[ledger\]\n.*\n.*\n", "", said))  # and nobody needs a key
+    config.write_text(re.sub(r"\[ledger\]\n.*\n.*\n", "", said))  # without a ledger, calls need no key
     with gateway_of(config, load(config).gateway.port) as url:
         return uvloop.run(first_tokens_s(url))
 
@@ -250,7 +250,7 @@ def mistakes_table(runs: list[Run]) -> Table:
 
 
 def times_table(runs: list[Run]) -> Table:
-    """The time to a right answer with each time to fix a mistake, and what a right answer costs."""
+    """The time to a right answer for each time to fix a mistake, and the cost of a right answer."""
     table = Table(
         "set",
         "speed",
@@ -281,7 +281,7 @@ def times_table(runs: list[Run]) -> Table:
 
 
 def recommendations(runs: list[Run]) -> dict[float, dict[str, str]]:
-    """By the time to fix a mistake, which only the owner knows: what the page would say."""
+    """The page's recommendations, by the time to fix a mistake, which only the owner knows."""
     return {
         fix_s: {one.kind: one.recommended.use for one in judge_runs(runs, "standard", fix_s)} for fix_s in LOOKED_AT_S
     }
@@ -296,11 +296,11 @@ def recommendations_table(by_fix: dict[float, dict[str, str]]) -> Table:
 
 @dataclass(frozen=True)
 class Figures:
-    tasks: int  # asked of the auto model
-    excess: int  # answers of these that are wrong where the full model's are right
-    by_student: int  # answers of these that the student gave
-    later_ms: float  # first token of free text, through auto beside the student itself
-    recommended: dict[float, dict[str, str]]  # by the seconds a mistake takes to fix, and by kind of task
+    tasks: int  # sent to the auto model
+    excess: int  # of these, wrong answers that the full model gets right
+    by_student: int  # of these, answers that the student served
+    later_ms: float  # first token of free text: auto minus student
+    recommended: dict[float, dict[str, str]]  # by seconds to fix a mistake, and kind of task
 
 
 def verdict(figures: Figures) -> Verdict:

@@ -1,1 +1,1 @@
-"""The simulator: beside the live gateway, its speed, and a fleet of ten thousand replicas."""
+"""The simulator: against the live gateway, its speed, and a fleet of ten thousand replicas."""

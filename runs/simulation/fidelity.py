@@ -1,4 +1,4 @@
-"""The same arrivals through the live gateway and through the simulator. See runs/sim-fidelity.sh."""
+"""Compares the live gateway and the simulator on the same arrivals. See runs/sim-fidelity.sh."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ max_hold_s = 3.0
 """
 SHARES: dict[Tier, float] = {"standard": 0.75, "fast": 0.25}
 
-# Scripted engines: 10 ms a step and 1.5 more for each stream.
+# Scripted engines: 10 ms per step plus 1.5 ms per stream.
 REPLICAS, FIRST_TOKEN_S, STEP_MS, FLOOR_TPS = 4, 0.020, "1:11.5,16:34", 45.0
 CURVE = f"curve = [[1, {1 / 0.0115:.4f}], [8, {1 / 0.022:.4f}], [16, {1 / 0.034:.4f}]]"
 RECIPE = Recipe(9.0, clients=20, burst_spread=0.5, answers=Lengths(100, 0.7, 400, least=20), tiers=SHARES)
@@ -54,11 +54,11 @@ RECIPE = Recipe(9.0, clients=20, burst_spread=0.5, answers=Lengths(100, 0.7, 400
 # Real vLLM: the engine is measured before, between and after the segments, because the machine changes its speed.
 SEGMENTS, SEGMENT_S, BEFORE = 5, 75.0, 3
 BATCHES, ROUNDS, TOKENS = (1, 4, 16), (4, 2, 1), 48
-SHORT, ABOARD = 24, 4  # tokens of the prompts that tell what reading one takes from so many streams
-FLOOR_BATCH, FLOOR_SHARE = 6, 0.45  # the floor is this part of the speed at that batch
-# With a floor aboard, newcomers' prompts may take a twentieth of the time. Answers are long enough for that to keep few
-# waiting: else the times hang on one hundredth of a second more or less that a prompt takes.
-BUSY = 0.3  # of what a full engine gives
+SHORT, ABOARD = 24, 4  # prompt tokens and streams with which the stall of a prompt is measured
+FLOOR_BATCH, FLOOR_SHARE = 6, 0.45  # the floor is this share of the speed at that batch
+# With a floor aboard, prompts of new calls may take a twentieth of the time. Answers are so long that few calls have to
+# wait for this; otherwise a hundredth of a second of a prompt's time would change the results.
+BUSY = 0.3  # share of a full engine's throughput
 VLLM_SHARES: dict[Tier, float] = {"standard": 0.88, "fast": 0.12}
 PROMPTS, ANSWERS, MEAN_ANSWER = Lengths(24, 0.4, 160, least=16), Lengths(100, 0.5, 240, least=30), 110.0
 
@@ -68,7 +68,7 @@ class Bars:
     throughput: float
     p50: float
     p99: float
-    points: float  # between the shares of floors kept
+    points: float  # difference of the shares of floors kept, in percentage points
 
 
 MAX_LATE_S = 0.02  # of a call, after it was due: in the simulator none is late
@@ -82,7 +82,7 @@ class Seen:
     job: Job
     stream: Stream
     e2e_s: float  # from when it was due to its last token
-    late_s: float  # after it was due, by which it was sent
+    late_s: float  # delay between when it was due and when it was sent
 
 
 @dataclass
@@ -100,8 +100,8 @@ class Planned:
 
 
 def planned(jobs: Iterator[Job], model: str, seconds: float) -> list[Planned]:
-    """The calls as they will be sent, of one tenant, since the live gateway of this run has no keys; the prompt counts
-    for as much as the gateway takes it for."""
+    """The calls as they will be sent: of one tenant, because the live gateway has no keys, and with the prompt tokens
+    that the gateway estimates."""
     prompts, made = Prompts(SEED), []
     for job in takewhile(lambda job: job.at < seconds, jobs):
         tier = "fast" if job.call.tier == "fast" else "default"
@@ -113,7 +113,7 @@ def planned(jobs: Iterator[Job], model: str, seconds: float) -> list[Planned]:
 
 
 def taken_for(request: bytes) -> int:
-    """The tokens that the gateway takes the prompt for."""
+    """The prompt tokens that the gateway estimates."""
     return len(request.partition(b"\r\n\r\n")[2]) // BYTES_PER_TOKEN
 
 
@@ -161,12 +161,12 @@ def on_scripted(seconds: float, folder: Path) -> Side:
 
 @dataclass
 class Measured:
-    """Of one engine, each figure once for every time it was looked at."""
+    """One engine's figures, with one item per measurement."""
 
     speeds: dict[int, list[float]] = field(default_factory=lambda: {batch: [] for batch in BATCHES})
-    stall_s: list[float] = field(default_factory=list)  # what a newcomer's prompt takes from those aboard
-    first_token_s: list[float] = field(default_factory=list)  # of a newcomer with nobody aboard
-    prompt_tokens: list[int] = field(default_factory=list)  # what the gateway takes such a prompt for
+    stall_s: list[float] = field(default_factory=list)  # time that a new call's prompt takes from those aboard
+    first_token_s: list[float] = field(default_factory=list)  # of a new call with nobody aboard
+    prompt_tokens: list[int] = field(default_factory=list)  # as the gateway estimates them
 
     @property
     def prompt_tps(self) -> float:
@@ -174,11 +174,11 @@ class Measured:
 
     @property
     def more_s(self) -> float:
-        """Until a first token, beside the prompt's reading."""
+        """Time until the first token in addition to reading the prompt."""
         return max(0.0, statistics.mean(self.first_token_s) - statistics.mean(self.stall_s))
 
     def lines(self) -> str:
-        """For the configuration. Means, not what nine in ten got: a simulation is about all streams."""
+        """Lines of the configuration. Means, not the speed that nine in ten get: a simulation is about all streams."""
         curve = [[batch, round(statistics.mean(speeds), 3)] for batch, speeds in self.speeds.items()]
         return f"curve = {curve}\nprompt_tps = {self.prompt_tps:.1f}\n"
 
@@ -188,7 +188,7 @@ class Measured:
 
 
 async def measure(url: str, prompts: Prompts, into: Measured) -> None:
-    """What each stream gets at some batches, and what a prompt takes: from those aboard, and from its own caller."""
+    """Measure the speed of a stream at some batches, and how long a prompt delays those aboard and its own caller."""
 
     def request(tokens: int) -> bytes:
         return chat_request(MODEL_NAME, tokens, prompt=prompts.text(SHORT))
@@ -230,7 +230,7 @@ def engine() -> Iterator[str]:
 def on_vllm(segments: int, folder: Path) -> tuple[Side, Measured, float]:
     measured, prompts, side, port = Measured(), Prompts(SEED + 1), Side(), free_port()
     with engine() as url:
-        uvloop.run(measure(url, prompts, Measured()))  # the first time warms it up
+        uvloop.run(measure(url, prompts, Measured()))  # warm-up
         for _ in range(BEFORE):
             uvloop.run(measure(url, prompts, measured))
         known = measured.lines()
@@ -261,7 +261,7 @@ def quantile(values: list[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Compared:
-    """One comparison: of each figure the live value and the simulated one."""
+    """One comparison: the live and the simulated value of each figure."""
 
     name: str
     bars: Bars
@@ -344,7 +344,7 @@ def show(one: Compared) -> None:
 
 
 def check_client(side: Side) -> None:
-    """A client that calls late makes the live side slower than it is."""
+    """A client that sends calls late makes the live side look slower."""
     late_s = quantile([one.late_s for seen in side.live for one in seen], 0.99)
     if late_s > MAX_LATE_S:
         too_slow(console, f"the client called {1e3 * late_s:.0f} ms late (p99); {1e3 * MAX_LATE_S:.0f} are allowed")

@@ -28,13 +28,13 @@ from runs.measure.verdict import Bar, Verdict, at_least, finish
 from runs.simulation.scale_pictures import draw_failure, draw_groups, draw_shares, light_share
 
 console = Console(width=130)
-USERS, CALLS_A_DAY, PEAK = 10_000_000, 80, 2.0  # calls of a user a day; the busiest hour beside the mean one
+USERS, CALLS_A_DAY, PEAK = 10_000_000, 80, 2.0  # calls per user and day; busiest hour ÷ mean hour
 REPLICAS, GATEWAYS = 10_000, 100
 CALLS_PER_S = USERS * CALLS_A_DAY * PEAK / 86_400
-CONTEXT_TOKENS, READ_TOKENS, ANSWER_TOKENS = 4_096, 1_024, 2_048  # on average; the rest of a prompt is found in caches
+CONTEXT_TOKENS, READ_TOKENS, ANSWER_TOKENS = 4_096, 1_024, 2_048  # on average; the rest of a prompt is cached
 STANDARD_TPS, FLOOR_TPS, FAST_SHARE = 40.0, 60.0, 0.1
 SECONDS, DIES_AT_S, LEASE_S = 420.0, 240.0, 10.0
-GROUPS = (10, 20, 50, 100, 200, 500)  # replicas that know of each other
+GROUPS = (10, 20, 50, 100, 200, 500)  # replicas per gateway
 STALE_S = (0.1, 2.0, 10.0, 60.0)
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.3)
 TENTH = 1_000  # replicas of the smaller fleet on which layouts are compared
@@ -42,7 +42,7 @@ MIN_KEPT = 0.99
 
 
 def replica_kind() -> Candidate:
-    """Llama-70B in fp8 on two B200, as the planner has it; 40 tok/s for standard streams."""
+    """Llama-70B in fp8 on two B200, as planned; 40 tok/s for standard streams."""
     setup = Setup(
         model_shape("llama-3.1-70b"), CHIPS["b200"], 2, "fp8",
         prompt_tokens=CONTEXT_TOKENS, output_tokens=ANSWER_TOKENS,
@@ -54,12 +54,12 @@ def replica_kind() -> Candidate:
 
 @dataclass(frozen=True)
 class Layout:
-    """A fleet of one size, under its part of the demand, shared by so many gateways."""
+    """A fleet of one size, with its part of the demand, split between a number of gateways."""
 
     replicas: int
     gateways: int = 1
     summary_s: float = 0.5
-    demand: float = 1.0  # times its part
+    demand: float = 1.0  # factor on its part
     faults: tuple[AnyFault, ...] = ()
 
     def scenario(self, kind: Candidate) -> Scenario:
@@ -115,15 +115,15 @@ COLUMNS = ("floors kept", "fast downgraded", "fast wait p99", "std wait p99", "r
 
 @dataclass(frozen=True)
 class Figures:
-    """Of the whole fleet, with a gateway and a replica that die."""
+    """Results of the whole fleet, in which a gateway and a replica die."""
 
     calls: int
     replicas: int
     gateways: int
     cpu_s: float
-    promised: int  # fast calls that were promised a floor
+    promised: int  # fast calls with a promised floor
     kept: int
-    fleets: dict[float, int | None]  # replicas needed, by the part of calls that are fast; None if none suffices
+    fleets: dict[float, int | None]  # replicas needed, by the share of fast calls; None if no number suffices
 
 
 def verdict(figures: Figures) -> Verdict:

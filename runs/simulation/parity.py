@@ -1,4 +1,4 @@
-"""A live run, recorded, and the same events through the core that the simulator drives. See runs/sim-parity.sh."""
+"""Records a live run and replays its events through the core that the simulator drives. See runs/sim-parity.sh."""
 
 from __future__ import annotations
 

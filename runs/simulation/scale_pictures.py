@@ -1,6 +1,6 @@
-"""The pictures of docs/explanation/internet-scale.md, drawn from what runs/internet-scale.sh simulated.
+"""Draws the pictures of docs/explanation/internet-scale.md from the results of runs/internet-scale.sh.
 
-Knows how things are drawn, and nothing of how they came about. After a change of the run, look at the pictures.
+Check the pictures after a change of the run.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def draw_failure(moments: list[Moment], dies_at_s: float, lease_s: float) -> Non
 
 
 def light_share(outcome: Outcome) -> float:
-    """Of the replicas that are open, in the second half of the time."""
+    """The share of open replicas that are light, in the second half of the time."""
     late = outcome.moments[len(outcome.moments) // 2 :]
     return sum(one.light for one in late) / sum(one.open for one in late)
 
 
 def draw_groups(light: dict[int, tuple[float, float]]) -> None:
-    """How much of the fleet is light, by the size of the group that keeps its light seats ready by itself."""
+    """The light share of the fleet, by the number of replicas that keep their own reserve of light seats."""
     rows: Rows = [
         {"size": size, "who": who, "light": share}
         for size, pair in light.items()

@@ -1,4 +1,4 @@
-"""How fast the simulator is, making up the calls included. See runs/sim-speed.sh."""
+"""Measures the simulator's speed, including the generation of calls. See runs/sim-speed.sh."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TIERS: dict[Tier, TierPolicy] = {
     "flex": TierPolicy(10_000, 600.0),
 }
 SHARES: dict[Tier, float] = {"standard": 0.8, "fast": 0.15, "flex": 0.05}
-# What a replica can serve without calls being refused.
+# The rate that a replica serves without refusing calls.
 CALLS_PER_S_AND_REPLICA = 5.0
 DAY_CALLS_PER_S, DAY_REPLICAS, DAY_S = 45.1, 8, 86_400.0
 FLEETS = {"100 replicas": 100, "10,000 replicas": 10_000}
@@ -78,7 +78,7 @@ def rate(replicas: int, calls: int) -> Played:
 
 
 def as_source() -> Played:
-    """The same code, interpreted."""
+    """Run the same code interpreted, not compiled."""
     ask = "from runs.simulation.speed import rate; one = rate(100, 50_000); print(one.calls, one.refused, one.cpu_s)"
     env = os.environ | {"PYTHONPATH": str(CHECKOUT)}
     asked = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, check=True, text=True)
@@ -89,7 +89,7 @@ def as_source() -> Played:
 @dataclass(frozen=True)
 class Figures:
     compiled: bool
-    scale: float  # of the calls that were played
+    scale: float  # of the number of calls
     fleets: dict[str, Played]
     day: Played
     memory_growth: float

@@ -1,4 +1,4 @@
-"""Distillation from nothing to a published student, with its mistakes and speeds. See runs/distill.sh."""
+"""Makes and publishes a student from scratch, and measures its mistakes and speed. See runs/distill.sh."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ Verdicts = dict[str, dict[str, int]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Make a student and count its mistakes.")
-    parser.add_argument("--tiny", action="store_true", help="try every stage with next to no data")
-    parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0)), help="to compute on")
+    parser.add_argument("--tiny", action="store_true", help="try every stage with very little data")
+    parser.add_argument("--cores", type=int, nargs="+", default=sorted(os.sched_getaffinity(0)), help="cores to use")
     parser.add_argument("--until", default="", help="stop after this stage")
     given = parser.parse_args()
     if not given.tiny and not given.until:
@@ -104,7 +104,7 @@ def minutes(work: Work, results: dict[str, Any]) -> float:
 
 
 def best(work: Work) -> str:
-    """What is published: the int8 student if it is hardly more often wrong than the one it was made from."""
+    """The student to publish: int8 if it is hardly more often wrong than the one it was made from."""
     right = {}
     for name in ("student-0", "student-int8"):
         counts = result_of(work, f"mistakes-{name}")["routine"]
@@ -131,7 +131,7 @@ def report(work: Work, results: dict[str, Any]) -> int:
 
 
 def speed_table(work: Work, rows: list[dict[str, Any]]) -> Table:
-    """Beside the bytes that a step reads, and the memory of this machine that holds them."""
+    """Speeds with the bytes that a step reads and the memory of this machine that holds them."""
     table = Table("model", "streams", "tok/s each, median", "slowest .. fastest", "MB a step", "held by", "GB/s")
     table.title = "speed, alone on one core"
     for row in rows:
@@ -169,7 +169,7 @@ def write_card(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts
         "params": student.params, "teacher_params": teacher.params,
         "bytes": student.file_bytes, "teacher_bytes": teacher.file_bytes,
         "layers": ", ".join(map(str, results["cut"]["layers"])),
-        "precision": "bf16; the int8 form stands beside it",
+        "precision": "bf16; also available in int8",
         "mistakes": shown,
         "speeds": [*({**row, "note": "alone"} for row in results["speeds"]), *under_load],
         "trained_on": {
@@ -185,12 +185,12 @@ def write_card(work: Work, results: dict[str, Any], mistakes: dict[str, Verdicts
 
 @dataclass(frozen=True)
 class Figures:
-    teacher: Share  # right on routine tasks
-    students: tuple[Share, ...]  # the same, one for each seed
-    params: float  # of the student ÷ of the teacher
+    teacher: Share  # of routine tasks that are right
+    students: tuple[Share, ...]  # the same for each seed
+    params: float  # student ÷ teacher
     minutes: float
-    spark_tps: float  # of a stream, while standard streams fill the teacher's engine
-    standard_tps: float  # of one of these
+    spark_tps: float  # speed of a stream while standard streams fill the teacher's engine
+    standard_tps: float  # speed of one of these standard streams
 
 
 def verdict(figures: Figures) -> Verdict:

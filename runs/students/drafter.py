@@ -1,4 +1,4 @@
-"""Whether the student pays as drafter, and what is chosen for the fast tier's engine. See runs/drafter.sh."""
+"""Measures whether the student speeds up the full model as its drafter, and chooses a method. See runs/drafter.sh."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ MIN_GAIN, NOISE, MIN_P = 1.3, 0.95, 0.01
 TRAINING_MINUTES = 8.0
 DRAFTER = "drafter-int8"
 COMPARED, SAMPLED_PROMPTS, SAMPLES, SAMPLED_TOKENS = 200, 18, 64, 6
-CONTROL_TEMPERATURE = 1.25  # the test must tell this from 1, or its silence would say nothing
+CONTROL_TEMPERATURE = 1.25  # the test must distinguish this from 1, or passing it would prove nothing
 CANDIDATES: dict[str, tuple[str | None, int]] = {
     "ngram-4": (None, 4),
     "drafter-2": (DRAFTER, 2),
     "drafter-4": (DRAFTER, 4),
 }
-# The tuned model's own answers hardly vary, and would show little.
+# Open-ended prompts: answers to the tuned model's own tasks hardly vary.
 BEGINNINGS = (
     "My favourite colour is", "She was born in the month of", "For breakfast he had", "The animal at the door was a",
     "In winter the weather is", "The train left on", "They travelled to the capital of", "He plays the",
@@ -51,7 +51,7 @@ BEGINNINGS = (
 
 
 def asked(task: Task) -> dict[str, object]:
-    """As text: the engine's parser would take the calls apart, and texts are to be compared."""
+    """The task as a text completion. In a chat the engine would parse the calls; here texts are compared."""
     own = {"model": TEACHER, "messages": task.messages, "ignore_eos": False}
     return {**own, "tools": task.tools, "tool_choice": "none"} if task.tools else own
 
@@ -65,7 +65,7 @@ def texts_of(work: Work) -> dict[str, Text]:
 
 
 def train_drafter(work: Work) -> dict[str, Any]:
-    """The student knows the tools by heart and has hardly seen them; as drafter it is shown the teacher's prompts."""
+    """Train on the teacher's prompts, with tools: the student knows the tools by heart and has hardly seen them."""
     return work.train(
         work.model("student-0"), ["rows.jsonl"], "drafter", template=hermes_template(words_again=True),
         teacher_share=0.8, batch=2, learning_rate=3e-4, minutes=TRAINING_MINUTES, max_tokens=1024,
@@ -73,7 +73,7 @@ def train_drafter(work: Work) -> dict[str, Any]:
 
 
 def settings(work: Work, weights: str | None, by_streams: list[tuple[int, int, int]]) -> dict[str, object]:
-    """As headway.toml has it when it is published, and vLLM is told."""
+    """vLLM's speculative settings, from a headway.toml that is published with this drafter."""
     path = work.folder / "drafting.toml"
     path.write_text(
         f'[[models]]\nname = "{TEACHER}"\n[[models.replicas]]\nurl = "http://127.0.0.1:8001"\n'
@@ -84,12 +84,12 @@ def settings(work: Work, weights: str | None, by_streams: list[tuple[int, int, i
     engine = load(path).models[0].engine
     said = vllm_speculation(engine.speculation) if engine is not None else None
     if said is None:
-        raise RuntimeError("nothing was chosen that could be run")
+        raise RuntimeError("the choice is no speculation: there is nothing to run")
     return said
 
 
 def measure(work: Work, what: str, config: dict[str, object], rounds: int) -> dict[str, Any]:
-    """The plain engine and this one in turns; each has each core for half of the pairs."""
+    """Run the plain engine and this one in turns. Each gets each core for half of the pairs."""
     texts, pairs = texts_of(work), Pairs()
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task(what, total=2 * rounds * len(texts) * len(BATCHES))
@@ -113,7 +113,7 @@ def gains_of(measured: dict[str, Any]) -> dict[tuple[str, int], list[float]]:
 
 
 def taken(counted: dict[str, int]) -> float:
-    """The share of the guesses that were right."""
+    """The share of draft tokens that were accepted."""
     return counted["accepted_tokens"] / max(1, counted["draft_tokens"])
 
 
@@ -136,7 +136,7 @@ async def _in_batches(url: str, requests: list[dict[str, object]], tokens: int, 
 async def _of_both(
     urls: list[str], requests: list[list[dict[str, object]]], tokens: int, at_once: int = 8
 ) -> list[list[str]]:
-    """No times are taken here, so both engines may work at once, each on its core."""
+    """Ask both engines at once, one per core, because no times are measured here."""
     return list(
         await asyncio.gather(*[_in_batches(url, own, tokens, at_once) for url, own in zip(urls, requests, strict=True)])
     )
@@ -148,24 +148,24 @@ def _sampled(prompts: list[dict[str, object]], temperature: float, first_seed: i
 
 
 def look_for_differences(work: Work, config: dict[str, object]) -> dict[str, Any]:
-    """Greedy answers side by side, and samples at temperature 1."""
+    """Compare greedy answers, and the distributions of samples at temperature 1."""
     routine, hard = (read_tasks(work.folder / f"{name}-test.jsonl") for name in ("routine", "hard"))
     tasks = [*routine[: COMPARED // 2], *hard[: COMPARED // 2]]
     prompts: list[dict[str, object]] = [{"model": TEACHER, "prompt": beginning} for beginning in BEGINNINGS]
     prompts += [asked(task) for task in hard[-(SAMPLED_PROMPTS - len(prompts)) :]]
-    # Seeds that differ: the first token is never guessed, and would be the same on both sides.
+    # Different seeds: the first token is never drafted and would be the same on both sides.
     plain, other = _sampled(prompts, 1.0, 0), _sampled(prompts, 1.0, SAMPLES)
     control = _sampled(prompts, CONTROL_TEMPERATURE, 2 * SAMPLES)
     with two_engines(work.engine, str(work.model("teacher")), TEACHER, config, 0) as engines:
         urls = [one.url for one in engines]
         greedy = uvloop.run(_of_both(urls, [[asked(task) for task in tasks]] * 2, 128))
-        # Drafts are made only where the schedule has them: one stream at a time would take too long, two do.
+        # The schedule drafts only in small batches. One stream at a time would take too long, so use two.
         drawn = uvloop.run(_of_both(urls, [plain, other], SAMPLED_TOKENS, at_once=2))
         drawn += uvloop.run(_of_both(urls[:1], [control], SAMPLED_TOKENS, at_once=2))
     of_plain, of_other, of_control = (
         [texts[at : at + SAMPLES] for at in range(0, len(texts), SAMPLES)] for texts in drawn
     )
-    (work.folder / "drawn.json").write_text(json.dumps([of_plain, of_other, of_control]))  # to look at
+    (work.folder / "drawn.json").write_text(json.dumps([of_plain, of_other, of_control]))  # for inspection
     parted = divergence(*greedy)
     right = [
         sum(judge_text(task, text) == "right" for task, text in zip(tasks, texts, strict=True)) for texts in greedy
@@ -210,10 +210,10 @@ def main(rounds: int) -> int:
 
 @dataclass(frozen=True)
 class Figures:
-    method: str | None  # what was chosen; None if nothing is faster than no speculation
-    gains: dict[tuple[str, int], float]  # as chosen, times the plain speed, by text and streams
-    p_value: float  # that samples with and without speculation are of one distribution
-    control_p_value: float  # the same of samples at two temperatures, which are not
+    method: str | None  # the choice; None if nothing is faster than no speculation
+    gains: dict[tuple[str, int], float]  # of the choice ÷ the plain speed, by text and streams
+    p_value: float  # of samples with and without speculation having one distribution
+    control_p_value: float  # the same for samples at two temperatures, which differ
 
 
 def verdict(figures: Figures) -> Verdict:
@@ -241,7 +241,7 @@ def report(work: Work, measured: dict[str, Any]) -> None:
         for text, counted in one["counted"].items():
             gains = {batch: statistics.median(r) for (t, batch), r in gains_of(one).items() if t == text}
             said = ", ".join(f"{gain:.2f} at {batch}" for batch, gain in gains.items())
-            console.print(f"{name}, {text}: {taken(counted):.0%} of the guesses taken; times the plain speed: {said}")
+            console.print(f"{name}, {text}: {taken(counted):.0%} of drafts accepted; times the plain speed: {said}")
     add_to_card(work, measured)
     show_plan(measured)
 
@@ -255,11 +255,11 @@ def show_differences(found: dict[str, Any]) -> None:
 
 
 def show_plan(measured: dict[str, Any]) -> None:
-    """On two cores a step of the drafter is nearly as dear as one of the full model: where it is not."""
+    """Show planned gains on other hardware: on two cores a drafter's step costs nearly as much as a full model's."""
     name, tokens = max((name, tokens) for name, (weights, tokens) in CANDIDATES.items() if weights)
     table, words = planned_table(taken(measured[name]["counted"]["routine"]), tokens)
     console.print(table)
-    console.print(f"the planner says a drafter that guesses as well gains {PAYS} times on {CHIP}: {'; '.join(words)}")
+    console.print(f"by the planner, a drafter with this acceptance gains {PAYS} times on {CHIP}: {'; '.join(words)}")
 
 
 def add_to_card(work: Work, measured: dict[str, Any]) -> None:

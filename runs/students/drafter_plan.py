@@ -1,4 +1,4 @@
-"""Where a drafter of measured acceptance would pay on other hardware, by the planner's steps. For runs/drafter.sh."""
+"""Plans on which hardware a drafter with the measured acceptance would gain speed. For runs/drafter.sh."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headway.plan.chips import CHIPS
 from headway.plan.models import model_shape
 from headway.plan.step import Setup, Speculation, seconds_per_token
 
-# A full model, what could draft for it, and the chips it takes.
+# A full model, its drafter, and the number of chips.
 PAIRS = (
     ("llama-3.1-8b", "llama-3.2-1b", 1),
     ("llama-3.1-70b", "llama-3.2-1b", 4),
@@ -20,9 +20,9 @@ CHIP, BATCHES, PAYS = "h100", (1, 2, 4, 8, 16, 32, 64, 128, 256), 1.3
 
 
 def planned_gain(full: Setup, drafter: Setup, tokens: int, acceptance: float, batch: int) -> float:
-    """Tokens of a step over its time, beside a plain step: so many drafts one after the other, then one look at all."""
+    """Speed ÷ plain speed, if a step drafts `tokens` tokens one after another and then verifies all of them at once."""
     plain_s = seconds_per_token(full, batch, with_prompts=False)
-    # With nothing accepted a step gives one token; the planner's own drafts (a layer each) are taken out again.
+    # Acceptance 0 gives the time of a verifying step; subtract the planner's own drafts (one layer each).
     checking = replace(full, speculation=Speculation(tokens, 0.0))
     checked_s = seconds_per_token(checking, batch, with_prompts=False) / (1 + tokens / full.shape.layers)
     drafts_s = tokens * seconds_per_token(drafter, batch, with_prompts=False)
@@ -30,7 +30,7 @@ def planned_gain(full: Setup, drafter: Setup, tokens: int, acceptance: float, ba
 
 
 def each(acceptance: float, tokens: int) -> float:
-    """The chance of a guess whose forerunners were all taken, from the share taken of all guesses."""
+    """The acceptance of a draft token if all before it were accepted, from the share accepted of all draft tokens."""
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
@@ -40,11 +40,11 @@ def each(acceptance: float, tokens: int) -> float:
 
 
 def planned_table(acceptance: float, tokens: int) -> tuple[Table, list[str]]:
-    """The gains, and in words up to which batch each pair pays."""
+    """The gains, and up to which batch each pair gains speed, as text."""
     chance = each(acceptance, tokens)
     table = Table("full model", "drafter", *[f"{batch}" for batch in BATCHES])
     table.title = (
-        f"planned on {CHIP}, {tokens} ahead, {acceptance:.0%} of guesses taken: times the plain speed, by streams"
+        f"planned on {CHIP}, {tokens} draft tokens, {acceptance:.0%} accepted: times the plain speed, by streams"
     )
     words = []
     for name, small, chips in PAIRS:

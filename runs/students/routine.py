@@ -1,17 +1,17 @@
-"""The routine set: one application with twelve tools, its requests made by a seeded generator.
+"""The routine task set: one application with twelve tools. A seeded generator makes the requests.
 
-Of opening words and values every fourth is kept for the test set, of the variants of a phrasing every third, if its
-words are found in others. So it asks in sentences, and for things, that training never showed, as another user of the
-same application would. (At first whole phrasings were kept: the model had to guess that "prompt me" is a reminder and
-"put on record" a note, which is no routine.) Closed lists (rooms, days, units) are part of the tools and shared.
+The test set gets every fourth opening and value, and every third variant of a phrasing if its words occur in others. So
+it has sentences and values that training never showed, like another user of the same application. (An earlier version
+held out whole phrasings: the model had to guess that "prompt me" is a reminder and "put on record" a note, which is
+not routine.) Closed lists (rooms, days, units) are part of the tools and shared.
 
-Small words (the, our, was) are the language's and no value's: they are not held out. While they were, "the reception"
-was called "reception", "was sold" became "is sold", and that was half of all mistakes of teacher and student.
+Small words (the, our, was) are not held out. While they were, "the reception" was called "reception" and "was sold"
+became "is sold", which was half of all mistakes of teacher and student.
 
-Most of the free values in training are made up, of words of the model's own vocabulary. A student that sees thirty
-cities learns thirty cities: trained on the pools alone, ten layers got 29 % of the test requests right, writing the
-nearest city they knew. It must learn to copy, and a word after a quotation mark is another token than after a space:
-copying is learnt word by word.
+Most free values in training are generated from words of the model's vocabulary. A student that sees thirty cities
+learns thirty cities: trained on the pools alone, ten layers got 29 % of the test requests right and wrote the nearest
+city they knew. It must learn to copy, and a word after a quotation mark is another token than after a space, so it
+learns to copy word by word.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ Arabic, Hindi, Portuguese, Norwegian, Hungarian, Thai
 """)
 FOLDERS = words("work, home, ideas, travel, recipes, school, health, books, money, garden, projects, family")
 FREE = {"label", "text", "to", "name", "folder", "city", "title", "item", "query", "language"}
-MADE_UP_SHARE, SPELT_SHARE = 0.7, 0.3  # of values; of their words, those no vocabulary has
+MADE_UP_SHARE, SPELT_SHARE = 0.7, 0.3  # of values; of their words, those made of SYLLABLES
 WHOSE = words("the, a, an, my, our, your, his, her, their, this, that, some, two")
 SMALL = words("""
 is, are, was, were, be, has, have, had, will, can, must, not, no, and, or, of, in, on, at, to, for, with, from, by, it,
 we, they, I, you, me, us, there, here, so, too, very
 """)
-# What a value of each kind begins with now and then, and has between its words.
+# How often a value of each kind begins with a word of WHOSE, and has one of SMALL between its words.
 WHOSE_SHARE = {"to": 0.35, "name": 0.35, "item": 0.35, "text": 0.5}
 SMALL_SHARE = {"text": 0.4, "query": 0.1, "title": 0.1, "item": 0.1}
 SYLLABLES = words("""
@@ -119,7 +119,7 @@ CLOSINGS = [", please", ", thanks", ", thank you", ", if you can", " please", ",
 
 @dataclass(frozen=True)
 class Tool:
-    """`phrases` have arguments in braces and [other|ways] to say a part; one with a tuple also says what it implies."""
+    """`phrases` have arguments in braces and [alternative|wordings]. A tuple adds the arguments that it implies."""
 
     name: str
     description: str
@@ -338,9 +338,9 @@ NAMES_OF_TOOLS = [tool.name for tool in APPLICATION]
 
 
 def variants(phrase: Phrase, part: Part) -> list[tuple[str, dict[str, Any]]]:
-    """The ways to say it that are this part's, each with what it implies."""
+    """The wordings of a phrase that belong to this part, each with the arguments it implies."""
     text, implied = phrase if isinstance(phrase, tuple) else (phrase, {})
-    pieces = [piece.split("|") for piece in re.split(r"[\[\]]", text)]  # every other one stood in brackets
+    pieces = [piece.split("|") for piece in re.split(r"[\[\]]", text)]  # every second piece was in brackets
     ways = ["".join(way) for way in itertools.product(*pieces)]
     random.Random(text).shuffle(ways)
     tested = ways[2::3]
@@ -348,7 +348,7 @@ def variants(phrase: Phrase, part: Part) -> list[tuple[str, dict[str, Any]]]:
 
 
 def ways_of(tool: Tool, part: Part) -> list[list[tuple[str, dict[str, Any]]]]:
-    """By phrasing. The test set's are sentences that no phrasing has for training, of words that some phrasing has."""
+    """Wordings by phrase. Those of the test set are not in training, but all of their words are."""
     trained = {way for phrase in tool.phrases for way, _ in variants(phrase, "train")}
     words = {word for way in trained for word in way.split()}
 
@@ -362,7 +362,7 @@ def ways_of(tool: Tool, part: Part) -> list[list[tuple[str, dict[str, Any]]]]:
 
 
 def part_of(pool: Pool, part: Part) -> list[Any]:
-    """Every fourth, counted from the fourth, is the test set's."""
+    """Every fourth value belongs to the test set, starting with the fourth."""
     return [one for number, one in enumerate(pool) if (number % 4 == 3) == (part == "test")]
 
 
@@ -372,7 +372,7 @@ WAYS: dict[tuple[str, Part], list[list[tuple[str, dict[str, Any]]]]] = {
 
 
 def routine_tasks(part: Part, count: int, seed: int, vocabulary: Sequence[str] = WORDS) -> list[Task]:
-    """That many different requests, the tools in equal shares. `vocabulary` is what training's values are made of."""
+    """`count` different requests, the same number for each tool. Training values are generated from `vocabulary`."""
     dice = random.Random(f"routine {part} {seed}")
     tested = {word for tool in APPLICATION for name in FREE & set(tool.pools) for word in _test_words(tool, name)}
     vocabulary = [word for word in vocabulary if word.lower() not in tested]
@@ -432,7 +432,7 @@ def _made_up_word(dice: random.Random, vocabulary: Sequence[str]) -> str:
 
 
 def _test_words(tool: Tool, name: str) -> set[str]:
-    """Words of the test set's values that no value in training has."""
+    """Words that occur in values of the test set and in no value of training."""
     known = {word.lower() for value in part_of(tool.pools[name], "train") for word in str(value).split()}
     return {word.lower() for value in part_of(tool.pools[name], "test") for word in str(value).split()} - known
 

@@ -1,7 +1,6 @@
 """The stages of runs/distill.sh: each takes what earlier ones left in the work folder, and is done once (work.py).
 
-Everything the owner of a model would do with `headway distill` is done with the same functions; what is here besides is
-the demonstration's own: its tasks, its teacher, and its engines.
+Uses the functions behind `headway distill`. Only the tasks, the teacher and the engines are specific to this run.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ def tune_teacher(work: Work) -> dict[str, Any]:
 
 
 def collect_answers(work: Work) -> dict[str, Any]:
-    """The teacher's answers and likely tokens through Headway's own endpoint, on flex seats of an engine per core."""
+    """Collect the teacher's answers and likely tokens through Headway as flex calls, with one engine per core."""
     port = free_port()
     with contextlib.ExitStack() as running:
         places = range(len(work.cores))
@@ -80,7 +79,7 @@ def collect_answers(work: Work) -> dict[str, Any]:
 
 
 def keep_right(work: Work) -> dict[str, int]:
-    """Of the teacher's answers those that are right: its mistakes are nothing to learn."""
+    """Keep the teacher's right answers: its mistakes should not be learned."""
     known = {}
     teacher = Teacher("", TEACHER, "flex", ANSWER_TOKENS, top_logprobs=TOP_LOGPROBS)
     for name in ("routine-train", "hard-train"):
@@ -102,16 +101,16 @@ def cut_student(work: Work) -> dict[str, Any]:
 
 
 def train_students(work: Work) -> list[dict[str, Any]]:
-    """Every seed at once, on a core of its own."""
+    """Train all seeds at once, one per core."""
     with ThreadPoolExecutor(len(work.cores)) as pool:
         return list(pool.map(lambda seed: _train_student(work, seed), range(work.sizes.seeds)))
 
 
 def _train_student(work: Work, seed: int) -> dict[str, Any]:
-    """The same first epochs; then the same number more with the answers alone, and with the teacher's distribution."""
+    """Train the same first epochs; then continue once with SFT and once with the teacher's distribution."""
     sizes = work.sizes
     first, rows = f"first-{seed}", ["rows.jsonl"]
-    # Its rows are short: little is shared, and a long pack's attention would cost more than the padding it saves.
+    # The rows are short: they share little, and attention over a long pack costs more than the padding it saves.
     always: dict[str, Any] = {"seed": seed, "threads": 1, "batch": 4, "pack_tokens": 256}
     work.train(work.model("cut"), rows, first, epochs=sizes.first_epochs, learning_rate=1e-3, **always)
     always |= {"epochs": sizes.more_epochs, "learning_rate": 4e-4}
@@ -150,19 +149,19 @@ def count_mistakes(work: Work, name: str) -> dict[str, dict[str, int]]:
             out = work.folder / f"{task_set}-{name}.jsonl"
             collect(asked, list({one.key: one for one in questions.values()}.values()), out, SEATS, _silent)
             answers = {row["key"]: row["answer"] for _, row in numbered_rows(out)}
-            # A prompt the engine refused is a task that was not done.
+            # A prompt that the engine refused is a task that was not solved.
             verdicts = [judge_text(task, answers.get(questions[task.id].key, "")) for task in tasks]
             found[task_set.removesuffix("-test")] = tally(verdicts)
     return found
 
 
 def measure_speeds(work: Work) -> list[dict[str, Any]]:
-    """Each model alone on one core, with routine calls: one stream, and sixteen."""
+    """Measure each model alone on one core with routine calls, at 1 and at 16 streams."""
     rows = []
     for name in ("teacher", "student-0", "student-int8"):
         with engine_of(work, work.model(name), name) as engine:
             for streams in (1, SPEED_STREAMS):
-                uvloop.run(_calls(work, engine.url, name, streams, 1))  # the first of a size are slower
+                uvloop.run(_calls(work, engine.url, name, streams, 1))  # the first calls of a batch size are slower
                 calls = uvloop.run(_calls(work, engine.url, name, streams, work.sizes.generations))
                 tps = [one.speed_tps for one in calls]
                 rows.append({"model": name, "streams": streams, "stream_tps": statistics.median(tps), "all": tps})
@@ -170,7 +169,7 @@ def measure_speeds(work: Work) -> list[dict[str, Any]]:
 
 
 def spark_beside_standard(work: Work, best: str) -> dict[str, Any]:
-    """Published as an owner would: spark calls while the full model's engine is full of standard streams."""
+    """Publish the student and measure spark calls while standard streams fill the full model's engine."""
     port, path = free_port(), work.folder / "headway.toml"
     with (
         engine_of(work, work.model("teacher"), TEACHER, 0) as full,
@@ -195,7 +194,7 @@ def spark_beside_standard(work: Work, best: str) -> dict[str, Any]:
 
 
 async def _both(work: Work, url: str) -> tuple[list[TimedStream], list[TimedStream]]:
-    """Standard streams for as long as the spark calls take, and only those that ended meanwhile are counted."""
+    """Run standard streams during the spark calls. Only those that ended in that time count."""
     rounds = 8 * work.sizes.generations
     standard: list[TimedStream] = []
     busy = asyncio.create_task(_calls(work, url, TEACHER, STANDARD_STREAMS, rounds, standard))

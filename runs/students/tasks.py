@@ -1,8 +1,8 @@
 """The two task sets of runs/distill.sh: routine (routine.py) and hard, each split into training and test.
 
-Hard are the single-call items of the Berkeley Function-Calling Leaderboard (Apache-2.0), read from the wheel bfcl-eval.
-They are split by the called tool: what a test task calls is neither called nor shown in training, under any version of
-its name (`Movies_1_Find`, `Movies_3_Find`). No tool gives more than PER_TOOL tasks, since a few give hundreds.
+The hard set has the single-call items of the Berkeley Function-Calling Leaderboard (Apache-2.0), read from the wheel
+bfcl-eval. It is split by the called tool: training neither calls nor shows a tool that a test task calls, under any
+version of its name (`Movies_1_Find`, `Movies_3_Find`). A tool has at most PER_TOOL tasks, because a few have hundreds.
 
     python -m runs.students.tasks FOLDER --vocabulary MODEL [--train 1800] [--test 600] [--seed 0]
 """
@@ -26,7 +26,7 @@ from runs.students.routine import Part, routine_tasks
 CATEGORIES = ("simple_python", "multiple", "live_simple", "live_multiple")
 TEST_SHARE = 0.3
 PER_TOOL = 8
-MAX_TOOLS_CHARS = 4000  # of JSON: prompts of more than about 700 tokens would take most of the training time
+MAX_TOOLS_CHARS = 4000  # of JSON; prompts above about 700 tokens would take most of the training time
 
 
 def read_hard() -> list[Task]:
@@ -36,12 +36,12 @@ def read_hard() -> list[Task]:
 
 
 def family(name: str) -> str:
-    """A tool's name without the numbers that tell its versions apart."""
+    """A tool's name without the numbers of its version."""
     return re.sub(r"[\d_.]+", "", name).lower()
 
 
 def is_test(name: str) -> bool:
-    """By the name alone, so that the split never changes."""
+    """Whether a tool belongs to the test set. Depends only on its name, so that the split never changes."""
     return int(hashlib.sha256(family(name).encode()).hexdigest()[:8], 16) / 16**8 < TEST_SHARE
 
 
@@ -62,13 +62,13 @@ def split_hard(tasks: list[Task]) -> dict[Part, list[Task]]:
 
 
 def vocabulary_of(model: Path) -> list[str]:
-    """The words that are a token of their own, after a space, in a tokenizer like GPT's."""
+    """The words that are a single token after a space, in a tokenizer like GPT's."""
     tokens = json.loads((model / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     return [token[1:] for token in tokens if re.fullmatch("Ġ[A-Za-z]{3,}", token)]
 
 
 def write_sets(folder: Path, train: int, test: int, seed: int, vocabulary: Sequence[str]) -> dict[str, int]:
-    """Four files of tasks; the test sets are the same for every seed."""
+    """Write four task files. The test sets are the same for every seed."""
     folder.mkdir(parents=True, exist_ok=True)
     hard = split_hard(read_hard())
     sets = {
@@ -83,10 +83,10 @@ def write_sets(folder: Path, train: int, test: int, seed: int, vocabulary: Seque
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the task sets of runs/distill.sh.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--train", type=int, default=1800, help="routine requests to train on")
-    parser.add_argument("--test", type=int, default=600, help="and to be tested with")
+    parser.add_argument("--train", type=int, default=1800, help="number of routine requests for training")
+    parser.add_argument("--test", type=int, default=600, help="number of routine requests for the test")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--vocabulary", type=Path, required=True, help="a model: training's values are of its words")
+    parser.add_argument("--vocabulary", type=Path, required=True, help="model whose words training values are made of")
     given = parser.parse_args()
     words = vocabulary_of(given.vocabulary)
     for name, count in write_sets(given.folder, given.train, given.test, given.seed, words).items():

@@ -97,5 +97,4 @@ class Prober:
     def _mark_down(self, why: str) -> None:
         log.warning("replica %s is down: %s", self.replica.name, why)
         self.is_up = False
-        self.is_draining = False  # once restarted, it takes calls again
         self._tell(ReplicaDown(self.replica.name))

@@ -28,9 +28,9 @@ class Doors:
         self.heavy_by_free = BucketQueue()  # heavy and open, by free seats; full ones are in bucket 0
         self.light = BucketQueue()  # light, open and with a free light seat, by how many
         self.light_with_flex: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and somebody to preempt
-        self._idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and no express stream aboard
-        self._never_light: set[str] = set()  # those that cannot keep any floor: no curve, or too slow
-        self._draining: set[str] = set()
+        self.idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and no express stream aboard
+        self.never_light: set[str] = set()  # those that cannot keep any floor: no curve, or too slow
+        self.draining: set[str] = set()
         self._standard_share = standard_share
 
     # --- replicas come and go ---
@@ -38,11 +38,11 @@ class Doors:
     @property
     def known_replicas(self) -> int:
         """Those that a call can wait for: open, or closed because something failed there."""
-        return len(self.replicas) - len(self._draining)
+        return len(self.replicas) - len(self.draining)
 
     def open(self, state: ReplicaState, now: float) -> None:
         state.draining = False
-        self._draining.discard(state.replica.name)
+        self.draining.discard(state.replica.name)
         self._set_open(state, now, value=True)
 
     def close(self, state: ReplicaState, now: float) -> None:
@@ -50,7 +50,7 @@ class Doors:
 
     def drain(self, state: ReplicaState, now: float) -> None:
         state.draining = True
-        self._draining.add(state.replica.name)
+        self.draining.add(state.replica.name)
         self._set_open(state, now, value=False)
 
     def remove(self, state: ReplicaState, now: float) -> None:
@@ -59,8 +59,8 @@ class Doors:
         self.close(state, now)
         self.set_light(state, now, value=False)
         self._count_light(state)
-        self._never_light.discard(name)
-        self._draining.discard(name)
+        self.never_light.discard(name)
+        self.draining.discard(name)
         del self.replicas[name]
 
     def _set_open(self, state: ReplicaState, now: float, *, value: bool) -> None:
@@ -84,9 +84,9 @@ class Doors:
 
     def emptiest_heavy(self, avoid: Set[str] = frozenset()) -> ReplicaState | None:
         """The emptiest heavy replica that could be light."""
-        if len(self._never_light) == len(self.replicas):
+        if len(self.never_light) == len(self.replicas):
             return None
-        return self.heavy.lowest(self._never_light | avoid if avoid else self._never_light)
+        return self.heavy.lowest(self.never_light | avoid if avoid else self.never_light)
 
     def provide(self, wanted: int, now: float) -> None:
         """Close and open doors so that there are as many light seats, taken and ready, as are wanted."""
@@ -97,8 +97,8 @@ class Doors:
                 break
             self.set_light(state, now, value=True)
             self.place(state, now)
-        while self._idle_light:
-            state = next(iter(self._idle_light.values()))
+        while self.idle_light:
+            state = next(iter(self.idle_light.values()))
             spare = self.light_seats - state.light_seats >= wanted
             if not spare and self.light_replicas <= self.max_light_replicas:
                 break
@@ -129,7 +129,7 @@ class Doors:
             if state.flex:
                 self.light_with_flex[state.replica.name] = state
             if not state.express_seats:
-                self._idle_light[state.replica.name] = state
+                self.idle_light[state.replica.name] = state
         else:
             state.is_among_heavy = True
             self.heavy_by_free.put(state, state.free)
@@ -151,7 +151,7 @@ class Doors:
                 self.light.take(state, state.free)
                 self.ready -= state.free
             self.light_with_flex.pop(state.replica.name, None)
-            self._idle_light.pop(state.replica.name, None)
+            self.idle_light.pop(state.replica.name, None)
         state.free = 0
 
     def _count_light(self, state: ReplicaState) -> None:
@@ -169,6 +169,6 @@ class Doors:
         """What the floors allow there is another number now. Followed by `place`."""
         state.light_seats = max(state.caps.values(), default=0)
         if state.light_seats:
-            self._never_light.discard(state.replica.name)
+            self.never_light.discard(state.replica.name)
         else:
-            self._never_light.add(state.replica.name)
+            self.never_light.add(state.replica.name)

@@ -11,7 +11,7 @@ Cost: O(log held) per call. Calls that leave before their deadline stay in the h
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
@@ -43,6 +43,12 @@ class FairQueue:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def __contains__(self, call_id: str) -> bool:
+        return call_id in self._held
+
+    def __iter__(self) -> Iterator[HeldCall]:
+        return iter(self._held.values())
 
     def push(self, held: HeldCall) -> None:
         tenant = held.call.tenant
@@ -114,6 +120,19 @@ class FairQueue:
         self.by_model[call.model] = self.by_model.get(call.model, 0) + change
         self.by_choices[call.choices] = self.by_choices.get(call.choices, 0) + change
         self.seats += change * call.choices
+
+    def check(self, now: float) -> None:
+        """Raise AssertionError where the invariant does not hold, or a call is held past its deadline."""
+        in_line = {call_id: held for line in self._lines.values() for call_id, held in line.items()}
+        assert not in_line.keys() & self._aside.keys(), "a call is in line and set aside"
+        assert in_line | self._aside == self._held, "a held call is not in line, or one in line is not held"
+        assert all(self._lines.values()), "a tenant has an empty line"
+        deadlines = {held.call.id for _, _, held in self._deadlines if self._is_held(held)}
+        assert deadlines == self._held.keys(), "a held call has no deadline"
+        assert self.seats == sum(held.call.choices for held in self), "the seats that held calls want are miscounted"
+        assert sum(self.by_model.values()) == sum(self.by_choices.values()) == len(self), "held calls are miscounted"
+        late = [held.call.id for held in self if held.until < now]
+        assert not late, f"{late} are held past their deadline"
 
     def _is_held(self, held: HeldCall) -> bool:
         return self._held.get(held.call.id) is held

@@ -6,7 +6,12 @@ what is simulated is what runs, and a recorded run gives the same actions again.
 
 The machine applies decisions; it makes none. Who boards where is decided in pool.py.
 
-Every call that arrives ends exactly once: finished, refused, or left.
+Invariants, as `check` states them:
+- every call that arrives ends exactly once: finished, refused, or left;
+- until then it has a seat on one replica or is held by its pool, never both (one that was cut has lost its seat, and is
+  in neither until the driver says Failed or Left);
+- no seat is taken by any other call, so that none is lost;
+- and what is true of each pool (invariants.py).
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from headway.core.invariants import check_pool
 from headway.core.pool import Pool
 from headway.core.rate_limit import RateLimit, RateLimiter, TokenLimit
 from headway.core.types import (
@@ -99,6 +105,22 @@ class Machine:
         actions: list[Action] = []
         self._handlers[type(event)](event, now, actions)
         return actions
+
+    def check(self, now: float) -> None:
+        """Raise AssertionError, with words, where an invariant does not hold. For tests and debugging, between two
+        steps of a driver that ticks at every deadline: it looks at everything."""
+        for pool in self.pools.values():
+            check_pool(pool, now)
+            mine = [journey for journey in self._journeys.values() if journey.pool is pool]
+            held = [journey.call for journey in mine if journey.replica is None]
+            assert all(pool.waiting.is_held(call) for call in held), "a call is neither aboard nor held"
+            assert pool.waiting.held == len(held), "a call is held that is aboard or has ended"
+            present = sum(journey.call.choices for journey in mine if journey.counted)
+            assert pool.express_streams == present, "the reserve miscounts the streams with a floor"
+            replica_of = {journey.call.id: journey.replica for journey in mine}
+            for name, state in pool.doors.replicas.items():
+                for call_id in state.aboard:
+                    assert replica_of.get(call_id) == name, f"{call_id} has a seat on {name} and is not there"
 
     def pool_of(self, model: str) -> Pool:
         return self._pool_of_model[model]

@@ -7,11 +7,12 @@ An express call makes the replica it boards light (doors.py); the last one to le
 are kept ready ahead of demand (reserve.py) by closing the doors of the emptiest heavy replica; what is ready beyond the
 reserve, standard calls may ride on.
 
-Invariants (tests/core/test_walk.py):
+Invariants (invariants.py, tests/core/test_walk.py):
 - nobody boards a replica beyond its limit: its seats, or what the strictest floor aboard allows;
 - a heavy replica carries no express stream;
-- no more replicas are light than the standard share leaves;
-- a call is held only while there is no seat that it may take (`board_held` says how far that is looked for).
+- no replica becomes light beyond what the standard share leaves;
+- a call is held only while there is no seat that it may take (`board_held` says how far that is looked for; what opens
+  because other replicas have closed is looked for at the next tick).
 
 Cost: O(1) per call in replicas and held calls (O(log held) for fairness and deadlines): replicas are in buckets by a
 small number, and a bit mask says which buckets are not empty.
@@ -45,85 +46,85 @@ class Pool:
     def __init__(self, policy: PoolPolicy, offers: dict[str, Offer]) -> None:
         self.policy = policy
         self.offers = offers  # by model
-        self._doors = Doors(policy.standard_share)
+        self.doors = Doors(policy.standard_share)
         self.waiting = WaitingRoom(offers)
         # Paid by the calls of each model and tier that have left.
         self.seat_us: dict[str, dict[Tier, int]] = {name: dict.fromkeys(one.tiers, 0) for name, one in offers.items()}
         self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that are gone
-        self._leaving = 0  # seats of flex calls that are being preempted
+        self.leaving = 0  # seats of flex calls that are being preempted
         self._affinity = PrefixAffinity()
         floors = {tier: {one.tiers[tier].floor_tps for one in offers.values() if tier in one.tiers} for tier in EXPRESS}
         self._loosest = {tier: min(promised) for tier, promised in floors.items() if promised}
-        self._caps = Caps(sorted(set().union(*floors.values())), policy.margin, self._doors)
+        self._caps = Caps(sorted(set().union(*floors.values())), policy.margin, self.doors)
         self._reserve = Reserve(policy.reserve_window_s, policy.reserve_headroom)
 
     # --- replicas ---
 
     def replica_up(self, replica: Replica, now: float) -> None:
-        state = self._doors.replicas.get(replica.name)
+        state = self.doors.replicas.get(replica.name)
         if state is None:
-            state = self._doors.replicas[replica.name] = ReplicaState(replica, SeatTime(replica.seats, now))
+            state = self.doors.replicas[replica.name] = ReplicaState(replica, SeatTime(replica.seats, now))
             self._caps.refresh(state)
         else:
             self.replica_changed(replica, now)
-        self._doors.open(state, now)
+        self.doors.open(state, now)
         self._caps.fleet_changed()
 
     def replica_changed(self, replica: Replica, now: float) -> None:
         """Streams aboard stay, also beyond a new limit. Another curve starts without what was learnt of the old one."""
-        state = self._doors.replicas.get(replica.name)
+        state = self.doors.replicas.get(replica.name)
         if state is None or state.replica == replica:
             return
         if state.replica.curve != replica.curve:
             self._caps.forget(state)
         state.change(replica, now)
         self._caps.refresh(state)
-        self._doors.place(state, now)
+        self.doors.place(state, now)
         self._caps.fleet_changed()
 
     def replica_suspect(self, name: str, now: float) -> None:
-        if state := self._doors.replicas.get(name):
-            self._doors.close(state, now)
+        if state := self.doors.replicas.get(name):
+            self.doors.close(state, now)
 
     def replica_draining(self, name: str, now: float) -> None:
-        if state := self._doors.replicas.get(name):
-            self._doors.drain(state, now)
+        if state := self.doors.replicas.get(name):
+            self.doors.drain(state, now)
             self._caps.fleet_changed()
 
     def replica_gone(self, name: str, now: float) -> list[tuple[str, int]]:
         """Forget the replica; returns the calls that were aboard, each with its seat-time in microseconds."""
-        state = self._doors.replicas.get(name)
+        state = self.doors.replicas.get(name)
         if state is None:
             return []
-        self._doors.remove(state, now)
+        self.doors.remove(state, now)
         self._caps.forget(state)
         self._caps.fleet_changed()
-        self._leaving -= sum(state.leaving.values())
+        self.leaving -= sum(state.leaving.values())
         aboard = [(call_id, self._leave(state, call_id, now)[1]) for call_id in list(state.aboard)]
         self._gone_busy_us += state.time.busy_us
         self._gone_reserve_us += state.time.reserve_us
         return aboard
 
     def replica_state(self, replica: str) -> ReplicaState | None:
-        return self._doors.replicas.get(replica)
+        return self.doors.replicas.get(replica)
 
     @property
     def known_replicas(self) -> int:
         """Those that a call can wait for: all but the draining ones."""
-        return self._doors.known_replicas
+        return self.doors.known_replicas
 
     @property
     def open_replicas(self) -> int:
-        return self._doors.open_replicas
+        return self.doors.open_replicas
 
     @property
     def light_replicas(self) -> int:
-        return self._doors.light_replicas
+        return self.doors.light_replicas
 
     @property
     def streams(self) -> int:
         """Aboard all replicas."""
-        return sum(state.load for state in self._doors.replicas.values())
+        return sum(state.load for state in self.doors.replicas.values())
 
     def aboard(self, replica: str) -> int:
         """Streams aboard: as many as seats are taken."""
@@ -134,7 +135,7 @@ class Pool:
 
     def is_any_open(self, avoid: Set[str]) -> bool:
         """Is any replica open but these?"""
-        return self._doors.open_replicas > sum(self.is_open(name) for name in avoid)
+        return self.doors.open_replicas > sum(self.is_open(name) for name in avoid)
 
     # --- seats ---
 
@@ -154,9 +155,9 @@ class Pool:
         if self.waiting.is_anyone_held(tier):
             return 0
         if tier not in EXPRESS:
-            return self._doors.free_heavy + self._spare(now)
-        room = self._doors.ready
-        if self._doors.may_another_be_light and (emptiest := self._doors.emptiest_heavy()) is not None:
+            return self.doors.free_heavy + self._spare(now)
+        room = self.doors.ready
+        if self.doors.may_another_be_light and (emptiest := self.doors.emptiest_heavy()) is not None:
             room += max(0, emptiest.caps[self.floor_tps(model, tier)] - emptiest.load)
         return room
 
@@ -168,15 +169,15 @@ class Pool:
             return None
         state.board(call, floor_tps, now)
         if floor_tps:
-            self._doors.set_light(state, now, value=True)
-        self._doors.place(state, now)
+            self.doors.set_light(state, now, value=True)
+        self.doors.place(state, now)
         self._affinity.note(call, state.replica.name)
         return state.replica.name
 
     def _find(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
         if floor_tps:
             return self._express_seat(call, floor_tps, avoid, now)
-        return self._heavy_seat(call, avoid) or self._ride(call, avoid, now)
+        return self.heavy_seat(call, avoid) or self._ride(call, avoid, now)
 
     def _express_seat(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
         # Best fit: the light replica with the fewest free seats, so that others stay whole; before it, one that carries
@@ -184,23 +185,24 @@ class Pool:
         known = self._known(call, avoid)
         if known is not None and known.express_seats and known.has_room_for(call, floor_tps, now):
             return known
-        fits = self._doors.light.lowest(avoid, call.choices)
+        fits = self.doors.light.lowest(avoid, call.choices)
         if fits is not None and fits.has_room_for(call, floor_tps, now):
             return fits
         # A stricter tier than the light seats are made for needs an emptier one, and so may a long prompt.
-        for state in self._doors.light.from_highest(avoid, call.choices):
+        for state in self.doors.light.from_highest(avoid, call.choices):
             if state.has_room_for(call, floor_tps, now):
                 return state
-        if self._doors.may_another_be_light:
-            emptiest = self._doors.emptiest_heavy(avoid)
+        if self.doors.may_another_be_light:
+            emptiest = self.doors.emptiest_heavy(avoid)
             if emptiest is not None and emptiest.load + call.choices <= emptiest.caps[floor_tps]:
                 return emptiest
         return None
 
-    def _heavy_seat(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
-        emptiest = self._doors.heavy.lowest(avoid)
+    def heavy_seat(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
+        """The replica where a call without a floor would board, light ones apart."""
+        emptiest = self.doors.heavy.lowest(avoid)
         if emptiest is not None and emptiest.free < call.choices:  # a larger replica may have more free seats
-            emptiest = next(self._doors.heavy_by_free.from_highest(avoid, call.choices), None)
+            emptiest = next(self.doors.heavy_by_free.from_highest(avoid, call.choices), None)
         known = self._known(call, avoid)
         if emptiest is None or known is None or not known.is_among_heavy or known.free < call.choices:
             return emptiest
@@ -209,36 +211,36 @@ class Pool:
     def _known(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
         """The open replica where such a call went last."""
         name = self._affinity.last(call)
-        state = self._doors.replicas.get(name) if name is not None and name not in avoid else None
+        state = self.doors.replicas.get(name) if name is not None and name not in avoid else None
         return state if state is not None and state.open else None
 
     def _ride(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
         """Light seats for a call without a floor, if more are ready than the reserve."""
         if self._spare(now) < call.choices:
             return None
-        fits = self._doors.light.lowest(avoid, call.choices)
+        fits = self.doors.light.lowest(avoid, call.choices)
         if fits is None or fits.has_time_for(call, now):
             return fits
-        emptier = self._doors.light.from_highest(avoid, call.choices)
+        emptier = self.doors.light.from_highest(avoid, call.choices)
         return next((state for state in emptier if state.has_time_for(call, now)), None)
 
     def _spare(self, now: float) -> int:
         """Light seats that are ready beyond the reserve."""
         reserve = self._reserve.wanted_seats(now) - self._reserve.present
-        return max(0, self._doors.ready - max(0, reserve))
+        return max(0, self.doors.ready - max(0, reserve))
 
     def free(self, call_id: str, replica: str, now: float, speed_tps: float | None = None) -> int:
         """The call's stream is over; `speed_tps` is what it got, where that is known. Returns its seat-time in
         microseconds."""
-        state = self._doors.replicas.get(replica)
+        state = self.doors.replicas.get(replica)
         if state is None or call_id not in state.aboard:
             return 0  # the replica went down in between, and its seats with it
-        self._leaving -= state.leaving.get(call_id, 0)
+        self.leaving -= state.leaving.get(call_id, 0)
         stream, seat_us = self._leave(state, call_id, now)
         foreseen_s = state.foreseen_s(stream, now)
         if stream.floor_tps and speed_tps and foreseen_s:
             self._caps.learn(state, 1.0 / (speed_tps * foreseen_s), now)
-        self._doors.place(state, now)
+        self.doors.place(state, now)
         self.waiting.seat_freed(now)
         return seat_us
 
@@ -250,28 +252,28 @@ class Pool:
     @property
     def busy_us(self) -> int:
         """Time that replicas spent on calls or kept ready for them: what calls paid, will pay, and the reserve."""
-        return self._gone_busy_us + sum(state.time.busy_us for state in self._doors.replicas.values())
+        return self._gone_busy_us + sum(state.time.busy_us for state in self.doors.replicas.values())
 
     @property
     def reserve_us(self) -> int:
-        return self._gone_reserve_us + sum(state.time.reserve_us for state in self._doors.replicas.values())
+        return self._gone_reserve_us + sum(state.time.reserve_us for state in self.doors.replicas.values())
 
     # --- flex calls make way ---
 
     def stays(self, call_id: str, replica: str, now: float) -> None:
         """The call's answer is being delivered: it can no longer be preempted."""
-        if (state := self._doors.replicas.get(replica)) and call_id in state.flex:
+        if (state := self.doors.replicas.get(replica)) and call_id in state.flex:
             del state.flex[call_id]
-            self._doors.place(state, now)
+            self.doors.place(state, now)
 
     def preempt(self, now: float) -> Iterator[str]:
         """Flex calls that must make way: seats for the express calls that are held, where preempting makes enough for
         one of them."""
-        wanted = self.waiting.express_seats - self._leaving
-        if wanted <= 0 or not self._doors.light_with_flex:
+        wanted = self.waiting.express_seats - self.leaving
+        if wanted <= 0 or not self.doors.light_with_flex:
             return
         fewest = self.waiting.fewest_express_choices
-        for state in list(islice(self._doors.light_with_flex.values(), FLEX_LOOKED_AT)):
+        for state in list(islice(self.doors.light_with_flex.values(), FLEX_LOOKED_AT)):
             staying = state.load - sum(state.leaving.values())
             seats = min(wanted, state.limit - staying + sum(state.flex.values()))
             if seats < fewest:
@@ -281,9 +283,9 @@ class Pool:
                 call_id, freed = state.flex.popitem()  # the newest: the least work is lost
                 state.leaving[call_id] = freed
                 staying -= freed
-                self._leaving += freed
+                self.leaving += freed
                 yield call_id
-            self._doors.place(state, now)
+            self.doors.place(state, now)
             if wanted <= 0:
                 return
 
@@ -293,10 +295,15 @@ class Pool:
         """So many streams with a floor have come, or gone if negative, aboard or held."""
         self._reserve.change(by, now)
 
+    @property
+    def express_streams(self) -> int:
+        """With a floor, aboard or held."""
+        return self._reserve.present
+
     def set_doors(self, now: float) -> None:
         """Have as many light seats, taken and ready, as the reserve wants."""
         self._caps.let_back_in(now)
-        self._doors.provide(self._reserve.wanted_seats(now), now)
+        self.doors.provide(self._reserve.wanted_seats(now), now)
 
     # --- held calls ---
 
@@ -346,7 +353,7 @@ class Pool:
     def _has_room(self, tier: Tier, now: float) -> bool:
         """Is there a seat for a call of the tier that asks for as little as can be: one choice, no prompt, the loosest
         floor of the tier?"""
-        doors = self._doors
+        doors = self.doors
         if tier not in EXPRESS:
             return doors.free_heavy > 0 or self._spare(now) > 0
         floor_tps = self._loosest[tier]

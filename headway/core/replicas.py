@@ -161,6 +161,10 @@ class BucketQueue:
         self._buckets: list[OrderedDict[str, ReplicaState]] = []
         self._mask = 0
 
+    def __contains__(self, state: ReplicaState) -> bool:
+        """Looks at all of them: for invariants.py."""
+        return any(state is one for replicas in self._buckets for one in replicas.values())
+
     def put(self, state: ReplicaState, bucket: int) -> None:
         while len(self._buckets) <= bucket:
             self._buckets.append(OrderedDict())

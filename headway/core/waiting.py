@@ -40,6 +40,9 @@ class WaitingRoom:
         queues = [self.queues[tier] for tier in EXPRESS if tier in self.queues]
         return min((n for queue in queues for n, calls in queue.by_choices.items() if calls), default=0)
 
+    def is_held(self, call: Call) -> bool:
+        return call.id in self.returned or call.id in self.queues[call.tier]
+
     def is_anyone_held(self, tier: Tier) -> bool:
         """Of this tier, or returned by an engine that failed them."""
         return bool(self.returned) or len(self.queues[tier]) > 0

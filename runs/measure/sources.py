@@ -2,7 +2,7 @@
 
 In `runs/` single functions, classes and constants count, followed by the names they use. In `headway/` whole files
 count, followed by their imports. So do the scripts that are started as processes, found by the three ways in which this
-repository starts one: `run_script(python, NAME, ..)`, `beside(NAME)` and `[python, "-m", "headway", COMMAND, ..]`.
+repository starts one: `run_script(python, NAME, ..)`, `load_sibling(NAME)` and `[python, "-m", "headway", COMMAND, ..]`.
 Comments, docstrings and layout do not count. Of other packages the installed version counts, unless they only print.
 """
 
@@ -134,7 +134,7 @@ def _started(nodes: Iterable[ast.AST], module: str) -> list[tuple[str, str]]:
             words = _words(node.args)
             if node.func.id in ("run_script", "script") and words[1:2] > [""]:
                 found.append(f"headway.distill.{words[1]}")
-            elif node.func.id == "beside" and words > [""]:
+            elif node.func.id == "load_sibling" and words > [""]:
                 found.append(f"{module.rpartition('.')[0]}.{words[0]}")
         elif isinstance(node, ast.List):
             words = _words(node.elts)

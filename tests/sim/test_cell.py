@@ -15,7 +15,7 @@ from headway.sim.rungs import STUDENT, SimRungs
 from headway.sim.scenario import Outcome, Scenario, play
 from headway.sim.siblings import roomier
 from headway.sim.workload import Lengths, Recipe, synthesize
-from tests.sim.test_loop import CURVE, TIERS
+from tests.sim.test_loop import CURVE, TIERS, check
 
 PRICE = Price(1_000_000, 2_000_000)
 PRICES: dict[Tier, Price] = dict.fromkeys(TIERS, PRICE)
@@ -26,7 +26,11 @@ def fleet(count: int, seats: int = 8) -> list[Replica]:
 
 
 def trips_of(cell: Cell, jobs: list[Job], count: int, faults: tuple[Fault | GatewayFault, ...] = ()) -> list[SimTrip]:
-    return list(Simulation(cell, fleet(count, seats=1), faults=faults).run(iter(jobs), 1e6))
+    simulation, trips = Simulation(cell, fleet(count, seats=1), faults=faults), []
+    for trip in simulation.run(iter(jobs), 1e6):
+        trips.append(trip)
+        check(simulation)
+    return trips
 
 
 def test_of_two_the_roomier_and_nobody_without_room() -> None:

@@ -31,7 +31,16 @@ def play(
     policy = ModelPolicy(TIERS, standard_share=0.0, margin=0.0, reserve_headroom=0.0)
     fleet = [Replica(f"r{n}", "m", seats, CURVE, prompt_tps) for n in range(replicas)]
     simulation = Simulation(Cell({"m": policy}), fleet, faults=faults)
-    return {trip.job.call.id: trip for trip in simulation.run(iter(jobs), 1e6)}
+    trips = {}
+    for trip in simulation.run(iter(jobs), 1e6):
+        trips[trip.job.call.id] = trip
+        check(simulation)
+    return trips
+
+
+def check(simulation: Simulation) -> None:
+    for machine in simulation.cell.machines:
+        machine.check(simulation.now)
 
 
 def test_one_stream_alone() -> None:
@@ -99,8 +108,12 @@ def test_the_same_seed_gives_the_same_run_to_the_last_digit() -> None:
         fleet = [Replica(f"r{n}", "m", 8, CURVE, 10_000) for n in range(6)]
         faults = (Fault(30.0, "r1", 20.0), Fault(50.0, "r2", 20.0, slowness=2.0))
         simulation = Simulation(Cell({"m": policy}), fleet, faults=faults)
-        jobs = synthesize(recipe, seed)
-        return [(t.job.call.id, t.tier, t.how, t.first_at, t.ended_at) for t in simulation.run(jobs, 200.0)]
+        ended: list[tuple[object, ...]] = []
+        for number, trip in enumerate(simulation.run(synthesize(recipe, seed), 200.0)):
+            ended.append((trip.job.call.id, trip.tier, trip.how, trip.first_at, trip.ended_at))
+            if number % 20 == 0:
+                check(simulation)
+        return ended
 
     first = once(1)
     assert len(first) > 1_000

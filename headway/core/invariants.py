@@ -1,0 +1,100 @@
+"""What must be true of a pool between two steps, in words and as assertions. For tests and debugging: it looks at all.
+
+Two promises are about a change and not about a state, and are left to tests/core/test_walk.py: nobody boards a replica
+beyond its limit (a limit that falls takes nobody off), and no replica becomes light beyond what the standard share
+leaves (replicas that close take some of it away).
+"""
+
+from __future__ import annotations
+
+from headway.core.doors import Doors
+from headway.core.fairness import HeldCall
+from headway.core.fare import FINE
+from headway.core.pool import TRIED_AGAIN, Pool
+from headway.core.replicas import ReplicaState
+from headway.core.types import EXPRESS
+
+
+def check_pool(pool: Pool, now: float) -> None:
+    states = pool.doors.replicas.values()
+    for state in states:
+        _check_replica(state)
+        _check_place(state, pool.doors)
+    _check_counts(pool.doors)
+    leaving = sum(sum(state.leaving.values()) for state in states)
+    assert pool.leaving == leaving, "seats of preempted calls are miscounted"
+    _check_seat_time(pool)
+    _check_held(pool, list(pool.waiting.returned.values()))
+    for queue in pool.waiting.queues.values():
+        queue.check(now)
+        if len(queue) <= TRIED_AGAIN:  # Pool.board_held
+            _check_held(pool, list(queue))
+
+
+def _check_replica(state: ReplicaState) -> None:
+    """Its counts are those of the streams aboard, and a heavy one carries no stream with a floor."""
+    name = state.replica.name
+    by_floor: dict[float, int] = {}
+    for stream in state.aboard.values():
+        by_floor[stream.floor_tps] = by_floor.get(stream.floor_tps, 0) + stream.call.choices
+    assert state.load == sum(by_floor.values()), f"{name} carries {sum(by_floor.values())} streams, not {state.load}"
+    by_floor.pop(0.0, None)
+    assert state.express == by_floor, f"{name} carries {by_floor} by floor, not {state.express}"
+    assert state.express_seats == sum(by_floor.values()), f"{name} miscounts its streams with a floor"
+    assert state.light or not state.express, f"{name} is heavy and carries streams with a floor"
+    for call_id, seats in (*state.flex.items(), *state.leaving.items()):
+        assert seats == state.aboard[call_id].call.choices, f"{name} miscounts the seats of {call_id}"
+    assert not state.flex.keys() & state.leaving.keys(), f"{name} would preempt a call twice"
+    assert state.light_seats == max(state.caps.values(), default=0), f"{name} has other light seats than its caps allow"
+    assert state.time.seats == state.replica.seats, f"{name} shares its time between other seats than it has"
+
+
+def _check_place(state: ReplicaState, doors: Doors) -> None:
+    """It is in the queues that its state says, and light while closed only for its streams with a floor."""
+    name, has_free = state.replica.name, state.load < state.limit
+    is_light, is_heavy = state.open and state.light, state.open and not state.light
+    assert state.open or not state.light or state.express, f"{name} is closed and light for nobody"
+    assert (state in doors.heavy) == (is_heavy and has_free), f"{name} is wrongly among the heavy replicas"
+    assert (state in doors.heavy_by_free) == is_heavy, f"{name} is wrongly among the heavy replicas by free seats"
+    assert (state in doors.light) == (is_light and has_free), f"{name} is wrongly among the light replicas"
+    assert (name in doors.idle_light) == (is_light and not state.express), f"{name} is wrongly among the idle ones"
+    has_flex = is_light and bool(state.flex)
+    assert (name in doors.light_with_flex) == has_flex, f"{name} is wrongly among those with calls to preempt"
+    assert (name in doors.never_light) == (not state.light_seats), f"{name} is wrongly among those that cannot be light"
+    assert (name in doors.draining) == state.draining, f"{name} is wrongly among the draining ones"
+
+
+def _check_counts(doors: Doors) -> None:
+    states = doors.replicas.values()
+    light = [state for state in states if state.light and not state.draining]
+    # A draining replica takes nobody: of its light seats only the taken ones are there.
+    light_seats = sum(state.light_seats for state in light)
+    light_seats += sum(state.express_seats for state in states if state.light and state.draining)
+    free = [(state.light, max(0, state.limit - state.load)) for state in states if state.open]
+    assert doors.open_replicas == sum(state.open for state in states), "open replicas are miscounted"
+    assert doors.light_replicas == len(light), "light replicas are miscounted"
+    assert doors.light_seats == light_seats, "light seats are miscounted"
+    assert doors.ready == sum(seats for is_light, seats in free if is_light), "free light seats are miscounted"
+    assert doors.free_heavy == sum(seats for is_light, seats in free if not is_light), "free seats are miscounted"
+
+
+def _check_seat_time(pool: Pool) -> None:
+    """What calls have paid, what those aboard owe, and the reserve are the time that replicas were busy (fare.py)."""
+    states = pool.doors.replicas.values()
+    aboard = [(state.time, stream) for state in states for stream in state.aboard.values()]
+    owed_us = sum(
+        (time.taken(express=stream.floor_tps > 0.0) - stream.boarded_taken) * stream.call.choices // FINE
+        for time, stream in aboard
+    )
+    paid_us = sum(sum(by_tier.values()) for by_tier in pool.seat_us.values())
+    missing_us = pool.busy_us - pool.reserve_us - paid_us - owed_us
+    # What a call aboard owes is rounded down, and so are two figures of each replica.
+    assert abs(missing_us) <= (2 * len(states) + len(aboard) if aboard else 0), f"{missing_us} us are nobody's"
+    assert pool.reserve_us >= 0, "the reserve has paid for calls"
+
+
+def _check_held(pool: Pool, held: list[HeldCall]) -> None:
+    """No call without a floor is held beside heavy seats. Whether there are light ones depends on the time."""
+    for one in held:
+        if one.call.tier not in EXPRESS and (state := pool.heavy_seat(one.call, one.avoid)) is not None:
+            raise AssertionError(f"{one.call.id} is held while {state.replica.name} has seats for it")

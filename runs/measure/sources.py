@@ -2,7 +2,7 @@
 
 In `runs/` single functions, classes and constants count, followed by the names they use. In `headway/` whole files
 count, followed by their imports. So do the scripts that are started as processes, found by the three ways in which this
-repository starts one: `run_script(python, NAME, ..)`, `load_sibling(NAME)` and `[python, "-m", "headway", COMMAND, ..]`.
+repository starts one: `run_script(python, NAME, ..)`, `load_sibling(NAME)`, `[python, "-m", "headway", COMMAND, ..]`.
 Comments, docstrings and layout do not count. Of other packages the installed version counts, unless they only print.
 """
 

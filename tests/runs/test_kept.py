@@ -55,7 +55,7 @@ def serve():
     "headway/core.py": "from headway import units\n\n\ndef rule(x):\n    return units.ONE * x\n",
     "headway/units.py": "ONE = 1\n",
     "headway/training.py": "def run_script(python, name, settings):\n    pass\n",
-    "headway/distill/train.py": 'def beside(name):\n    pass\n\n\npacks = beside("packs")\n',
+    "headway/distill/train.py": 'def load_sibling(name):\n    pass\n\n\npacks = load_sibling("packs")\n',
     "headway/distill/packs.py": "SIZE = 1\n",
     "headway/run.py": "PORT = 8000\n",
     "headway/unrelated.py": "X = 1\n",

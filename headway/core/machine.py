@@ -130,11 +130,6 @@ class Machine:
         """Calls that have arrived and not ended."""
         return len(self._journeys)
 
-    def _rate_limit(self, call: Call, now: float) -> RateLimit | None:
-        """What the call's tenant has left of its limit; None where there is none."""
-        bucket = self._bucket(call)
-        return self._rate_limiter.of(*bucket, now) if bucket is not None else None
-
     def _bucket(self, call: Call) -> tuple[str, TokenLimit] | None:
         """Whose bucket a call draws on, and its size; None without a limit. A key with limits of its own has two for
         all models, one for the express tiers and one for the others; else each tier of each model has its own."""
@@ -143,10 +138,6 @@ class Machine:
             return f"{call.tenant} {'express' if call.tier in EXPRESS else 'other'}", own
         limit = self._pool_of_model[call.model].offers[call.model].tiers[call.tier].limit
         return None if limit.is_none else (f"{call.tenant} {call.tier} {call.model}", limit)
-
-    def _spend(self, call: Call, now: float, *, input: int = 0, output: int = 0, requests: int = 0) -> None:
-        if (bucket := self._bucket(call)) is not None:
-            self._rate_limiter.spend(*bucket, now, input=input, output=output, requests=requests)
 
     # --- calls ---
 
@@ -164,11 +155,14 @@ class Machine:
                 self._refuse(journey, "too_many_choices", now, actions)
                 return
             self._downgrade(journey, "too_many_choices", now, actions)
-        journey.rate_limit = self._rate_limit(journey.call, now)
+        bucket = self._bucket(journey.call)
+        if bucket is not None:
+            journey.rate_limit = self._rate_limiter.of(*bucket, now)
         if journey.rate_limit is not None and journey.rate_limit.is_used_up:
             self._refuse_or_downgrade(journey, "over_limit", now, actions)
         else:
-            self._spend(journey.call, now, requests=1)
+            if bucket is not None:
+                self._rate_limiter.spend(*bucket, now, requests=1)
             self._board_or_hold(journey, now, actions, returned=False)
         if call.tier in EXPRESS:
             self._settle(pool, now, actions)
@@ -316,7 +310,8 @@ class Machine:
             return  # it ended before: the last word of a call may come twice
         pool = journey.pool
         pool.waiting.charge(journey.call, event.prompt_tokens + event.output_tokens)
-        self._spend(journey.call, now, input=event.prompt_tokens, output=event.output_tokens)
+        if (bucket := self._bucket(journey.call)) is not None:
+            self._rate_limiter.spend(*bucket, now, input=event.prompt_tokens, output=event.output_tokens)
         if journey.replica is None:
             pool.waiting.drop(journey.call)
         else:

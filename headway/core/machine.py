@@ -218,9 +218,10 @@ class Machine:
             pool.replica_changed(event.replica, now)
             self._settle(pool, now, actions)
 
-    def _replica_suspect(self, event: ReplicaSuspect, now: float, _actions: list[Action]) -> None:
+    def _replica_suspect(self, event: ReplicaSuspect, now: float, actions: list[Action]) -> None:
         if (pool := self._pool_of_replica.get(event.name)) is not None:
             pool.replica_suspect(event.name, now)
+            self._settle(pool, now, actions)  # the last open replica may be light whatever the standard share
 
     def _replica_draining(self, event: ReplicaDraining, now: float, actions: list[Action]) -> None:
         if (pool := self._pool_of_replica.get(event.name)) is not None:
@@ -232,6 +233,7 @@ class Machine:
             for call_id, seat_us in pool.replica_gone(event.name, now):
                 self._journeys[call_id].seat_us += seat_us
                 actions.append(Cut(call_id))
+            self._settle(pool, now, actions)
 
     # --- time and shutdown ---
 

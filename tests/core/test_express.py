@@ -17,6 +17,8 @@ from headway.core.types import (
     ModelPolicy,
     Refuse,
     Replica,
+    ReplicaDown,
+    ReplicaSuspect,
     ReplicaUp,
     Settled,
     Ticked,
@@ -191,3 +193,15 @@ def test_a_tenant_that_was_served_less_comes_first() -> None:
     arrive(m, "p0", "standard", tenant="poor")
     assert m.step(Finished("g0", 100, 500), 1.0) == [Settled("g0", 1_000_000), Board("p0", "r0", "standard")]
     assert m.step(Finished("p0", 1, 1), 2.0) == [Settled("p0", 1_000_000), Board("g1", "r0", "standard")]
+
+
+def test_the_last_replica_left_takes_the_express_calls_that_wait() -> None:
+    """With two replicas and a standard share of all, none may be light; a single one may."""
+    tiers: dict[Tier, TierPolicy] = {"fast": TierPolicy(10, 30.0, floor_tps=50.0), "standard": TierPolicy(10, 30.0)}
+    for event in (ReplicaDown("r1"), ReplicaSuspect("r1")):
+        m = Machine(*own_pools({"m": ModelPolicy(tiers, standard_share=1.0)}))
+        for name in ("r0", "r1"):
+            m.step(ReplicaUp(Replica(name, "m", 4, Curve(0.005, 0.001, 0.0))), 0.0)
+        assert [type(one) for one in m.step(Arrived(Call("a", "m", "fast")), 1.0)] == [Hold]
+        [board] = [one for one in m.step(event, 2.0) if isinstance(one, Board)]
+        assert (board.call_id, board.replica) == ("a", "r0")

@@ -18,6 +18,8 @@ from headway.core.types import MIN_TOKENS_FOR_PROMISE
 from headway.errors import EngineLost
 from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
 
+CLOSING_BRACE = ord("}")
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -91,7 +93,7 @@ class OpenAIMeter:
         ):
             start = data.rfind(b',"usage":{')
             # True only if the usage object is flat, ends the event (`...}}\n\n`) and follows a token.
-            if start > 0 and data.find(b"}", start) == len(data) - 4 and data[start - 2 : start] == b"}]":
+            if start > 0 and data.find(b"}", start) == len(data) - 4 and data[start - 2] == CLOSING_BRACE:
                 self.last_at = now
                 self._last = data
                 return data if self._wants_all else data[:start] + b"}\n\n"

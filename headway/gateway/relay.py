@@ -52,7 +52,7 @@ class Relay:
         passed = self._meter_feed(data, now)
         if passed:
             self._client_write(passed)
-        if self._meter.is_final and self._on_final is not None:
+        elif self._meter.is_final and self._on_final is not None:  # the meter keeps the closing events
             self._on_final()
             self._on_final = None
 

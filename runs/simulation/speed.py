@@ -114,7 +114,7 @@ def verdict(figures: Figures) -> Verdict:
 
 def main() -> int:
     scale = float(sys.argv[1]) if len(sys.argv) > 1 else 1.0
-    require(console, fast_cores=True)
+    require(console, fast_cores=True, free_cores=True)
     fleets = {name: rate(replicas, int(scale * 1_000_000)) for name, replicas in FLEETS.items()}
     recipe = Recipe(DAY_CALLS_PER_S, clients=1_000, hours=OFFICE_HOURS, tiers=SHARES)
     day = play(simulation(DAY_REPLICAS), synthesize(recipe, 1), scale * DAY_S)

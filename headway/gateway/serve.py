@@ -161,7 +161,6 @@ class Gateway:
             await answer.pipe(feed)
         else:
             meter.read_whole(await answer.read(), engine.generation_s)
-        self.tell(Delivering(trip.call.id))
         body = meter.end(await self._settle(trip))
         await client.send_whole(b"application/json", body, trip.grant)
 

@@ -74,10 +74,13 @@ def url(engines: list[EngineProcess], tmp_path_factory: pytest.TempPathFactory) 
         except (urllib.error.URLError, ConnectionError):
             return False
 
-    wait_until("both engines are up", are_up)
-    yield url
-    process.terminate()
-    assert process.wait(30) == 0
+    try:
+        wait_until("both engines are up", are_up)
+        yield url
+    finally:
+        process.terminate()
+        exit_code = process.wait(30)
+    assert exit_code == 0
 
 
 @pytest.fixture

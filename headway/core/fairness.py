@@ -37,7 +37,7 @@ class FairQueue:
         self._deadlines: list[tuple[float, int, HeldCall]] = []  # heap; the number keeps calls in order of arrival
         self._pushed = 0
         self._lines: dict[str, OrderedDict[str, HeldCall]] = {}
-        self._aside: OrderedDict[str, HeldCall] = OrderedDict()  # the one that was tried last is the last
+        self._aside: OrderedDict[str, HeldCall] = OrderedDict()  # did not fit; who was tried last is the last
         self._served: dict[str, float] = {}
         self._order: list[tuple[float, str]] = []  # heap of (served, tenant); entries may be out of date
 
@@ -73,18 +73,19 @@ class FairQueue:
         tenant = self._first_tenant()
         return next(iter(self._lines[tenant].values())) if tenant is not None else None
 
-    def set_aside(self, held: HeldCall) -> None:
-        """The call was tried and does not fit."""
-        call_id = held.call.id
-        if call_id in self._aside:
-            self._aside.move_to_end(call_id)
-        else:
-            self._leave_line(held)
-            self._aside[call_id] = held
-
-    def aside(self, most: int) -> list[HeldCall]:
-        """Calls that were set aside, those first that were not tried for longest."""
-        return list(islice(self._aside.values(), most)) if self._aside else []
+    def candidates(self, again: int, others: int) -> Iterator[HeldCall]:
+        """The calls to try, in order: at most `again` of those that were set aside, then those in line. Who is still
+        held when the next one is asked for did not fit and is set aside; after so many `others` it ends."""
+        for held in list(islice(self._aside.values(), again)) if self._aside else ():
+            yield held
+            if self._is_held(held):
+                self._aside.move_to_end(held.call.id)
+        while others and (first := self.first()) is not None:
+            yield first
+            if self._is_held(first):
+                self._leave_line(first)
+                self._aside[first.call.id] = first
+                others -= 1
 
     def _leave_line(self, held: HeldCall) -> None:
         line = self._lines[held.call.tenant]

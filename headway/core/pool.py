@@ -328,27 +328,18 @@ class Pool:
     def _board_queue(self, tier: Tier, queue: FairQueue, now: float) -> Iterator[tuple[Call, str]]:
         if not self._has_room(tier, now):
             return
-        missed: Call | None = None  # in this step; whoever asks for as much or more will miss, too
-        for held in queue.aside(TRIED_AGAIN):
-            if missed is None or held.avoid or not _asks_as_much(held.call, missed):
-                if (replica := self.seat(held.call, held.avoid, now)) is not None:
-                    queue.remove(held.call.id)
-                    yield held.call, replica
-                    continue
+        missed: Call | None = None  # in this step: whoever asks for as much or more would miss, too
+        for held in queue.candidates(TRIED_AGAIN, SET_ASIDE):
+            if missed is not None and not held.avoid and _asks_as_much(held.call, missed):
+                continue
+            replica = self.seat(held.call, held.avoid, now)
+            if replica is None:
                 missed = missed if held.avoid else held.call
-            queue.set_aside(held)
-        misses = 0
-        while (first := queue.first()) is not None and misses < SET_ASIDE:
-            if missed is None or first.avoid or not _asks_as_much(first.call, missed):
-                if (replica := self.seat(first.call, first.avoid, now)) is not None:
-                    queue.remove(first.call.id)
-                    yield first.call, replica
-                    if not self._has_room(tier, now):
-                        return
-                    continue
-                missed = missed if first.avoid else first.call
-            queue.set_aside(first)
-            misses += 1
+                continue
+            queue.remove(held.call.id)
+            yield held.call, replica
+            if not self._has_room(tier, now):
+                return
 
     def _has_room(self, tier: Tier, now: float) -> bool:
         """Is there a seat for a call of the tier that asks for as little as can be: one choice, no prompt, the loosest

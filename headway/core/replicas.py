@@ -41,13 +41,10 @@ class PromptTime:
     at: float = 0.0
 
     def has_room_for(self, seconds: float, now: float) -> bool:
-        return self._now(now) + seconds <= PROMPT_SHARE * PROMPT_WINDOW_S
+        return max(0.0, self.taken_s - PROMPT_SHARE * (now - self.at)) + seconds <= PROMPT_SHARE * PROMPT_WINDOW_S
 
     def take(self, seconds: float, now: float) -> None:
-        self.taken_s, self.at = self._now(now) + seconds, now
-
-    def _now(self, now: float) -> float:
-        return max(0.0, self.taken_s - PROMPT_SHARE * (now - self.at))
+        self.taken_s, self.at = max(0.0, self.taken_s - PROMPT_SHARE * (now - self.at)) + seconds, now
 
 
 @dataclass(slots=True)
@@ -98,12 +95,14 @@ class ReplicaState:
 
     def has_time_for(self, call: Call, now: float) -> bool:
         """Would reading its prompt leave those aboard their floors?"""
-        return not self.express or self.prompts.has_room_for(self._reading_s(call), now)
+        if not self.express_seats or not self.replica.prompt_tps:
+            return True
+        return self.prompts.has_room_for(call.prompt_tokens / self.replica.prompt_tps, now)
 
     def board(self, call: Call, floor_tps: float, now: float) -> None:
         self.advance(now)
-        if self.express:
-            self.prompts.take(self._reading_s(call), now)
+        if self.express_seats and self.replica.prompt_tps:
+            self.prompts.take(call.prompt_tokens / self.replica.prompt_tps, now)
         taken = self.time.taken(express=floor_tps > 0.0)
         self.aboard[call.id] = Stream(call, floor_tps, now, self.given, taken)
         self.load += call.choices
@@ -112,9 +111,6 @@ class ReplicaState:
             self.express_seats += call.choices
         elif call.tier == "flex" and not call.was_preempted:
             self.flex[call.id] = call.choices
-
-    def _reading_s(self, call: Call) -> float:
-        return call.prompt_tokens / self.replica.prompt_tps if self.replica.prompt_tps else 0.0
 
     def leave(self, call_id: str, now: float) -> tuple[Stream, int]:
         """Take the stream off; returns it and its seat-time in microseconds."""

@@ -8,7 +8,7 @@
     │   └── UnknownModel    404
     ├── Unauthorized        401, missing or unknown key; never raised because the key store is down
     ├── Forbidden           403, the key is valid but does not allow this
-    ├── Refused             no seat in time, or no budget: 402, 429 or 503, always with a retry-after
+    ├── Refused             the call is not served; REFUSALS has the status of each reason; always with a retry-after
     └── EngineFailed        the engine failed
         ├── EngineAnswered  it returned an HTTP error, whose status goes to the client
         └── EngineLost      the connection to it is lost: retried if nothing was delivered yet, else 502

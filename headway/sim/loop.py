@@ -189,10 +189,16 @@ class Simulation:
         return [trip, *self._step(trip.gateway, Finished(call_id, job.call.prompt_tokens, job.tokens, speed_tps))]
 
     def _do_all(self, actions: list[Action]) -> list[SimTrip]:
+        """Taking a call off its replica makes core act again, on a fleet in which every Board of this step is done."""
         ended: list[SimTrip] = []
+        taken_off: list[Action] = []
         for action in actions:
-            trip = self.trips.get(action.call_id)
-            if trip is not None:
+            if isinstance(action, (Cut, Preempt)):
+                taken_off.append(action)
+            elif (trip := self.trips.get(action.call_id)) is not None:
+                self._do(action, trip, ended)
+        for action in taken_off:
+            if (trip := self.trips.get(action.call_id)) is not None:
                 self._do(action, trip, ended)
         return ended
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import msgspec
+
 from headway.core.rate_limit import RateLimit
 from headway.core.types import Call, Tier
 from headway.errors import RefusalReason, Refused
@@ -167,3 +169,10 @@ def stream_speed_tps(output_tokens: int, first_at: float | None, last_at: float 
     if first_at is None or last_at is None or last_at <= first_at or output_tokens < 2:
         return None
     return (output_tokens - 1) / (last_at - first_at)
+
+
+def with_fields(body: bytes, added: Mapping[str, object]) -> bytes:
+    """Add fields to an encoded JSON object, without decoding it."""
+    if not added:
+        return body
+    return body[:-1] + b"," + msgspec.json.encode(added)[1:]

@@ -27,7 +27,7 @@ from headway.core.rate_limit import TokenLimit
 from headway.core.types import Tier
 from headway.errors import Forbidden, HeadwayError, InvalidRequest, Refused, TooLarge, UnknownModel
 from headway.ledger.keys import Key
-from headway.wire import Client, NoSeat, Receipt, Request
+from headway.wire import Client, NoSeat, Receipt, Request, with_fields
 
 log = logging.getLogger("headway.api")
 
@@ -178,7 +178,7 @@ class App:
         if has_budget and max_output_tokens is None:
             # The highest possible cost of a call must be known before it is served.
             max_output_tokens = self._models[call.model].max_output_tokens
-            body = body[:-1] + b',"max_tokens":%d}' % max_output_tokens
+            body = with_fields(body, {"max_tokens": max_output_tokens})
         call = replace(
             call,
             tenant=key.id,

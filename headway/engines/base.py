@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import msgspec
-
 from headway.wire import Request
 
 
@@ -73,10 +71,3 @@ class Engine(Protocol):
         """Ask the engine for one token, which is the only reliable health check."""
 
     def close(self) -> None: ...
-
-
-def with_fields(body: bytes, added: Mapping[str, object]) -> bytes:
-    """Add fields to an encoded JSON object, without decoding it."""
-    if not added:
-        return body
-    return body[:-1] + b"," + msgspec.json.encode(added)[1:]

@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from headway.engines.base import Answer, EngineRequest, Pulse, with_fields
+from headway.engines.base import Answer, EngineRequest, Pulse
 from headway.errors import ConnectionFailed
 from headway.http1 import ConnectionPool, fetch
-from headway.wire import Request
+from headway.wire import Request, with_fields
 
 USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")  # vLLM's Messages endpoint always sends usage
 HEALTH_TIMEOUT_S = 2.0

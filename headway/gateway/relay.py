@@ -15,7 +15,7 @@ from headway.wire import Client, Meter
 
 
 class Relay:
-    """Calls `on_final` once, as soon as the engine's last usage has been read."""
+    """Calls `on_final` when the engine's last usage has been read, unless it arrives in one piece with a token."""
 
     def __init__(
         self,

@@ -1,9 +1,10 @@
-"""Runs a gateway inside a test, on a real port."""
+"""Runs a gateway, or a server that a test scripts by hand, inside a test, on a real port."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from headway.gateway.serve import Gateway
 from headway.run import make_auto, make_books, make_gateway, make_gateway_server
 
 MODEL = "scripted"
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
@@ -105,3 +107,37 @@ async def running_gateway(config: Config, record: Path | None = None, key: str =
         await gateway.stop()
         if books is not None:
             await books.stop()
+
+
+@asynccontextmanager
+async def raw_server(serve: Serve, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[str]:
+    """A server that does what `serve` says with each connection. Gives its URL; ends its connections at the end.
+
+    Without this, a connection that is open at the end of a test is ended by the event loop's own clean-up, and asyncio
+    of Python 3.11 reports the cancelled handler as an error.
+    """
+    open_tasks: set[asyncio.Task[None]] = set()
+
+    async def serve_one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        open_tasks.add(task)
+        try:
+            await serve(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            open_tasks.discard(task)
+            writer.close()
+
+    listener = await asyncio.start_server(serve_one, "127.0.0.1", 0, ssl=tls)
+    async with listener:
+        try:
+            yield f"{'https' if tls else 'http'}://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        finally:
+            listener.close()
+            await asyncio.sleep(0)  # a handler that was created in this turn of the loop registers itself
+            ending = list(open_tasks)
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -14,9 +14,9 @@ import pytest
 from headway import http1
 from headway.errors import ConnectionFailed
 from headway.http1 import ConnectionPool, fetch
+from tests.running import Serve, raw_server
 
 pytestmark = pytest.mark.anyio
-Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 2\r\n\r\nhi"
 CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -31,12 +31,7 @@ class Server:
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
-        try:
-            await self._serve(reader, writer)
-        except (ConnectionError, asyncio.IncompleteReadError):
-            pass
-        finally:
-            writer.close()
+        await self._serve(reader, writer)
 
 
 @pytest.fixture(scope="module")
@@ -59,14 +54,12 @@ async def serving_over(scheme: str, certificate: Path, serve: Serve) -> AsyncIte
         own.load_cert_chain(certificate)
         trusted = ssl.create_default_context(cafile=str(certificate))
     server = Server(serve)
-    listener = await asyncio.start_server(server, "127.0.0.1", 0, ssl=own)
-    server.url = f"{scheme}://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    pool = ConnectionPool(server.url, tls=trusted)
-    try:
-        yield server, pool
-    finally:
-        pool.close()
-        listener.close()
+    async with raw_server(server, tls=own) as server.url:
+        pool = ConnectionPool(server.url, tls=trusted)
+        try:
+            yield server, pool
+        finally:
+            pool.close()
 
 
 Serving = Callable[[Serve], AbstractAsyncContextManager[tuple[Server, ConnectionPool]]]

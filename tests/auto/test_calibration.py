@@ -22,6 +22,7 @@ from headway.evals.expected import Wanted, read_wanted
 from headway.evals.plain_tasks import PlainTask
 from headway.evals.task_files import write_tasks
 from headway.evals.tool_calls import Expected, Task
+from tests.running import raw_server
 
 TIMER = {
     "type": "function",
@@ -80,9 +81,8 @@ async def endpoint(say: Any) -> AsyncIterator[str]:
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with raw_server(serve) as url:
+        yield url
 
 
 def answer(minutes: int, margin: float) -> dict[str, Any]:

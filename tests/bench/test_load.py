@@ -16,7 +16,7 @@ from headway.engines.scripted import Faults, Script, running
 from headway.errors import SetupError
 from headway.http1 import ConnectionPool, fetch
 from tests.bench.mock_process import mock_engine
-from tests.running import MODEL, config_for, running_gateway
+from tests.running import MODEL, config_for, raw_server, running_gateway
 
 pytestmark = pytest.mark.anyio
 
@@ -130,9 +130,8 @@ async def answering(pieces: list[bytes], pause_s: float) -> AsyncIterator[str]:
         writer.write(b"0\r\n\r\n")
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with raw_server(serve) as url:
+        yield url
 
 
 def event(tokens: int) -> bytes:
@@ -184,9 +183,7 @@ async def test_the_key_is_sent() -> None:
         heads.append(await reader.readuntil(b"\r\n\r\n"))
         writer.close()
 
-    server = await asyncio.start_server(listen, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with raw_server(listen) as url:
         for client in (LoadClient(url, "m", "k1"), LoadClient(url, "m")):
             call = LoadCall(time.perf_counter(), 4)
             await client.make(call, client.request(8, 4), lambda _at, _tokens: None)

@@ -14,7 +14,7 @@ from anthropic.types import TextBlock
 
 from headway.engines.scripted import Faults, Script, running
 from headway.gateway.events import replay
-from tests.running import MODEL, config_for, post, running_gateway
+from tests.running import MODEL, config_for, post, raw_server, running_gateway
 
 pytestmark = pytest.mark.anyio
 QUICK = Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.002),))
@@ -194,8 +194,8 @@ async def test_an_engine_whose_answer_is_not_json_is_a_lost_engine() -> None:
         writer.write(b"0\r\n\r\n")
         writer.close()
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-        engine: Any = SimpleNamespace(url=f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with raw_server(answer) as url:
+        engine: Any = SimpleNamespace(url=url)
         async with running_gateway(config_for([engine])) as here:
             streamed = await here.raw(post("/v1/chat/completions", CHAT))
             assert b'"content":"a"' in streamed

@@ -24,6 +24,7 @@ CONNECT_TIMEOUT_S = 5.0
 # vLLM's server, uvicorn, closes connections that are idle for 5 s. A much shorter limit avoids sending a request on a
 # connection that is being closed.
 IDLE_REUSE_S = 2.0
+MAX_HEAD_BYTES = 64 * 2**10
 MAX_WHOLE_BODY_BYTES = 64 * 2**20
 
 Headers = tuple[tuple[bytes, bytes], ...]
@@ -71,8 +72,9 @@ class Response:
 
     def __init__(self, pool: ConnectionPool, connection: PooledConnection) -> None:
         self.status = 0
-        self.content_type = b""
+        self.headers: dict[bytes, bytes] = {}  # by name in lower case; the last of several
         self.ended = False
+        self._head_bytes = 0
         self._keep_alive = False
         self._closed = False
         self._pool = pool
@@ -87,8 +89,10 @@ class Response:
     # --- called by httptools ---
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if name.lower() == b"content-type":
-            self.content_type = value
+        self._head_bytes += len(name) + len(value)
+        if self._head_bytes > MAX_HEAD_BYTES:
+            raise ConnectionFailed(f"the server's headers are larger than {MAX_HEAD_BYTES} bytes")
+        self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         parser = self._connection.parser
@@ -116,6 +120,10 @@ class Response:
                 future.set_result(None)
 
     # --- called by the user ---
+
+    @property
+    def content_type(self) -> bytes:
+        return self.headers.get(b"content-type", b"")
 
     async def first_byte(self) -> None:
         """Returns at the first byte of the body, or at its end if it has none."""

@@ -424,3 +424,18 @@ async def test_a_server_that_does_not_answer_a_small_question_is_not_waited_for(
 
     async with serving(silent) as (_server, pool):
         assert await fetch(pool, "/health", 0.1) == (0, b"")
+
+
+async def test_headers_can_be_read_and_are_bounded(serving: Serving) -> None:
+    async def head_of(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        for value in (b"one", b"two", b"x" * http1.MAX_HEAD_BYTES):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nX-Name: %b\r\ncontent-length: 0\r\n\r\n" % value)
+
+    async with serving(head_of) as (_server, pool):
+        for value in (b"one", b"two"):
+            response = await pool.request(b"GET", "/")
+            response.close()
+            assert response.headers == {b"x-name": value, b"content-length": b"0"}
+        with pytest.raises(ConnectionFailed, match="headers are larger"):
+            await (await pool.send(b"GET", "/")).read()

@@ -20,7 +20,9 @@ class Answer(Protocol):
     """An engine's answer, after its first byte has arrived."""
 
     status: int
-    content_type: bytes
+
+    @property
+    def content_type(self) -> bytes: ...
 
     async def read(self) -> bytes:
         """The whole body."""

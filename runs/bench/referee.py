@@ -20,7 +20,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from headway.bench.load import closed_loop
 from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2, run_command
 from headway.local.engine_process import cache_dir, free_port
 from runs.gateway.tax import spread
+from runs.measure.fetch import fetch
 from runs.measure.machine import require
 from runs.measure.streams import scripted
 from runs.measure.verdict import Verdict, at_most, finish, none_of
@@ -153,9 +153,7 @@ def measure(tool: Callable[[str, int], Turn], streams: int) -> Turn:
     url = f"http://127.0.0.1:{port}"
     with scripted(port, model="m", first_token_ms=FIRST_TOKEN_MS, step_ms=STEP_MS, seats=2 * max(GENERATIONS)):
         turn = tool(url, streams)
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with opener.open(f"{url}/scripted/record", timeout=10) as answer:
-            return in_the_engines_words(json.load(answer), turn, streams)
+        return in_the_engines_words(json.loads(fetch(f"{url}/scripted/record")), turn, streams)
 
 
 Figures = dict[tuple[str, int], list[Turn]]  # by tool and number of streams

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import statistics
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
+from runs.measure.fetch import fetch
 from runs.measure.token_times import TimedStream, timed_call
 
 SEATS = 32
@@ -67,9 +67,7 @@ def median_step_s(streams: list[TimedStream]) -> float:
 
 
 def counters(url: str) -> dict[str, int]:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(f"{url}/metrics", timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = fetch(f"{url}/metrics").decode().splitlines()
     names = {name: f"vllm:spec_decode_num_{name}_total{{" for name in COUNTERS}
     return {
         name: int(sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(start)))

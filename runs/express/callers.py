@@ -11,9 +11,12 @@ import math
 import random
 import time
 from dataclasses import dataclass, field
-from typing import cast
 
 import msgspec
+
+from headway.errors import ConnectionFailed
+from headway.http1 import ConnectionPool, Headers, Response
+from runs.measure.streams import CHAT_PATH, CLOSE
 
 CALL_TIMEOUT_S = 90.0
 TAIL_BYTES = 2000  # the last events of a stream: its usage with the proof, and [DONE]
@@ -29,20 +32,18 @@ class Plan:
     falls_back: bool = True
     leaves_after_s: float | None = None
 
-    def request(self, model: str) -> bytes:
+    def body(self, model: str) -> bytes:
         body: dict[str, object] = {"model": model, "max_tokens": self.tokens, "ignore_eos": True}
         body["messages"] = [{"role": "user", "content": "Tell me a long story about a bus."}]
         if self.streamed:
             body |= {"stream": True, "stream_options": {"include_usage": True}}
         if self.tier != "standard":
             body["service_tier"] = self.tier
-        content = msgspec.json.encode(body)
-        head = (
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
-        )
-        if not self.falls_back:
-            head += "headway-fallback: none\r\n"
-        return f"{head}content-length: {len(content)}\r\n\r\n".encode() + content
+        return msgspec.json.encode(body)
+
+    @property
+    def headers(self) -> Headers:
+        return CLOSE if self.falls_back else (*CLOSE, (b"headway-fallback", b"none"))
 
 
 @dataclass(slots=True)
@@ -59,77 +60,59 @@ class Ended:
     words: str = ""  # the message of a refusal, or the details of an unexplained end
 
 
-class Caller(asyncio.Protocol):
-    """One call. The gateway closes the connection at its end, or the client when it leaves."""
-
-    def __init__(self, plan: Plan, model: str) -> None:
-        self.done: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
-        self._plan, self._model = plan, model
-        self._head = self._body = b""
-        self._head_read = self._has_left = False
-        self._timer: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
-        self._transport.write(self._plan.request(self._model))
-        if self._plan.leaves_after_s is not None:
-            self._timer = asyncio.get_running_loop().call_later(self._plan.leaves_after_s, self._leave)
-
-    def data_received(self, data: bytes) -> None:
-        if not self._head_read:
-            self._head, end, data = (self._head + data).partition(b"\r\n\r\n")
-            self._head_read = bool(end)
-        self._body += data
-        if self._plan.streamed and self._head.startswith(b"HTTP/1.1 200"):
-            self._body = self._body[-TAIL_BYTES:]
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        if not self.done.done():
-            self.done.set_result(self._ended())
-
-    def _leave(self) -> None:
-        self._has_left = True
-        self._transport.abort()
-
-    def _ended(self) -> Ended:
-        ended = Ended(self._plan, "unexplained", time.monotonic())
-        head = self._head.decode("latin-1").split("\r\n")
-        headers = dict(line.lower().split(": ", 1) for line in head[1:] if ": " in line)
-        ended.id, ended.tier_served = headers.get("x-request-id", ""), headers.get("headway-tier-served", "")
-        status = head[0].split()[1] if self._head_read else ""
-        if self._plan.streamed and b"data: [DONE]" in self._body:
-            ended.how = "answered"
-            self._read_usage(ended, self._body[self._body.rindex(b"data: {") : self._body.rindex(b"data: [DONE]")])
-        elif not self._plan.streamed and status == "200" and not self._has_left:
-            ended.how = "answered"
-            self._read_usage(ended, b"data: " + self._body)
-        elif self._has_left:
-            ended.how = "left"
-        elif status in ("429", "503") and b'"code":"' in self._body:
-            ended.how = "refused"
-            ended.words = msgspec.json.decode(self._body)["error"]["code"]
-        elif status == "200" and b'data: {"error":' in self._body:
-            ended.how = "cut"
-        else:
-            ended.words = f"status {status or 'none'}, then {self._body[-200:]!r}"
-        return ended
-
-    def _read_usage(self, ended: Ended, event: bytes) -> None:
-        # The chunked encoding surrounds the event, so take the object from its first brace to its last.
-        usage = msgspec.json.decode(event[event.index(b"{") : event.rindex(b"}") + 1])["usage"]
-        ended.tokens, ended.proof = usage["completion_tokens"], usage["headway"]
-
-
 async def call(port: int, model: str, plan: Plan) -> Ended:
-    loop = asyncio.get_running_loop()
+    """Make one call on a connection of its own. The client leaves by closing it."""
+    pool = ConnectionPool(f"http://127.0.0.1:{port}")
+    body = b""
+    response: Response | None = None
+
+    def keep(data: bytes) -> None:
+        nonlocal body
+        body += data
+        if plan.streamed and response is not None and response.status == 200:
+            body = body[-TAIL_BYTES:]
+
+    ended = Ended(plan, "unexplained", 0.0)
     try:
-        async with asyncio.timeout(CALL_TIMEOUT_S):
-            _, caller = await loop.create_connection(lambda: Caller(plan, model), "127.0.0.1", port)
-            return await caller.done
-    except (OSError, TimeoutError) as error:
-        return Ended(plan, "unexplained", time.monotonic(), words=repr(error))
+        async with asyncio.timeout(CALL_TIMEOUT_S), asyncio.timeout(plan.leaves_after_s) as stay:
+            response = await pool.send(b"POST", CHAT_PATH, plan.body(model), plan.headers)
+            await response.pipe(keep)
+    except (ConnectionFailed, TimeoutError) as error:
+        ended.words = repr(error)
+    finally:
+        ended.at = time.monotonic()
+        if response is not None:
+            response.close()
+    if response is not None:
+        _explain(ended, response, body, has_left=stay.expired())
+    return ended
+
+
+def _explain(ended: Ended, response: Response, body: bytes, *, has_left: bool) -> None:
+    ended.id = response.headers.get(b"x-request-id", b"").decode()
+    ended.tier_served = response.headers.get(b"headway-tier-served", b"").decode()
+    is_answer = response.status == 200
+    if ended.plan.streamed and b"data: [DONE]" in body:
+        ended.how = "answered"
+        event = body[body.rindex(b"data: {") : body.rindex(b"data: [DONE]")]
+        _read_usage(ended, event.removeprefix(b"data: "))
+    elif not ended.plan.streamed and is_answer and response.ended:
+        ended.how = "answered"
+        _read_usage(ended, body)
+    elif has_left:
+        ended.how = "left"
+    elif response.status in (429, 503) and b'"code":"' in body:
+        ended.how = "refused"
+        ended.words = msgspec.json.decode(body)["error"]["code"]
+    elif is_answer and b'data: {"error":' in body:
+        ended.how = "cut"
+    else:
+        ended.words = f"{ended.words} status {response.status or 'none'}, then {body[-200:]!r}"
+
+
+def _read_usage(ended: Ended, answer: bytes) -> None:
+    usage = msgspec.json.decode(answer)["usage"]
+    ended.tokens, ended.proof = usage["completion_tokens"], usage["headway"]
 
 
 def length(chance: random.Random, median: int) -> int:

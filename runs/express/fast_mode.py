@@ -30,7 +30,7 @@ from headway.http1 import ConnectionPool, fetch
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 from runs.measure.machine import require, too_slow
-from runs.measure.streams import CALL_TIMEOUT_S, Stream, call, chat_request, gateway
+from runs.measure.streams import CALL_TIMEOUT_S, ChatRequest, Stream, call, chat_request, gateway
 from runs.measure.verdict import Verdict, at_least, finish
 
 console = Console(width=110)
@@ -77,7 +77,7 @@ class Callers:
 
 
 @contextlib.asynccontextmanager
-async def load(url: str, request: bytes, streams: int) -> AsyncIterator[Callers]:
+async def load(url: str, request: ChatRequest, streams: int) -> AsyncIterator[Callers]:
     callers = Callers()
 
     async def one() -> None:

@@ -10,7 +10,6 @@ import random
 import resource
 import sys
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from rich.progress import Progress
 from headway.config import Config
 from headway.local.engine_process import free_port
 from headway.run import make_auto, make_gateway, make_gateway_server
-from runs.measure.streams import chat_request, scripted
+from runs.measure.fetch import fetch
+from runs.measure.streams import CHAT_PATH, chat_request, scripted
 from runs.measure.verdict import Bar, Verdict, at_most, finish, none_of
 
 console = Console(width=110)
@@ -86,10 +86,8 @@ def open_files(engine_port: int, port: int) -> Sockets:
 
 
 def engine_record(url: str) -> dict[str, int]:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url + "/scripted/record", timeout=10) as answer:
-        record: dict[str, int] = json.loads(answer.read())
-        return record
+    record: dict[str, int] = json.loads(fetch(url + "/scripted/record"))
+    return record
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,9 @@ async def measure(cycles: int, engine_port: int) -> Figures:
     pool = gateway.machine.pools[MODEL]
     while not pool.open_replicas:
         await asyncio.sleep(0.01)
-    chance, request = random.Random(SEED), chat_request(MODEL, 40)
+    chance, body = random.Random(SEED), chat_request(MODEL, 40).body
+    head = f"POST {CHAT_PATH} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    request = head.encode() + body
 
     async def left_now(clients: int, tasks: int = 0, files: int = 0) -> Figures:
         record = await asyncio.to_thread(engine_record, engine_url)

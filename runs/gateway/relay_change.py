@@ -22,7 +22,7 @@ from rich.progress import track
 
 from headway.local.engine_process import free_port
 from runs.gateway.tax import all_complete
-from runs.measure.streams import at_once, chat_request, cpu_seconds, gateway, process, scripted
+from runs.measure.streams import ChatRequest, at_once, chat_request, cpu_seconds, gateway, process, scripted
 from runs.measure.verdict import Verdict, at_least, at_most, finish
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def checked_out(commit: str, folder: Path) -> Path:
     return tree
 
 
-def turn_us(url: str, pid: int, request: bytes) -> float:
+def turn_us(url: str, pid: int, request: ChatRequest) -> float:
     began = cpu_seconds(pid)
     streams, _ = uvloop.run(at_once(url, request, STREAMS))
     all_complete(streams)

@@ -70,7 +70,7 @@ def spread(values: list[float], digits: int = 3) -> str:
 def all_complete(streams: list[Stream]) -> None:
     lost = [s for s in streams if not s.complete]
     if lost:
-        raise SystemExit(f"{len(lost)} of {len(streams)} calls did not complete (first status {lost[0].status!r})")
+        raise SystemExit(f"{len(lost)} of {len(streams)} calls did not complete (first status {lost[0].status})")
 
 
 def relay_cpu(folder: Path, rounds: int) -> float:

@@ -66,7 +66,7 @@ def verdict(figures: Figures) -> Verdict:
     return Verdict(figure, bars)
 
 
-async def one_round(number: int, ports: list[int]) -> Counter[bytes]:
+async def one_round(number: int, ports: list[int]) -> Counter[int]:
     secret = f"hw-race-{number}"
     request = chat_request(MODEL, TOKENS, key=secret)
     done: list[Stream] = await asyncio.gather(
@@ -105,14 +105,14 @@ async def main() -> int:
                 gateway(port, folder, model=MODEL, engine_urls=urls, seats=CALLS, tiers=PRICE, ledger=ledger)
             )
         counts = [await one_round(number, ports) for number in track(range(rounds), console=console)]
-        await until_shipped(store, sum(one[b"200"] for one in counts))
+        await until_shipped(store, sum(one[200] for one in counts))
         checked = verify(store.entries())
         verify_budgets(checked, store.slices(), store.keys_since(0))
         store.close()
     billed: Counter[str] = Counter()
     for (key, period, _), amount in checked.spent.items():
         billed[key] += amount if len(period) > len("2026-11") else 0  # days, not months
-    found = [Round(one[b"200"], one[b"402"], billed[f"key-{number}"]) for number, one in enumerate(counts)]
+    found = [Round(one[200], one[402], billed[f"key-{number}"]) for number, one in enumerate(counts)]
     table = Table("round", "served", "over the budget", "billed ÷ budget")
     for number, one in enumerate(found):
         table.add_row(str(number), str(one.served), str(one.over_budget), f"{one.billed / BUDGET:.4f}")

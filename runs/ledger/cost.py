@@ -19,7 +19,7 @@ from headway.ledger.opening import open_store
 from headway.local.engine_process import free_port
 from runs.ledger.own_postgres import OwnPostgres
 from runs.measure.machine import require
-from runs.measure.streams import Stream, call, chat_request, gateway, scripted
+from runs.measure.streams import ChatRequest, Stream, call, chat_request, gateway, scripted
 from runs.measure.verdict import Verdict, at_most, finish
 
 console = Console(width=120)
@@ -57,7 +57,7 @@ def whole_ms(stream: Stream) -> float:
     return (stream.ended_at - stream.sent_at) * 1e3
 
 
-async def one_at_a_time(plain: str, books: str, request: bytes) -> tuple[list[Stream], list[Stream]]:
+async def one_at_a_time(plain: str, books: str, request: ChatRequest) -> tuple[list[Stream], list[Stream]]:
     streams: tuple[list[Stream], list[Stream]] = ([], [])
     for _ in range(CALLS):
         for url, mine in zip((plain, books), streams, strict=True):

@@ -16,6 +16,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from headway.errors import ConnectionFailed
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
 from headway.ledger.verify import verify
@@ -86,8 +87,8 @@ async def load(url: str, answers: Counter[str], stop: asyncio.Event) -> None:
     async def one() -> None:
         try:
             stream = await call(url, request)
-            answers["complete" if stream.complete else stream.status.decode() or "no answer"] += 1
-        except (OSError, TimeoutError):
+            answers["complete" if stream.complete else str(stream.status or "no answer")] += 1
+        except (ConnectionFailed, TimeoutError):
             answers["no answer"] += 1
 
     while not stop.is_set():

@@ -15,7 +15,8 @@ from headway.ledger.books import CHECKPOINT_S
 from headway.ledger.entries import Entry
 from headway.ledger.store import Store
 from headway.ledger.verify import verify
-from runs.measure.witness import PROBE_ID_LENGTH, fetch
+from runs.measure.fetch import fetch
+from runs.measure.witness import PROBE_ID_LENGTH
 
 
 class Sent(msgspec.Struct):

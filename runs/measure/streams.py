@@ -1,4 +1,4 @@
-"""A thin load client for the runs: raw asyncio protocols, so that the client's own cost stays small.
+"""A thin load client for the runs: it reads as little of each piece as it can, so that its own cost stays small.
 
 Every call is timestamped when it is sent, at its first token and at its last. Token counts are the server's usage.
 """
@@ -10,16 +10,19 @@ import os
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
-from urllib.parse import urlsplit
 
 import msgspec
 
+from headway.errors import ConnectionFailed
+from headway.http1 import ConnectionPool, Headers
+from runs.measure.fetch import fetch
+
+CHAT_PATH = "/v1/chat/completions"
+CLOSE: Headers = ((b"connection", b"close"),)  # each call has a connection of its own
 CALL_TIMEOUT_S = 120.0
 
 
@@ -34,7 +37,7 @@ class Stream:
     tokens: int = 0
     pieces: int = 0  # pieces of text: about as many as tokens, also if the call was cut off
     complete: bool = False
-    status: bytes = b""
+    status: int = 0
     proof: dict[str, object] = field(default_factory=dict)  # the gateway's proof
 
     @property
@@ -42,84 +45,82 @@ class Stream:
         return (self.tokens - 1) / max(1e-9, self.last_at - self.first_at)
 
 
-class _Caller(asyncio.Protocol):
-    def __init__(self, request: bytes) -> None:
-        self.stream = Stream()
-        self.done: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
-        self._request = request
+class _Reader:
+    """Reads one stream; `feed` is called straight from the socket."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
         self._tail = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.WriteTransport, transport)
-        self.stream.sent_at = time.perf_counter()
-        self._transport.write(self._request)
-
-    def data_received(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         now = time.perf_counter()
-        if not self.stream.status:
-            self.stream.status = data[9:12]
+        stream = self._stream
         pieces = data.count(b'"delta":{"content"')
-        self.stream.pieces += pieces
+        stream.pieces += pieces
         if pieces or b'"role":"assistant"' in data:
-            if not self.stream.first_at:
-                self.stream.first_at = now
-            self.stream.last_at = now
+            if not stream.first_at:
+                stream.first_at = now
+            stream.last_at = now
         self._tail = (self._tail + data)[-1200:]
         if b"[DONE]" in self._tail:
-            self.stream.complete = True
-            self.stream.ended_at = now
+            stream.complete = True
+            stream.ended_at = now
             usage = self._tail.rfind(b'"completion_tokens":')
-            self.stream.tokens = int(self._tail[usage + 20 :].split(b",")[0].split(b"}")[0])
+            stream.tokens = int(self._tail[usage + 20 :].split(b",")[0].split(b"}")[0])
             proof = self._tail.rfind(b'"headway":{')
             if proof > 0:
-                self.stream.proof = msgspec.json.decode(self._tail[proof + 10 : self._tail.index(b"}", proof) + 1])
-            self._finish()
+                stream.proof = msgspec.json.decode(self._tail[proof + 10 : self._tail.index(b"}", proof) + 1])
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._finish()
 
-    def _finish(self) -> None:
-        if not self.done.done():
-            self.done.set_result(self.stream)
-        self._transport.close()
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    body: bytes
+    key: str
+
+    @property
+    def headers(self) -> Headers:
+        return (*CLOSE, (b"x-api-key", self.key.encode()))
 
 
 STORY = "Tell me a long story about a bus."
 
 
-def chat_request(model: str, max_tokens: int, key: str = "none", prompt: str = STORY, **more: object) -> bytes:
-    body = msgspec.json.encode(
-        {
-            **more,
-            "model": model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": max_tokens,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    )
-    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n"
-    head += f"x-api-key: {key}\r\n"
-    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+def chat_request(model: str, max_tokens: int, key: str = "none", prompt: str = STORY, **more: object) -> ChatRequest:
+    body = {
+        **more,
+        "model": model,
+        "messages": [{"role": "user", "content": prompt}],
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    return ChatRequest(msgspec.json.encode(body), key)
 
 
-async def call(url: str, request: bytes) -> Stream:
-    parts = urlsplit(url)
-    host, port = parts.hostname or "", parts.port or 80
-    loop = asyncio.get_running_loop()
+async def call(url: str, request: ChatRequest) -> Stream:
+    """Make one call on a connection of its own. A call that is cut off is not complete; see its status."""
+    stream = Stream()
     async with asyncio.timeout(CALL_TIMEOUT_S):
-        _, caller = await loop.create_connection(lambda: _Caller(request), host, port)
-        return await caller.done
+        response = await ConnectionPool(url).send(b"POST", CHAT_PATH, request.body, request.headers)
+        stream.sent_at = time.perf_counter()
+        try:
+            await response.pipe(_Reader(stream).feed)
+        except ConnectionFailed:
+            pass
+        finally:
+            stream.status = response.status
+            response.close()
+    return stream
 
 
-async def at_once(url: str, request: bytes, streams: int) -> tuple[list[Stream], float]:
+async def at_once(url: str, request: ChatRequest, streams: int) -> tuple[list[Stream], float]:
     """Make `streams` calls at once. Returns them and the time from the first request to the last token."""
     done = await asyncio.gather(*[call(url, request) for _ in range(streams)])
     return done, max(s.last_at for s in done) - min(s.sent_at for s in done)
 
 
-async def on_schedule(url: str, request: bytes, times_s: list[float]) -> list[Stream]:
+async def on_schedule(url: str, request: ChatRequest, times_s: list[float]) -> list[Stream]:
     """Make calls at the given times from now, without waiting for earlier ones to end."""
     loop = asyncio.get_running_loop()
     start = loop.time()
@@ -180,11 +181,10 @@ def process(command: list[str], ready_url: str, env: Mapping[str, str] = os.envi
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes]) -> None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + 60
     while True:
         try:
-            opener.open(url, timeout=2).close()
+            fetch(url, timeout_s=2)
             return
         except OSError:
             if process.poll() is not None or time.monotonic() > deadline:

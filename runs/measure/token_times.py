@@ -9,13 +9,12 @@ import asyncio
 import itertools
 import time
 from dataclasses import dataclass, field
-from urllib.parse import urlsplit
 
 import msgspec
 
+from headway.http1 import ConnectionPool
 from headway.local.engine_env import MODEL_NAME
-
-CALL_TIMEOUT_S = 120.0
+from runs.measure.streams import CALL_TIMEOUT_S, CHAT_PATH, CLOSE
 
 
 @dataclass
@@ -61,26 +60,46 @@ async def timed_call(
 ) -> TimedStream:
     """Make one call. `asked` has `messages` (chat) or `prompt`. Pass a `stream` to observe it during the call."""
     stream = stream or TimedStream()
-    parts = urlsplit(url)
+    path = CHAT_PATH if "messages" in asked else "/v1/completions"
+    body = {
+        "model": MODEL_NAME,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        **asked,
+    }
     async with asyncio.timeout(CALL_TIMEOUT_S):
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        response = await ConnectionPool(url).send(b"POST", path, msgspec.json.encode(body), CLOSE)
+        stream.sent_at = time.perf_counter()
         try:
-            stream.sent_at = time.perf_counter()
-            writer.write(_request(max_tokens, asked))
-            status = await reader.readline()
-            if b" 200 " not in status:
-                raise RuntimeError(f"{status.decode().strip()} {(await reader.read()).decode(errors='replace')}")
-            while line := await reader.readline():
-                if line.startswith(b"data: {"):
-                    _take(stream, time.perf_counter(), line)
-                elif line.startswith(b"data: [DONE]"):
-                    stream.complete = True
-                    break
+            events = _Events(stream)
+            await response.pipe(events.feed)
         finally:
-            writer.close()
+            response.close()
+    if response.status != 200:
+        raise RuntimeError(f"status {response.status}: {events.rest.decode(errors='replace')}")
     if not stream.complete or not stream.arrivals:
         raise RuntimeError("A stream ended early: this turn cannot be counted.")
     return stream
+
+
+class _Events:
+    """Splits one stream into events; `feed` is called straight from the socket."""
+
+    def __init__(self, stream: TimedStream) -> None:
+        self._stream = stream
+        self.rest = b""  # the start of an event, or the body of an error
+
+    def feed(self, data: bytes) -> None:
+        now = time.perf_counter()
+        *events, self.rest = (self.rest + data).split(b"\n\n")
+        for event in events:
+            if event.startswith(b"data: {"):
+                _take(self._stream, now, event)
+            elif event == b"data: [DONE]":
+                self._stream.complete = True
 
 
 def _take(stream: TimedStream, now: float, line: bytes) -> None:
@@ -90,24 +109,6 @@ def _take(stream: TimedStream, now: float, line: bytes) -> None:
         stream.arrivals.append((now, count))
     for choice in event["choices"]:
         stream.text += choice.get("text") or choice.get("delta", {}).get("content") or ""
-
-
-def _request(max_tokens: int, asked: dict[str, object]) -> bytes:
-    body = msgspec.json.encode(
-        {
-            "model": MODEL_NAME,
-            "max_tokens": max_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            **asked,
-        }
-    )
-    path = "/v1/chat/completions" if "messages" in asked else "/v1/completions"
-    # HTTP/1.0, so that the answer is not chunked.
-    head = f"POST {path} HTTP/1.0\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-    return head.encode() + body
 
 
 def chat(content: str) -> dict[str, object]:

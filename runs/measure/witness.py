@@ -7,13 +7,14 @@ last step. These give the largest batch ("company") of a request's steps, and th
 from __future__ import annotations
 
 import asyncio
-import urllib.request
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
+
+from runs.measure.fetch import fetch
 
 PROBE_ID_LENGTH = 16  # the engine generates these for requests without an id; the gateway's ids are twice as long
 
@@ -108,13 +109,6 @@ def highest_running(records: list[Record]) -> int:
 
 
 _read_record = msgspec.json.Decoder(Record).decode
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def fetch(url: str, body: bytes | None = None) -> bytes:
-    with _opener.open(url, data=body, timeout=10) as answer:
-        content: bytes = answer.read()
-        return content
 
 
 async def read_record(url: str) -> Record:

@@ -25,7 +25,17 @@ from rich.table import Table
 
 from headway.local.engine_process import free_port
 from runs.gateway.tax import all_complete, percentile, spread
-from runs.measure.streams import Stream, at_once, call, chat_request, cpu_seconds, gateway, on_schedule, scripted
+from runs.measure.streams import (
+    ChatRequest,
+    Stream,
+    at_once,
+    call,
+    chat_request,
+    cpu_seconds,
+    gateway,
+    on_schedule,
+    scripted,
+)
 from runs.measure.verdict import finish
 from runs.peers.haproxy import haproxy
 from runs.peers.litellm import litellm
@@ -111,7 +121,7 @@ def cpu_since(before: dict[int, float], pid: int) -> float:
     return sum(used - before.get(member, 0.0) for member, used in cpu_by_process(pid).items())
 
 
-async def one_by_one(url: str, request: bytes) -> list[Stream]:
+async def one_by_one(url: str, request: ChatRequest) -> list[Stream]:
     streams = []
     for _ in range(ALONE_CALLS):
         streams.append(await call(url, request))
@@ -168,7 +178,7 @@ def relays(ways: list[Way], rounds: int, *, full: bool) -> dict[str, Relay]:
             failed[way.name] += sum(not s.complete for s in done)
             relayed = sum(s.tokens if s.complete else s.pieces for s in done)
             if not relayed:
-                raise SystemExit(f"{way.name} relayed nothing (first status {done[0].status!r})")
+                raise SystemExit(f"{way.name} relayed nothing (first status {done[0].status})")
             turns[way.name].append((1e6 * used / relayed, relayed / seconds, used / seconds))
     columns = {name: list(zip(*figures, strict=True)) for name, figures in turns.items()}
     return {name: Relay(cpu, speed, core, failed[name]) for name, (cpu, speed, core) in columns.items()}

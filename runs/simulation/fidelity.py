@@ -30,7 +30,7 @@ from headway.sim.cell import Cell
 from headway.sim.loop import Job, SimTrip, Simulation
 from headway.sim.workload import Lengths, Recipe, synthesize
 from runs.measure.machine import require, too_slow
-from runs.measure.streams import Stream, call, chat_request, gateway, scripted
+from runs.measure.streams import ChatRequest, Stream, call, chat_request, gateway, scripted
 from runs.measure.verdict import Verdict, at_most, finish
 
 console = Console(width=120)
@@ -96,7 +96,7 @@ class Side:
 @dataclass
 class Planned:
     job: Job
-    request: bytes
+    request: ChatRequest
 
 
 def planned(jobs: Iterator[Job], model: str, seconds: float) -> list[Planned]:
@@ -112,9 +112,9 @@ def planned(jobs: Iterator[Job], model: str, seconds: float) -> list[Planned]:
     return made
 
 
-def taken_for(request: bytes) -> int:
+def taken_for(request: ChatRequest) -> int:
     """The prompt tokens that the gateway estimates."""
-    return len(request.partition(b"\r\n\r\n")[2]) // BYTES_PER_TOKEN
+    return len(request.body) // BYTES_PER_TOKEN
 
 
 async def live(url: str, plan: list[Planned]) -> list[Seen]:
@@ -190,7 +190,7 @@ class Measured:
 async def measure(url: str, prompts: Prompts, into: Measured) -> None:
     """Measure the speed of a stream at some batches, and how long a prompt delays those aboard and its own caller."""
 
-    def request(tokens: int) -> bytes:
+    def request(tokens: int) -> ChatRequest:
         return chat_request(MODEL_NAME, tokens, prompt=prompts.text(SHORT))
 
     async def decode(streams: int, tokens: int) -> list[Stream]:

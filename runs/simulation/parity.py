@@ -72,7 +72,7 @@ async def load(port: int, urls: list[str], calls_to_make: int) -> Counter[str]:
 
     async def one(tier: str, tokens: int) -> None:
         stream = await call(f"http://127.0.0.1:{port}", chat_request(MODEL, tokens, service_tier=tier))
-        answers[f"{tier}: {'complete' if stream.complete else stream.status.decode() or 'cut'}"] += 1
+        answers[f"{tier}: {'complete' if stream.complete else stream.status or 'cut'}"] += 1
 
     for _ in range(calls_to_make):
         tier = chance.choices(["default", "fast", "flex"], [0.6, 0.3, 0.1])[0]

@@ -1,8 +1,8 @@
 """Caps: how many streams each floor allows on each replica of a pool.
 
-A cap comes from the replica's curve, corrected by what streams with a floor really got (feedback.py). A replica without
-a curve keeps no promise: nothing is known of its speed. One that was suddenly slow is shut out: its caps are 0 for a
-while. Knows nothing of who is aboard.
+A cap comes from the replica's curve, corrected by the measured speed of streams with a floor (feedback.py). Without a
+curve the speed of a replica is unknown and its caps are 0. A replica that became slow suddenly is shut out: its caps
+are 0 for a while. This module does not know which streams are aboard.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from headway.core.feedback import Feedback
 from headway.core.replicas import ReplicaState
 from headway.core.types import Replica
 
-FEEDBACK_STEP = 0.01  # caps follow the measured speed in steps of this size
+FEEDBACK_STEP = 0.01  # caps are computed again when the measured slowness has changed by more than this share
 
 
 class Caps:
@@ -22,16 +22,16 @@ class Caps:
         self.floors = floors
         self._margin = margin
         self._doors = doors
-        self._shut_out: OrderedDict[str, ReplicaState] = OrderedDict()  # the first due first
-        self._most: dict[float, int] = {}  # by floor; empty after a change of the fleet
+        self._shut_out: OrderedDict[str, ReplicaState] = OrderedDict()  # the first to be let back in comes first
+        self._most: dict[float, int] = {}  # cache by floor, cleared when the fleet changes
 
     def fleet_changed(self) -> None:
-        """A replica has come, changed, drained or gone."""
+        """A replica was added, changed, drained or removed."""
         self._most.clear()
 
     def most_streams(self, floor_tps: float) -> int:
-        """The largest cap of any replica that calls can wait for, by its curve as it was measured; for a floor of 0 the
-        most seats. O(replicas) after a change of the fleet, O(1) otherwise."""
+        """The largest cap of any replica that calls can wait for, from its curve without correction; for a floor of 0,
+        the largest number of seats. O(replicas) after a change of the fleet, otherwise O(1)."""
         most = self._most.get(floor_tps)
         if most is None:
             replicas = [state.replica for state in self._doors.replicas.values() if not state.draining]
@@ -40,7 +40,7 @@ class Caps:
         return most
 
     def refresh(self, state: ReplicaState) -> None:
-        """Followed by Doors.place."""
+        """Compute the caps of the replica again. The caller must call Doors.place afterwards."""
         state.caps_slowness = state.feedback.slowness
         is_shut_out = state.replica.name in self._shut_out
         state.caps = {
@@ -54,10 +54,10 @@ class Caps:
             return 0
         return replica.curve.slower(slowness).largest_batch(floor_tps, replica.seats, self._margin)
 
-    # --- what was learnt of a replica ---
+    # --- measured speed ---
 
     def learn(self, state: ReplicaState, slowness: float, now: float) -> None:
-        """A stream with a floor that left was so much slower than the curve had foreseen. Followed by Doors.place."""
+        """Record the slowness of a stream with a floor that ended. The caller must call Doors.place afterwards."""
         feedback = state.feedback
         feedback.observe(slowness, now)
         if feedback.shut_out_until > now:
@@ -77,7 +77,7 @@ class Caps:
             self._doors.place(state, now)
 
     def forget(self, state: ReplicaState) -> None:
-        """The replica is gone, or has another curve."""
+        """Reset what was measured: the replica was removed or has another curve."""
         state.feedback = Feedback()
         self._shut_out.pop(state.replica.name, None)
 

@@ -1,11 +1,12 @@
-"""The curve: how fast a replica gives tokens to each stream when it carries b of them.
+"""The curve: the time per token of each stream on a replica that carries b streams.
 
     seconds per token (b) = a + c*b + d*sqrt(b)
 
-a is the step that reads the weights whatever the batch, c what each stream adds, d the slow start of the rest; three
-measured points fit it (docs/design/0002). Pure arithmetic: who measures, and when, is not known here.
+a is the time to read the weights, which does not depend on the batch; c is what each stream adds; d is a part that
+grows more slowly with the batch. Three measured points are enough to fit it (docs/design/0002). This module is
+arithmetic only: measurements are made elsewhere.
 
-Invariant: the fitted curve never falls with the batch, so "the largest batch that keeps a floor" is well defined.
+Invariant: the fitted curve never falls as the batch grows, so "the largest batch that keeps a floor" is well defined.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from math import inf, sqrt
 
 Point = tuple[int, float]  # batch, seconds per token
 
-# A promise is kept by every stream, not by the average one; the margin is what the slowest lie below the curve.
+# A promise must be kept for every stream, not only on average. The margin covers streams slower than the curve.
 DEFAULT_MARGIN = 0.1
 
 
@@ -30,11 +31,11 @@ class Curve:
         return self.a + self.c * batch + self.d * sqrt(batch)
 
     def speed_tps(self, batch: int) -> float:
-        """Tokens per second of one stream among `batch`."""
+        """Tokens per second of one stream in a batch of this size."""
         return 1.0 / self.seconds_per_token(batch)
 
     def largest_batch(self, floor_tps: float, seats: int, margin: float = DEFAULT_MARGIN) -> int:
-        """The largest batch, at most `seats`, at which a stream gets the floor and the margin; 0 if none does."""
+        """The largest batch, at most `seats`, at which a stream gets the floor plus the margin; 0 if there is none."""
         allowed_s = 1.0 / (floor_tps * (1.0 + margin))
         low, high = 0, seats
         while low < high:
@@ -46,17 +47,17 @@ class Curve:
         return low
 
     def slower(self, factor: float) -> Curve:
-        """The same curve with every step `factor` times as long."""
+        """Return the same curve with every step `factor` times as long."""
         return Curve(self.a * factor, self.c * factor, self.d * factor)
 
 
 def fit(points: list[Point]) -> Curve:
-    """The curve nearest to the points in relative error, with no negative part. One point gives a flat curve."""
+    """Fit a curve by least squares of the relative error, with no negative part. One point gives a flat curve."""
     batches = {batch for batch, _ in points}
     if not points or any(batch < 1 or seconds <= 0 for batch, seconds in points):
         raise ValueError("a curve needs points (batch, seconds per token) with batch >= 1 and seconds > 0")
     best, best_error = Curve(max(seconds for _, seconds in points), 0.0, 0.0), inf
-    # With a part that comes out negative the fit is done again without it; the best of those that remain is taken.
+    # Try every combination of the three parts, skip fits with a negative part, and take the one with the least error.
     for count in range(1, min(3, len(batches)) + 1):
         for parts in combinations(range(3), count):
             solution = _least_squares(points, parts)

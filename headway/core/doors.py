@@ -1,11 +1,11 @@
 """The doors of a pool's replicas: which are open, which of them are light, and how many seats are free.
 
-A replica is *light* while its doors are closed to streams beyond its light seats (the batch at which its curve keeps
-the floor), and *heavy* otherwise. Closed replicas take nobody; they stay light only while they carry a stream with a
-floor. The standard share bounds how many replicas may be light.
+A replica is *light* while it takes no streams beyond its light seats (the largest batch that keeps a floor), otherwise
+*heavy*. A replica that is not open takes no calls; it stays light only while it carries a stream with a floor. The
+standard share limits how many replicas may be light.
 
-Knows nothing of calls or of who boards next. Every change of a replica ends with `place`, which keeps the queues and
-the counts.
+This module does not decide which call boards next. Every change of a replica ends with `place`, which updates the
+queues and the counts.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class Doors:
     def __init__(self, standard_share: float) -> None:
         self.replicas: dict[str, ReplicaState] = {}
         self.open_replicas = 0
-        self.light_replicas = 0  # without those that are draining
+        self.light_replicas = 0  # except those that are draining
         self.light_seats = 0  # of light replicas, taken or free
         self.ready = 0  # free seats of open light replicas
         self.free_heavy = 0  # free seats of open heavy replicas
         self.heavy = BucketQueue()  # heavy, open and with a free seat, by load
         self.heavy_by_free = BucketQueue()  # heavy and open, by free seats; full ones are in bucket 0
-        self.light = BucketQueue()  # light, open and with a free light seat, by how many
-        self.light_with_flex: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and somebody to preempt
-        self.idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, and no express stream aboard
-        self.never_light: set[str] = set()  # those that cannot keep any floor: no curve, or too slow
+        self.light = BucketQueue()  # light, open and with a free light seat, by free seats
+        self.light_with_flex: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, with a flex call to preempt
+        self.idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, no express stream aboard
+        self.never_light: set[str] = set()  # replicas that cannot keep any floor: no curve, or too slow
         self.draining: set[str] = set()
         self._standard_share = standard_share
 
@@ -37,7 +37,7 @@ class Doors:
 
     @property
     def known_replicas(self) -> int:
-        """Those that a call can wait for: open, or closed because something failed there."""
+        """The number of replicas that a call can wait for: open, or closed after a failure."""
         return len(self.replicas) - len(self.draining)
 
     def open(self, state: ReplicaState, now: float) -> None:
@@ -54,7 +54,7 @@ class Doors:
         self._set_open(state, now, value=False)
 
     def remove(self, state: ReplicaState, now: float) -> None:
-        """Forget the replica. What is aboard does not count any more."""
+        """Remove the replica. Streams aboard are no longer counted."""
         name = state.replica.name
         self.close(state, now)
         self.set_light(state, now, value=False)
@@ -73,7 +73,7 @@ class Doors:
 
     @property
     def max_light_replicas(self) -> int:
-        """What the standard share leaves. A single replica is light or heavy as calls come: it cannot be shared."""
+        """The number that the standard share allows. A single open replica cannot be divided, so it may be light."""
         if self.open_replicas == 1:
             return 1
         return int(self.open_replicas * (1.0 - self._standard_share) + 1e-9)
@@ -83,13 +83,13 @@ class Doors:
         return self.light_replicas < self.max_light_replicas
 
     def emptiest_heavy(self, avoid: Set[str] = frozenset()) -> ReplicaState | None:
-        """The emptiest heavy replica that could be light."""
+        """The emptiest heavy replica that could be light; None if there is none with a free seat."""
         if len(self.never_light) == len(self.replicas):
             return None
         return self.heavy.lowest(self.never_light | avoid if avoid else self.never_light)
 
     def provide(self, wanted: int, now: float) -> None:
-        """Close and open doors so that there are as many light seats, taken and ready, as are wanted."""
+        """Make replicas light or heavy until there are as many light seats, taken or ready, as wanted, if possible."""
         while self.light_seats < wanted and self.may_another_be_light:
             full = (state for state in self.heavy_by_free.bucket(0) if state.light_seats)
             state = self.emptiest_heavy() or next(full, None)
@@ -106,13 +106,13 @@ class Doors:
             self.place(state, now)
 
     def set_light(self, state: ReplicaState, now: float, *, value: bool) -> None:
-        """Followed by `place`."""
+        """The caller must call `place` afterwards."""
         if state.light != value:
             state.advance(now)
             state.light = value
 
     def place(self, state: ReplicaState, now: float) -> None:
-        """Put the replica where it belongs after any change of it, and count its seats."""
+        """Put the replica into the queues it belongs to and count its seats. Needed after every change of a replica."""
         self._take_out(state)
         if state.light and not state.express_seats and not (state.open and state.light_seats):
             self.set_light(state, now, value=False)
@@ -155,8 +155,8 @@ class Doors:
         state.free = 0
 
     def _count_light(self, state: ReplicaState) -> None:
-        """Count the replica among the light ones. One that is draining takes nobody: only the seats that express
-        streams have taken there are counted, and another replica may be light in its place."""
+        """Update the counts of light replicas and light seats. A draining replica takes no calls: only the seats taken
+        by its express streams are counted, and another replica may be light in its place."""
         replicas = seats = 0
         if state.light:
             replicas = 0 if state.draining else 1
@@ -166,7 +166,7 @@ class Doors:
         state.counted_replicas, state.counted_seats = replicas, seats
 
     def caps_changed(self, state: ReplicaState) -> None:
-        """What the floors allow there is another number now. Followed by `place`."""
+        """The caps of the replica have changed. The caller must call `place` afterwards."""
         state.light_seats = max(state.caps.values(), default=0)
         if state.light_seats:
             self.never_light.discard(state.replica.name)

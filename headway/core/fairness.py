@@ -1,11 +1,12 @@
-"""Held calls of one tier: in order of arrival within a tenant; between tenants, who has been served least comes first.
+"""Held calls of one tier. The tenant that was served the fewest tokens is next; its calls are in order of arrival.
 
-Virtual token counters: each tenant's counter grows by the tokens it was served. A tenant that comes back after a pause
-is lifted to the least of those that are waiting, so that nobody can save up. A call that did not fit where there was
-room for others is set aside, so that those behind it are next. Knows nothing of seats or replicas.
+Virtual token counters: each tenant's counter grows by the tokens it was served. When a tenant returns after a pause,
+its counter is raised to the smallest of the waiting tenants, so that a pause does not earn priority. A call that did
+not fit where others might is set aside, so that the calls behind it can be tried. This module knows nothing about
+replicas.
 
 Invariant: every held call is in its tenant's line or set aside, and in the heap of deadlines.
-Cost: O(log held) per call. Calls that leave before their deadline stay in the heap until most of it is such calls.
+Cost: O(log held) per call. The deadline of a call that has left stays in the heap until most entries are stale.
 """
 
 from __future__ import annotations
@@ -18,28 +19,28 @@ from itertools import islice
 
 from headway.core.types import Call
 
-SPARE_DEADLINES = 64  # of calls that are gone may be in a heap, however few are held
+SPARE_DEADLINES = 64  # stale entries that a heap may always have, however few calls are held
 
 
 @dataclass(slots=True)
 class HeldCall:
     call: Call
     until: float
-    avoid: Set[str]  # shared with the machine: replicas that failed this call
+    avoid: Set[str]  # replicas that failed this call; the set is shared with the machine
 
 
 class FairQueue:
     def __init__(self) -> None:
         self.by_model: dict[str, int] = {}  # calls held
         self.by_choices: dict[int, int] = {}
-        self.seats = 0  # that they want
+        self.seats = 0  # that the held calls need
         self._held: dict[str, HeldCall] = {}
-        self._deadlines: list[tuple[float, int, HeldCall]] = []  # heap; the number keeps calls in order of arrival
+        self._deadlines: list[tuple[float, int, HeldCall]] = []  # heap; the number orders equal deadlines by arrival
         self._pushed = 0
         self._lines: dict[str, OrderedDict[str, HeldCall]] = {}
-        self._aside: OrderedDict[str, HeldCall] = OrderedDict()  # did not fit; who was tried last is the last
+        self._aside: OrderedDict[str, HeldCall] = OrderedDict()  # did not fit; the call tried last comes last
         self._served: dict[str, float] = {}
-        self._order: list[tuple[float, str]] = []  # heap of (served, tenant); entries may be out of date
+        self._order: list[tuple[float, str]] = []  # heap of (served, tenant); entries may be stale
 
     def __len__(self) -> int:
         return len(self._held)
@@ -69,13 +70,14 @@ class FairQueue:
             heapify(self._deadlines)
 
     def first(self) -> HeldCall | None:
-        """The call that is next, if a seat is found for it."""
+        """The next call in line."""
         tenant = self._first_tenant()
         return next(iter(self._lines[tenant].values())) if tenant is not None else None
 
     def candidates(self, again: int, others: int) -> Iterator[HeldCall]:
-        """The calls to try, in order: at most `again` of those that were set aside, then those in line. Who is still
-        held when the next one is asked for did not fit and is set aside; after so many `others` it ends."""
+        """Yield the calls to try, in order: at most `again` calls that were set aside, then those in line. A call that
+        is still held when the next one is requested did not fit and is set aside. Ends after `others` such calls in
+        line."""
         for held in list(islice(self._aside.values(), again)) if self._aside else ():
             yield held
             if self._is_held(held):
@@ -108,7 +110,7 @@ class FairQueue:
             heappush(self._order, (served, tenant))
 
     def expired(self, now: float) -> list[Call]:
-        """Take out the calls whose time is up."""
+        """Remove and return the calls whose deadline has passed."""
         due = []
         while self._deadlines and self._deadlines[0][0] <= now:
             held = heappop(self._deadlines)[2]
@@ -123,7 +125,7 @@ class FairQueue:
         self.seats += change * call.choices
 
     def check(self, now: float) -> None:
-        """Raise AssertionError where the invariant does not hold, or a call is held past its deadline."""
+        """Raise AssertionError if the invariant does not hold or a call is held past its deadline."""
         in_line = {call_id: held for line in self._lines.values() for call_id, held in line.items()}
         assert not in_line.keys() & self._aside.keys(), "a call is in line and set aside"
         assert in_line | self._aside == self._held, "a held call is not in line, or one in line is not held"

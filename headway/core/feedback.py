@@ -1,14 +1,15 @@
-"""What streams with a floor really got beside what the curve had foreseen: follows a replica that drifts, and shuts
-out one that is suddenly slow.
+"""Compares the curve with the measured speed of streams that have a floor. The estimate follows a replica whose speed
+drifts; a replica that becomes slow suddenly is shut out.
 
-    slowness = seconds per token measured ÷ seconds per token by the curve
+    slowness = measured seconds per token ÷ seconds per token by the curve
 
-A floor is kept by every stream and not by the average one, so the estimate leans to the slow side: a stream slower than
-it pulls ten times as hard as a faster one, which settles where about one stream in ten is slower. A single stream moves
-it little, however slow it was; three in a row that are far slower are no chance, and close the replica to calls with a
-floor for a while. Speculation is in these figures as it turned out: nothing is assumed of acceptance.
+A floor must be kept for every stream, not only on average, so the estimate is biased to the slow side: a stream slower
+than the estimate changes it ten times as much as a faster one. It settles where about one stream in ten is slower. The
+effect of a single stream is bounded, however slow it was. Three streams in a row that are much slower are no
+coincidence and close the replica to calls with a floor for a while. The effect of speculative decoding is part of the
+measured speed; no acceptance rate is assumed.
 
-Knows nothing of seats; `now` is an argument.
+This module knows nothing about seats; `now` is an argument.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from __future__ import annotations
 from math import inf
 
 PULL_OF_SLOWER, PULL_OF_FASTER = 0.1, 0.01
-MOST_ONE_STREAM_SAYS = 1.5  # times the present estimate
-LEAST, MOST = 0.5, 4.0  # beyond these the curve is no longer of this replica: it must be measured again
+MOST_ONE_STREAM_SAYS = 1.5  # times the current estimate; a slower stream counts as this
+LEAST, MOST = 0.5, 4.0  # outside this range the curve does not describe the replica and must be measured again
 
-SUDDEN = 1.5  # times slower than the estimate,
-IN_A_ROW = 3  # this often,
-SHUT_OUT_S = 30.0  # keeps calls with a floor away for this long
+SUDDEN = 1.5  # a stream slower than this many times the estimate is suddenly slow
+IN_A_ROW = 3  # after this many such streams in a row
+SHUT_OUT_S = 30.0  # no call with a floor boards for this long
 
 
 class Feedback:
@@ -31,7 +32,7 @@ class Feedback:
         self._slow_in_a_row = 0
 
     def observe(self, slowness: float, now: float) -> None:
-        """One stream with a floor has ended; so much slower than the curve it was (1.0: as foreseen)."""
+        """Record the slowness of a stream with a floor that has ended; 1.0 is as the curve predicts."""
         self._slow_in_a_row = self._slow_in_a_row + 1 if slowness > SUDDEN * self.slowness else 0
         if self._slow_in_a_row >= IN_A_ROW:
             self._slow_in_a_row = 0

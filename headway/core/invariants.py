@@ -1,8 +1,8 @@
-"""What must be true of a pool between two steps, in words and as assertions. For tests and debugging: it looks at all.
+"""Assertions that hold for a pool between two steps. For tests and debugging: they look at every replica and call.
 
-Two promises are about a change and not about a state, and are left to tests/core/test_walk.py: nobody boards a replica
-beyond its limit (a limit that falls takes nobody off), and no replica becomes light beyond what the standard share
-leaves (replicas that close take some of it away).
+Two invariants are about a change, not about a state, and are tested in tests/core/test_walk.py: no call boards a
+replica beyond its limit (a falling limit removes no stream), and no replica becomes light beyond the number that the
+standard share allows (that number falls when replicas close).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def check_pool(pool: Pool, now: float) -> None:
 
 
 def _check_replica(state: ReplicaState) -> None:
-    """Its counts are those of the streams aboard, and a heavy one carries no stream with a floor."""
+    """Check that the counts match the streams aboard and that a heavy replica carries no stream with a floor."""
     name = state.replica.name
     by_floor: dict[float, int] = {}
     for stream in state.aboard.values():
@@ -50,7 +50,7 @@ def _check_replica(state: ReplicaState) -> None:
 
 
 def _check_place(state: ReplicaState, doors: Doors) -> None:
-    """It is in the queues that its state says, and light while closed only for its streams with a floor."""
+    """Check that the replica is in the right queues, and that a closed one is light only for streams with a floor."""
     name, has_free = state.replica.name, state.load < state.limit
     is_light, is_heavy = state.open and state.light, state.open and not state.light
     assert state.open or not state.light or state.express, f"{name} is closed and light for nobody"
@@ -67,7 +67,7 @@ def _check_place(state: ReplicaState, doors: Doors) -> None:
 def _check_counts(doors: Doors) -> None:
     states = doors.replicas.values()
     light = [state for state in states if state.light and not state.draining]
-    # A draining replica takes nobody: of its light seats only the taken ones are there.
+    # A draining replica takes no calls: only the seats taken by its express streams count as light seats.
     light_seats = sum(state.light_seats for state in light)
     light_seats += sum(state.express_seats for state in states if state.light and state.draining)
     free = [(state.light, max(0, state.limit - state.load)) for state in states if state.open]
@@ -79,7 +79,7 @@ def _check_counts(doors: Doors) -> None:
 
 
 def _check_seat_time(pool: Pool) -> None:
-    """What calls have paid, what those aboard owe, and the reserve are the time that replicas were busy (fare.py)."""
+    """Check that busy time = charged to calls that left + owed by calls aboard + reserve (fare.py)."""
     states = pool.doors.replicas.values()
     aboard = [(state.time, stream) for state in states for stream in state.aboard.values()]
     owed_us = sum(
@@ -88,13 +88,14 @@ def _check_seat_time(pool: Pool) -> None:
     )
     paid_us = sum(sum(by_tier.values()) for by_tier in pool.seat_us.values())
     missing_us = pool.busy_us - pool.reserve_us - paid_us - owed_us
-    # What a call aboard owes is rounded down, and so are two figures of each replica.
+    # The time owed by each call aboard is rounded down, and so are two values of each replica.
     assert abs(missing_us) <= (2 * len(states) + len(aboard) if aboard else 0), f"{missing_us} us are nobody's"
     assert pool.reserve_us >= 0, "the reserve has paid for calls"
 
 
 def _check_held(pool: Pool, held: list[HeldCall]) -> None:
-    """No call without a floor is held beside heavy seats. Whether there are light ones depends on the time."""
+    """Check that no call without a floor is held while a heavy replica has seats for it. Light seats are not checked:
+    whether a call may take them depends on the time."""
     for one in held:
         if one.call.tier not in EXPRESS and (state := pool.heavy_seat(one.call, one.avoid)) is not None:
             raise AssertionError(f"{one.call.id} is held while {state.replica.name} has seats for it")

@@ -1,17 +1,17 @@
-"""The machine: one event in, the actions it causes out.
+"""The machine takes one event and returns the actions that follow from it.
 
-Rule 1: everything that changes the state of a call changes it here, in `step`.
-Rule 2: nothing here reads a clock, waits or does I/O. The live gateway and the simulator are two drivers of this class;
-what is simulated is what runs, and a recorded run gives the same actions again.
+Rule 1: the state of a call changes only here, in `step`.
+Rule 2: nothing here reads a clock, waits or does I/O. The live gateway and the simulator are two drivers of this class,
+so the simulator runs the code that serves, and replaying a recorded run gives the same actions.
 
-The machine applies decisions; it makes none. Who boards where is decided in pool.py.
+pool.py decides which call boards which replica; the machine applies these decisions.
 
-Invariants, as `check` states them:
+Invariants, verified by `check`:
 - every call that arrives ends exactly once: finished, refused, or left;
-- until then it has a seat on one replica or is held by its pool, never both (one that was cut has lost its seat, and is
-  in neither until the driver says Failed or Left);
-- no seat is taken by any other call, so that none is lost;
-- and what is true of each pool (invariants.py).
+- until then it either has seats on one replica or is held by its pool, never both (a call that was cut has lost its
+  seats, and has neither until the driver reports Failed or Left);
+- only such calls have seats, so no seat is lost;
+- the invariants of each pool (invariants.py).
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ from headway.core.types import (
 )
 from headway.errors import RefusalReason
 
-# How many engines may be given the same call before it is refused. Two, because a call that takes its engine down
-# must not be walked through the whole fleet.
+# A call is refused after this many engines accepted it and failed. Two, so that a call that crashes its engine does not
+# crash the whole fleet.
 MAX_ENGINES_REACHED = 2
 
 
 @dataclass(slots=True)
 class _Journey:
-    """Where a call is: aboard `replica`, or held while that is None."""
+    """Where a call is: aboard `replica`, or held if that is None."""
 
     call: Call
     pool: Pool
     replica: str | None = None
-    avoid: set[str] = field(default_factory=set)  # replicas that failed it and have not been up since
+    avoid: set[str] = field(default_factory=set)  # replicas that failed this call and have not come up again since
     engines_reached: int = 0
-    counted: bool = False  # as an express call that is present
-    seat_us: int = 0  # of its boardings that are over
+    counted: bool = False  # in the reserve, as an express call that is present
+    seat_us: int = 0  # from the replicas that it has left
     reason: RefusalReason | None = None  # why it was downgraded
     rate_limit: RateLimit | None = None  # what its tenant had left when it arrived
 
 
 class Machine:
     def __init__(self, pools: dict[str, PoolPolicy], offers: dict[str, Offer]) -> None:
-        """`offers` are by model. Where each model has a pool of its own, types.own_pools makes both."""
+        """`offers` are by model. If each model has its own pool, types.own_pools creates both arguments."""
         self.pools = {
             name: Pool(policy, {model: offer for model, offer in offers.items() if offer.pool == name})
             for name, policy in pools.items()
@@ -107,8 +107,8 @@ class Machine:
         return actions
 
     def check(self, now: float) -> None:
-        """Raise AssertionError, with words, where an invariant does not hold. For tests and debugging, between two
-        steps of a driver that ticks at every deadline: it looks at everything."""
+        """Raise AssertionError with a message if an invariant does not hold. For tests and debugging: it looks at every
+        call and replica. Call it between two steps, and only if the driver ticks at every deadline."""
         for pool in self.pools.values():
             check_pool(pool, now)
             mine = [journey for journey in self._journeys.values() if journey.pool is pool]
@@ -127,12 +127,13 @@ class Machine:
 
     @property
     def calls(self) -> int:
-        """Calls that have arrived and not ended."""
+        """The number of calls that have arrived and not ended."""
         return len(self._journeys)
 
     def _bucket(self, call: Call) -> tuple[str, TokenLimit] | None:
-        """Whose bucket a call draws on, and its size; None without a limit. A key with limits of its own has two for
-        all models, one for the express tiers and one for the others; else each tier of each model has its own."""
+        """Return the key and the limit of the bucket that the call uses; None if there is no limit. An API key with its
+        own limits has one bucket for the express tiers and one for the others, whatever the model. Otherwise each tier
+        of each model has its own bucket."""
         own = call.express_limit if call.tier in EXPRESS else call.other_limit
         if own is not None:
             return f"{call.tenant} {'express' if call.tier in EXPRESS else 'other'}", own
@@ -204,7 +205,7 @@ class Machine:
 
     def _replica_up(self, event: ReplicaUp, now: float, actions: list[Action]) -> None:
         name, pool = event.replica.name, self.pools[event.replica.pool]
-        if self._pool_of_replica.get(name, pool) is not pool:  # the engine was started anew with other weights
+        if self._pool_of_replica.get(name, pool) is not pool:  # the engine was restarted with other weights
             self._replica_gone(ReplicaRemoved(name), now, actions)
         self._pool_of_replica[name] = pool
         pool.replica_up(event.replica, now)
@@ -221,12 +222,12 @@ class Machine:
     def _replica_suspect(self, event: ReplicaSuspect, now: float, actions: list[Action]) -> None:
         if (pool := self._pool_of_replica.get(event.name)) is not None:
             pool.replica_suspect(event.name, now)
-            self._settle(pool, now, actions)  # the last open replica may be light whatever the standard share
+            self._settle(pool, now, actions)  # if only one replica is open now, it may be light
 
     def _replica_draining(self, event: ReplicaDraining, now: float, actions: list[Action]) -> None:
         if (pool := self._pool_of_replica.get(event.name)) is not None:
             pool.replica_draining(event.name, now)
-            self._settle(pool, now, actions)  # light seats that are lost there are kept ready elsewhere
+            self._settle(pool, now, actions)  # another replica may become light in its place
 
     def _replica_gone(self, event: ReplicaDown | ReplicaRemoved, now: float, actions: list[Action]) -> None:
         if (pool := self._pool_of_replica.pop(event.name, None)) is not None:
@@ -254,7 +255,7 @@ class Machine:
         if call.tier in EXPRESS and not journey.counted:
             journey.counted = True
             pool.express_present(call.choices, now)
-        # A new call overtakes only those that do not fit where it does: as long as others are held, there is no seat.
+        # A new call can pass only held calls that do not fit here: a held call that fits would have boarded already.
         journey.replica = pool.seat(call, journey.avoid, now)
         if journey.replica is not None:
             actions.append(self._board(journey, journey.replica))
@@ -269,7 +270,7 @@ class Machine:
         return Board(call.id, replica, call.tier, floor_tps, journey.reason, journey.rate_limit)
 
     def _settle(self, pool: Pool, now: float, actions: list[Action]) -> None:
-        """After anything that can free a seat or change what is wanted: set the doors, then board who can."""
+        """Set the doors, then board and preempt calls. Needed after any change of the free seats or of the demand."""
         pool.set_doors(now)
         for call, replica in pool.board_held(now):
             journey = self._journeys[call.id]
@@ -277,7 +278,7 @@ class Machine:
             actions.append(self._board(journey, replica))
         for call_id in pool.preempt(now):
             journey = self._journeys[call_id]
-            journey.call = replace(journey.call, was_preempted=True)  # also if its replica fails before it lets go
+            journey.call = replace(journey.call, was_preempted=True)  # set now: its replica may fail first
             actions.append(Preempt(call_id))
 
     @staticmethod
@@ -289,7 +290,7 @@ class Machine:
             self._refuse(journey, reason, now, actions)
             return
         self._downgrade(journey, reason, now, actions)
-        # One that must avoid a replica does not stand in line, where those behind it would wait for its sake.
+        # A call that must avoid a replica waits outside the queue, so that it does not delay the calls behind it.
         self._board_or_hold(journey, now, actions, returned=bool(journey.avoid))
 
     def _downgrade(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
@@ -309,7 +310,7 @@ class Machine:
     def _end(self, event: Finished | Left, now: float, actions: list[Action], speed_tps: float | None = None) -> None:
         journey = self._journeys.pop(event.call_id, None)
         if journey is None:
-            return  # it ended before: the last word of a call may come twice
+            return  # it has ended already: a driver may report the end twice
         pool = journey.pool
         pool.waiting.charge(journey.call, event.prompt_tokens + event.output_tokens)
         if (bucket := self._bucket(journey.call)) is not None:

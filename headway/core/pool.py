@@ -3,19 +3,19 @@
     A replica that carries a stream with a promised floor takes no more streams than that floor allows;
     a stream with a floor boards only a replica that is, and stays, light enough.
 
-An express call makes the replica it boards light (doors.py); the last one to leave lets it be heavy again. Light seats
-are kept ready ahead of demand (reserve.py) by closing the doors of the emptiest heavy replica; what is ready beyond the
-reserve, standard calls may ride on.
+An express call makes the replica it boards light (doors.py); after the last express stream has left, the replica may
+become heavy again. Light seats are kept ready ahead of demand (reserve.py) by closing the doors of the emptiest heavy
+replica. Standard calls may ride on the light seats that are ready beyond the reserve.
 
 Invariants (invariants.py, tests/core/test_walk.py):
-- nobody boards a replica beyond its limit: its seats, or what the strictest floor aboard allows;
+- no call boards a replica beyond its limit: its seats, or the number that the strictest floor aboard allows;
 - a heavy replica carries no express stream;
-- no replica becomes light beyond what the standard share leaves;
-- a call is held only while there is no seat that it may take (`board_held` says how far that is looked for; what opens
-  because other replicas have closed is looked for at the next tick).
+- no replica becomes light beyond the number that the standard share allows;
+- a call is held only while there is no seat that it may take. `board_held` says how many calls it tries. Seats that
+  become available because other replicas closed are found at the next tick.
 
-Cost: O(1) per call in replicas and held calls (O(log held) for fairness and deadlines): replicas are in buckets by a
-small number, and a bit mask says which buckets are not empty.
+Cost: O(1) per call in the number of replicas and held calls, and O(log held) for fairness and deadlines. Replicas are
+in buckets by load or free seats, and a bit mask says which buckets are not empty.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from headway.core.reserve import Reserve
 from headway.core.types import EXPRESS, Call, Offer, PoolPolicy, Replica, Tier
 from headway.core.waiting import WaitingRoom
 
-AFFINITY_SLACK = 2  # streams more than on the emptiest replica that a call puts up with for a prompt read before
-FLEX_LOOKED_AT = 8  # replicas at most, for flex calls to preempt
-# Held calls of a tier that do not fit, at most, in one step:
-TRIED_AGAIN = 4  # of those set aside before,
-SET_ASIDE = 4  # and of others
+AFFINITY_SLACK = 2  # a call accepts this many more streams than on the emptiest replica if its prefix was read there
+FLEX_LOOKED_AT = 8  # replicas searched for flex calls to preempt, at most
+# The most held calls of a tier that are tried in one step and do not fit:
+TRIED_AGAIN = 4  # calls that were set aside in earlier steps
+SET_ASIDE = 4  # other calls
 
 
 class Pool:
@@ -48,9 +48,9 @@ class Pool:
         self.offers = offers  # by model
         self.doors = Doors(policy.standard_share)
         self.waiting = WaitingRoom(offers)
-        # Paid by the calls of each model and tier that have left.
+        # The seat-time charged to calls that have left, by model and tier.
         self.seat_us: dict[str, dict[Tier, int]] = {name: dict.fromkeys(one.tiers, 0) for name, one in offers.items()}
-        self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that are gone
+        self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that were removed
         self.leaving = 0  # seats of flex calls that are being preempted
         self._affinity = PrefixAffinity()
         floors = {tier: {one.tiers[tier].floor_tps for one in offers.values() if tier in one.tiers} for tier in EXPRESS}
@@ -71,7 +71,7 @@ class Pool:
         self._caps.fleet_changed()
 
     def replica_changed(self, replica: Replica, now: float) -> None:
-        """Streams aboard stay, also beyond a new limit. Another curve starts without what was learnt of the old one."""
+        """Streams aboard stay, even beyond a lower limit. If the curve changed, the measured slowness is reset."""
         state = self.doors.replicas.get(replica.name)
         if state is None or state.replica == replica:
             return
@@ -92,7 +92,7 @@ class Pool:
             self._caps.fleet_changed()
 
     def replica_gone(self, name: str, now: float) -> list[tuple[str, int]]:
-        """Forget the replica; returns the calls that were aboard, each with its seat-time in microseconds."""
+        """Remove the replica. Returns the calls that were aboard, each with its seat-time in microseconds."""
         state = self.doors.replicas.get(name)
         if state is None:
             return []
@@ -110,7 +110,7 @@ class Pool:
 
     @property
     def known_replicas(self) -> int:
-        """Those that a call can wait for: all but the draining ones."""
+        """The number of replicas that a call can wait for: all except the draining ones."""
         return self.doors.known_replicas
 
     @property
@@ -123,35 +123,34 @@ class Pool:
 
     @property
     def streams(self) -> int:
-        """Aboard all replicas."""
+        """The number of streams aboard all replicas."""
         return sum(state.load for state in self.doors.replicas.values())
 
     def aboard(self, replica: str) -> int:
-        """Streams aboard: as many as seats are taken."""
+        """The number of streams aboard, which is the number of seats taken."""
         return state.load if (state := self.replica_state(replica)) else 0
 
     def is_open(self, replica: str) -> bool:
         return state.open if (state := self.replica_state(replica)) else False
 
     def is_any_open(self, avoid: Set[str]) -> bool:
-        """Is any replica open but these?"""
+        """Whether any replica other than these is open."""
         return self.doors.open_replicas > sum(self.is_open(name) for name in avoid)
 
     # --- seats ---
 
     def floor_tps(self, model: str, tier: Tier) -> float:
-        """What the tier promises; 0 for those that promise nothing."""
+        """The floor that the tier promises; 0 if it promises none."""
         return self.offers[model].tiers[tier].floor_tps if tier in EXPRESS else 0.0
 
     def could_seat(self, call: Call) -> bool:
-        """Whether any replica has as many seats as the call has choices, were it empty. Where no replica keeps the
-        call's floor with a single stream either, fewer choices would not help, and the call waits as others do."""
+        """Whether any replica could carry all choices of the call if it were empty. Also True if no replica keeps the
+        floor even for a single stream: then fewer choices would not help, and the call waits like any other."""
         most = self._caps.most_streams(self.floor_tps(call.model, call.tier)) if call.choices > 1 else 0
         return most == 0 or call.choices <= most
 
     def room(self, model: str, tier: Tier, now: float) -> int:
-        """How many such calls would board at once, as far as can be said without trying: prompts and streams
-        with a stricter floor are not looked at."""
+        """Estimate how many such calls could board now, ignoring prompts and stricter floors of streams aboard."""
         if self.waiting.is_anyone_held(tier):
             return 0
         if tier not in EXPRESS:
@@ -162,7 +161,7 @@ class Pool:
         return room
 
     def seat(self, call: Call, avoid: Set[str], now: float) -> str | None:
-        """Give the call its seats; None if there are none that it may take."""
+        """Board the call and return its replica; None if there are no seats that it may take."""
         floor_tps = self.floor_tps(call.model, call.tier)
         state = self._find(call, floor_tps, avoid, now)
         if state is None:
@@ -180,15 +179,15 @@ class Pool:
         return self.heavy_seat(call, avoid) or self._ride(call, avoid, now)
 
     def _express_seat(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
-        # Best fit: the light replica with the fewest free seats, so that others stay whole; before it, one that carries
-        # express streams already and has read such a prompt.
+        # Prefer a replica that has express streams aboard and has read this prompt prefix before. Otherwise best fit:
+        # the light replica with the fewest free seats, so that others keep room for calls that need more.
         known = self._known(call, avoid)
         if known is not None and known.express_seats and known.has_room_for(call, floor_tps, now):
             return known
         fits = self.doors.light.lowest(avoid, call.choices)
         if fits is not None and fits.has_room_for(call, floor_tps, now):
             return fits
-        # A stricter tier than the light seats are made for needs an emptier one, and so may a long prompt.
+        # A call with a stricter floor or a long prompt may need an emptier replica.
         for state in self.doors.light.from_highest(avoid, call.choices):
             if state.has_room_for(call, floor_tps, now):
                 return state
@@ -199,7 +198,7 @@ class Pool:
         return None
 
     def heavy_seat(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
-        """The replica where a call without a floor would board, light ones apart."""
+        """The heavy replica that a call without a floor would board; None if there is none."""
         emptiest = self.doors.heavy.lowest(avoid)
         if emptiest is not None and emptiest.free < call.choices:  # a larger replica may have more free seats
             emptiest = next(self.doors.heavy_by_free.from_highest(avoid, call.choices), None)
@@ -209,13 +208,13 @@ class Pool:
         return known if known.load <= emptiest.load + AFFINITY_SLACK else emptiest
 
     def _known(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
-        """The open replica where such a call went last."""
+        """The open replica that the last call with the same affinity key boarded."""
         name = self._affinity.last(call)
         state = self.doors.replicas.get(name) if name is not None and name not in avoid else None
         return state if state is not None and state.open else None
 
     def _ride(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
-        """Light seats for a call without a floor, if more are ready than the reserve."""
+        """A light replica for a call without a floor, if enough light seats are ready beyond the reserve."""
         if self._spare(now) < call.choices:
             return None
         fits = self.doors.light.lowest(avoid, call.choices)
@@ -225,16 +224,16 @@ class Pool:
         return next((state for state in emptier if state.has_time_for(call, now)), None)
 
     def _spare(self, now: float) -> int:
-        """Light seats that are ready beyond the reserve."""
+        """The number of light seats that are ready beyond the reserve."""
         reserve = self._reserve.wanted_seats(now) - self._reserve.present
         return max(0, self.doors.ready - max(0, reserve))
 
     def free(self, call_id: str, replica: str, now: float, speed_tps: float | None = None) -> int:
-        """The call's stream is over; `speed_tps` is what it got, where that is known. Returns its seat-time in
+        """Free the call's seats. `speed_tps` is the measured speed of its stream, if known. Returns its seat-time in
         microseconds."""
         state = self.doors.replicas.get(replica)
         if state is None or call_id not in state.aboard:
-            return 0  # the replica went down in between, and its seats with it
+            return 0  # the replica was removed meanwhile, with its seats
         self.leaving -= state.leaving.get(call_id, 0)
         stream, seat_us = self._leave(state, call_id, now)
         foreseen_s = state.foreseen_s(stream, now)
@@ -251,14 +250,14 @@ class Pool:
 
     @property
     def busy_us(self) -> int:
-        """Time that replicas spent on calls or kept ready for them: what calls paid, will pay, and the reserve."""
+        """Time that replicas spent on calls, whether charged already or not, or kept seats in reserve."""
         return self._gone_busy_us + sum(state.time.busy_us for state in self.doors.replicas.values())
 
     @property
     def reserve_us(self) -> int:
         return self._gone_reserve_us + sum(state.time.reserve_us for state in self.doors.replicas.values())
 
-    # --- flex calls make way ---
+    # --- preemption of flex calls ---
 
     def stays(self, call_id: str, replica: str, now: float) -> None:
         """The call's answer is being delivered: it can no longer be preempted."""
@@ -267,8 +266,8 @@ class Pool:
             self.doors.place(state, now)
 
     def preempt(self, now: float) -> Iterator[str]:
-        """Flex calls that must make way: seats for the express calls that are held, where preempting makes enough for
-        one of them."""
+        """Choose flex calls to preempt for the held express calls; yields their ids. A replica is skipped if preempting
+        its flex calls would not free enough seats for any of them."""
         wanted = self.waiting.express_seats - self.leaving
         if wanted <= 0 or not self.doors.light_with_flex:
             return
@@ -277,10 +276,10 @@ class Pool:
             staying = state.load - sum(state.leaving.values())
             seats = min(wanted, state.limit - staying + sum(state.flex.values()))
             if seats < fewest:
-                continue  # even without them it would be too full
+                continue  # too full even without its flex calls
             wanted -= seats
             while staying + seats > state.limit:
-                call_id, freed = state.flex.popitem()  # the newest: the least work is lost
+                call_id, freed = state.flex.popitem()  # the newest call: the least work is lost
                 state.leaving[call_id] = freed
                 staying -= freed
                 self.leaving += freed
@@ -292,29 +291,30 @@ class Pool:
     # --- doors ---
 
     def express_present(self, by: int, now: float) -> None:
-        """So many streams with a floor have come, or gone if negative, aboard or held."""
+        """Change the number of streams with a floor that are aboard or held."""
         self._reserve.change(by, now)
 
     @property
     def express_streams(self) -> int:
-        """With a floor, aboard or held."""
+        """The number of streams with a floor that are aboard or held."""
         return self._reserve.present
 
     def set_doors(self, now: float) -> None:
-        """Have as many light seats, taken and ready, as the reserve wants."""
+        """Provide as many light seats, taken or ready, as the reserve wants."""
         self._caps.let_back_in(now)
         self.doors.provide(self._reserve.wanted_seats(now), now)
 
     # --- held calls ---
 
     def board_held(self, now: float) -> Iterator[tuple[Call, str]]:
-        """Board the held calls that find a seat; yields each with its replica.
+        """Board the held calls for which there are seats; yields each with its replica.
 
-        A call that does not fit where others would (it wants several seats, has a long prompt or a stricter floor) does
-        not keep them waiting: it is set aside, and tried again before the others in later steps until its deadline.
-        Each step tries, beside the calls that board, those returned by an engine, and of each tier at most TRIED_AGAIN
-        calls that were set aside and SET_ASIDE others. If no more than that do not fit, no call is held while there is
-        a seat that it may take; if more do, it waits for as many steps as it takes to try them all.
+        A call may not fit where others would: it has several choices, a long prompt or a stricter floor. It does not
+        delay them: it is set aside, and tried again before the others in later steps until its deadline.
+
+        Each step tries all calls that an engine returned. For each tier it tries at most TRIED_AGAIN calls that were
+        set aside before, then the others until SET_ASIDE of them did not fit. If at most that many calls do not fit, no
+        call is held while there is a seat that it may take; if more do not, it takes several steps to try all of them.
         """
         if self.waiting.returned:
             for held in list(self.waiting.returned.values()):
@@ -328,7 +328,7 @@ class Pool:
     def _board_queue(self, tier: Tier, queue: FairQueue, now: float) -> Iterator[tuple[Call, str]]:
         if not self._has_room(tier, now):
             return
-        missed: Call | None = None  # in this step: whoever asks for as much or more would miss, too
+        missed: Call | None = None  # did not fit in this step; a call that asks for as much does not fit either
         for held in queue.candidates(TRIED_AGAIN, SET_ASIDE):
             if missed is not None and not held.avoid and _asks_as_much(held.call, missed):
                 continue
@@ -342,8 +342,8 @@ class Pool:
                 return
 
     def _has_room(self, tier: Tier, now: float) -> bool:
-        """Is there a seat for a call of the tier that asks for as little as can be: one choice, no prompt, the loosest
-        floor of the tier?"""
+        """Whether there is a seat for the least demanding call of the tier: one choice, no prompt, and the lowest floor
+        that any offer promises in this tier."""
         doors = self.doors
         if tier not in EXPRESS:
             return doors.free_heavy > 0 or self._spare(now) > 0

@@ -1,6 +1,6 @@
-"""Where calls with the same prompt prefix went last: an engine that has the prefix in its cache need not read it again.
+"""Remembers which replica calls with the same prompt prefix boarded last: its engine may have the prefix in its cache.
 
-Only a tie-break: seats and floors are decided first. Bounded: the least recently used entry is forgotten.
+This is only a preference: it never overrides seats or floors. Bounded: the least recently used entry is dropped.
 """
 
 from __future__ import annotations

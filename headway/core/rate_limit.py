@@ -1,7 +1,7 @@
-"""How much a tenant may have per minute, in calls and in tokens: buckets that fill at the limit's rate.
+"""Limits per minute for each tenant, in requests and in tokens: token buckets that refill at the rate of the limit.
 
-What tokens a call takes is known when it has ended, so a bucket may be overdrawn by the calls under way; the next one
-is then refused until it has filled again. `now` is an argument.
+The tokens of a call are known only when it has ended, so running calls may overdraw a bucket. New calls are then over
+the limit until it has refilled. `now` is an argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MAX_TENANTS = 65_536
 
 @dataclass(slots=True)
 class TokenLimit:
-    """Per minute; 0 is no limit."""
+    """Limits per minute; 0 means no limit."""
 
     input_tpm: int = 0
     output_tpm: int = 0
@@ -29,7 +29,7 @@ class TokenLimit:
 
 @dataclass(slots=True)
 class RateLimit:
-    """What is left of a limit, and how long until nothing is missing from it."""
+    """What is left of a limit, and the time until it is full again."""
 
     limit: TokenLimit
     input_left: int
@@ -44,7 +44,7 @@ class RateLimit:
 
     @property
     def retry_after_s(self) -> int:
-        """When there will be one of each kind."""
+        """Seconds until there is at least one request and one token of each kind."""
         waits = [(1 - left) * MINUTE_S / per_minute for per_minute, left in self._parts() if per_minute]
         return ceil(max(1.0, *waits))
 
@@ -57,14 +57,14 @@ class RateLimit:
 
 
 class RateLimiter:
-    """The buckets of all tenants. Bounded: the longest unused is forgotten, and full if it comes again."""
+    """The buckets of all tenants. Bounded: the least recently used bucket is dropped, and is full when used again."""
 
     def __init__(self) -> None:
-        # tenant -> at, and what is missing then: input, output, requests
+        # tenant -> time, and what was missing then: input, output, requests
         self._missing: OrderedDict[str, tuple[float, float, float, float]] = OrderedDict()
 
     def of(self, tenant: str, limit: TokenLimit, now: float) -> RateLimit | None:
-        """None where there is no limit."""
+        """What is left of the tenant's limit; None if there is no limit."""
         if limit.is_none:
             return None
         missing_input, missing_output, missing_requests = self._missing_now(tenant, limit, now)

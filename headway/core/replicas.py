@@ -1,7 +1,7 @@
-"""Replicas as their pool sees them: what is aboard each of them, and queues of replicas in buckets by a small number.
+"""The state of a pool's replicas: the streams aboard each of them, and queues of replicas in buckets by a small number.
 
-Knows how many streams a replica may carry and how many tokens its curve says each of them was given. Which replica a
-call boards is decided in pool.py.
+A replica's state includes how many streams it may carry and how many tokens each stream got according to its curve.
+pool.py decides which replica a call boards.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from headway.core.fare import SeatTime
 from headway.core.feedback import Feedback
 from headway.core.types import Call, Replica
 
-PROMPT_SHARE = 0.05  # of a light replica's time may go to newcomers' prompts,
-PROMPT_WINDOW_S = 5.0  # of any stretch as long as this
+PROMPT_SHARE = 0.05  # the share of a light replica's time that may be spent on prompts of new calls,
+PROMPT_WINDOW_S = 5.0  # in a window of this length
 
 
 @dataclass(slots=True)
 class Stream:
-    """A call aboard, with as many seats as choices. `floor_tps` is 0 where nothing is promised."""
+    """A call aboard. It has a seat for each of its choices. `floor_tps` is 0 if nothing is promised."""
 
     call: Call
     floor_tps: float
     boarded_at: float
-    boarded_given: float  # the replica's `given` at that moment,
-    boarded_taken: int  # and what streams of its kind had taken of its time (fare.py)
+    boarded_given: float  # the replica's `given` when the call boarded
+    boarded_taken: int  # the time that one stream of its kind had taken when the call boarded (fare.py)
 
 
 @dataclass(slots=True)
 class PromptTime:
-    """The time that prompts of newcomers have taken from the streams with a floor aboard, less what has passed since.
+    """The time that prompts of new calls took from the streams with a floor aboard; it decays as time passes.
 
-    While an engine reads a prompt nobody aboard is given tokens: the delay is the prompt's, however it is cut into
-    chunks. The margin above a floor pays for a small share of that, and no more may board than it pays for.
+    While an engine reads a prompt, no stream aboard gets tokens. The total delay is the same if the prompt is read in
+    chunks. The margin above a floor covers a small share of such delays, and calls board only within that share.
     """
 
     taken_s: float = 0.0
@@ -49,27 +49,27 @@ class PromptTime:
 
 @dataclass(slots=True)
 class ReplicaState:
-    """A replica with what is aboard."""
+    """A replica and the streams aboard."""
 
     replica: Replica
     time: SeatTime
     caps: dict[float, int] = field(default_factory=dict)  # the largest batch that keeps each floor here
-    light_seats: int = 0  # the largest of them: what the replica offers while it is light
+    light_seats: int = 0  # the largest cap: the replica's seats while it is light
     open: bool = False
     draining: bool = False
     light: bool = False
     aboard: dict[str, Stream] = field(default_factory=dict)
-    load: int = 0  # seats they have taken
+    load: int = 0  # seats taken by the streams aboard
     express: dict[float, int] = field(default_factory=dict)  # seats taken by streams with a floor, by floor; no zeros
-    express_seats: int = 0  # all of them
-    flex: dict[str, int] = field(default_factory=dict)  # seats of the calls that may be preempted, the newest last
-    leaving: dict[str, int] = field(default_factory=dict)  # of those being preempted: taken until the engine let go
+    express_seats: int = 0  # the sum of `express`
+    flex: dict[str, int] = field(default_factory=dict)  # seats of calls that may be preempted, newest last
+    leaving: dict[str, int] = field(default_factory=dict)  # seats of calls being preempted, still taken
     feedback: Feedback = field(default_factory=Feedback)
-    caps_slowness: float = 1.0  # the feedback's, when the caps were made from it
-    given: float = 0.0  # tokens each stream was given since the start, by the curve as it was measured
+    caps_slowness: float = 1.0  # the value of feedback.slowness that the caps were computed with
+    given: float = 0.0  # tokens that one stream got since the start, according to the curve without correction
     given_at: float = 0.0
     prompts: PromptTime = field(default_factory=PromptTime)
-    # Where doors.py has put it and what it has counted of it: free seats, and among the light ones.
+    # Set by doors.py: the queues that the replica is in, and how it is counted there.
     is_among_light: bool = False
     is_among_heavy: bool = False
     bucket: int = 0
@@ -79,7 +79,7 @@ class ReplicaState:
 
     @property
     def limit(self) -> int:
-        """How many streams it may carry as it is now."""
+        """How many streams it may carry now."""
         if not self.light:
             return self.replica.seats
         limit = self.light_seats
@@ -88,13 +88,13 @@ class ReplicaState:
         return limit
 
     def has_room_for(self, call: Call, floor_tps: float, now: float) -> bool:
-        """For an express call: the floors of those aboard and its own are kept."""
+        """Whether an express call can board so that its floor and those of the streams aboard are kept."""
         if call.choices > self.free or self.load + call.choices > self.caps[floor_tps]:
             return False
         return self.has_time_for(call, now)
 
     def has_time_for(self, call: Call, now: float) -> bool:
-        """Would reading its prompt leave those aboard their floors?"""
+        """Whether the streams aboard keep their floors while the call's prompt is read."""
         if not self.express_seats or not self.replica.prompt_tps:
             return True
         return self.prompts.has_room_for(call.prompt_tokens / self.replica.prompt_tps, now)
@@ -113,7 +113,7 @@ class ReplicaState:
             self.flex[call.id] = call.choices
 
     def leave(self, call_id: str, now: float) -> tuple[Stream, int]:
-        """Take the stream off; returns it and its seat-time in microseconds."""
+        """Remove the stream. Returns it and its seat-time in microseconds."""
         self.advance(now)
         stream = self.aboard.pop(call_id)
         floor_tps, seats = stream.floor_tps, stream.call.choices
@@ -130,19 +130,19 @@ class ReplicaState:
         return stream, seat_us
 
     def foreseen_s(self, stream: Stream, now: float) -> float:
-        """Seconds per token that the curve had foreseen for it until now; 0 if nothing was."""
+        """Seconds per token that the curve predicts for the stream since it boarded; 0 if there is no prediction."""
         given = self.given - stream.boarded_given
         return (now - stream.boarded_at) / given if given > 0 else 0.0
 
     def change(self, replica: Replica, now: float) -> None:
-        """It has other seats, another curve or another speed of reading prompts from now on."""
+        """The replica has other seats, another curve or another `prompt_tps` from now on."""
         self.advance(now)
         self.replica = replica
         self.time.seats = replica.seats
 
     def advance(self, now: float) -> None:
-        """Count the time until now as it was. Comes before every change of who is aboard, of light and
-        heavy, and of the replica."""
+        """Count the time until now with the current state. Call this before every change of the streams aboard, of
+        light or heavy, and of the replica's settings."""
         express = self.express_seats
         self.time.advance(now, express=express, others=self.load - express, light=self.light)
         if self.load and self.replica.curve is not None:
@@ -151,14 +151,14 @@ class ReplicaState:
 
 
 class BucketQueue:
-    """Replicas in buckets by a small number. A bit mask finds the first non-empty bucket from either end."""
+    """Replicas in buckets by a small number. A bit mask finds the lowest and the highest non-empty bucket."""
 
     def __init__(self) -> None:
         self._buckets: list[OrderedDict[str, ReplicaState]] = []
         self._mask = 0
 
     def __contains__(self, state: ReplicaState) -> bool:
-        """Looks at all of them: for invariants.py."""
+        """Searches all buckets. Only for invariants.py."""
         return any(state is one for replicas in self._buckets for one in replicas.values())
 
     def put(self, state: ReplicaState, bucket: int) -> None:
@@ -177,7 +177,7 @@ class BucketQueue:
         return self._buckets[number].values() if number < len(self._buckets) else ()
 
     def lowest(self, avoid: Set[str], least: int = 0) -> ReplicaState | None:
-        """The first replica of the lowest bucket from `least` on."""
+        """The first replica, not in `avoid`, of the lowest non-empty bucket that is at least `least`."""
         mask = self._mask >> least << least
         while mask:
             for name, state in self._buckets[(mask & -mask).bit_length() - 1].items():
@@ -187,7 +187,7 @@ class BucketQueue:
         return None
 
     def from_highest(self, avoid: Set[str], least: int = 0) -> Iterator[ReplicaState]:
-        """The first replica of each bucket, from the highest down to `least`."""
+        """The first replica, not in `avoid`, of each bucket, from the highest down to `least`."""
         mask = self._mask >> least << least
         while mask:
             number = mask.bit_length() - 1

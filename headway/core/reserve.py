@@ -1,8 +1,8 @@
-"""How many light seats are kept ready: as many as express demand has needed lately, and a little more.
+"""The reserve: how many light seats there should be, which is what express demand needed recently plus some headroom.
 
-Draining a full replica down to a light one takes a stream's lifetime, so the seats must be there before they are asked
-for. Kept is the peak of express calls present over a short window, plus room for it to grow; that follows demand up at
-once and down after the window. Knows only how many express calls there are; `now` is an argument.
+A full replica becomes light enough only as its streams end, so light seats must be ready before they are requested. The
+reserve is the peak number of express streams present in a short window, plus headroom. It rises with demand immediately
+and falls after the window. It depends only on the number of express streams; `now` is an argument.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class Reserve:
         self.present = 0
         self._window_s = window_s
         self._headroom = headroom
-        self._peaks: deque[tuple[float, int]] = deque()  # falling values; the first is the peak of the window
+        self._peaks: deque[tuple[float, int]] = deque()  # decreasing values; the first is the peak of the window
 
     def change(self, by: int, now: float) -> None:
         self.present += by
@@ -25,7 +25,7 @@ class Reserve:
         self._peaks.append((now, self.present))
 
     def wanted_seats(self, now: float) -> int:
-        """Light seats there should be in all, taken or ready."""
+        """The total number of light seats that there should be, taken or ready."""
         while len(self._peaks) > 1 and self._peaks[1][0] <= now - self._window_s:
             self._peaks.popleft()
         peak = self._peaks[0][1] if self._peaks else 0

@@ -1,9 +1,9 @@
 """The values that pass through core: calls and replicas, events in, actions out.
 
-Knows nothing of HTTP, clocks or sockets. Events say what happened, actions say what shall be done; both are plain
-values that can be written to a file and compared, which is what `headway replay` does. They are treated as immutable;
-they are not declared `frozen` because a frozen dataclass takes three times as long to make, and the simulator makes
-several per call; nor are other values of core, because a frozen one that was compiled (setup.py) cannot be sent to
+This module knows nothing about HTTP, clocks or sockets. Events say what happened; actions say what to do. Both are
+plain values that can be written to a file and compared, as `headway replay` does. They are treated as immutable but not
+declared `frozen`: creating a frozen dataclass takes three times as long, and the simulator creates several per call.
+The other values of core are not frozen either, because a frozen one that was compiled (setup.py) cannot be sent to
 another process.
 """
 
@@ -20,31 +20,31 @@ Tier = Literal["ultrafast", "fast", "standard", "flex"]
 TIERS: tuple[Tier, ...] = get_args(Tier)  # in the order in which their held calls board
 EXPRESS: tuple[Tier, ...] = ("ultrafast", "fast")  # the tiers with a promised floor
 Stage = Literal["connect", "full", "waiting", "preempted"]
-MIN_TOKENS_FOR_PROMISE = 16  # the speed of a shorter answer says nothing
+MIN_TOKENS_FOR_PROMISE = 16  # a shorter answer is too short to measure its speed
 
 
 @dataclass(slots=True)
 class Call:
-    """One request for tokens, as boarding sees it."""
+    """One request for tokens, with the fields that boarding needs."""
 
     id: str
     model: str
     tier: Tier
     tenant: str = ""
-    falls_back: bool = False  # without an express seat in time it is served as standard instead of refused
-    affinity: str = ""  # calls with the same key share a prompt prefix, which an engine may have in its cache
-    was_preempted: bool = False  # a flex call makes way once
-    prompt_tokens: int = 0  # about as many, judged by its length: the engine counts them when it has read it
-    choices: int = 1  # answers to the same prompt: each is a stream of its own and takes a seat
-    # Its key's own limits, in place of the tiers': for the express tiers, and for the others.
+    falls_back: bool = False  # if no express seat is free in time: served as standard instead of refused
+    affinity: str = ""  # calls with the same key share a prompt prefix, which an engine may have cached
+    was_preempted: bool = False  # a flex call is preempted at most once
+    prompt_tokens: int = 0  # estimated from the body's length; the engine reports the real count
+    choices: int = 1  # answers to the same prompt; each is a separate stream and takes a seat
+    # Limits of the API key, which replace those of the tiers: for the express tiers, and for the other tiers.
     express_limit: TokenLimit | None = None
     other_limit: TokenLimit | None = None
 
 
 @dataclass(slots=True)
 class Replica:
-    """One engine of a pool. `seats` is how many streams it may carry at once; without a curve it can promise
-    nothing. `prompt_tps` is how fast it reads prompts; 0 is unknown, and then prompts count for nothing."""
+    """One engine of a pool. `seats` is the maximum number of concurrent streams. Without a curve it takes no express
+    calls. `prompt_tps` is its speed of reading prompts; 0 means unknown, and prompts are assumed to take no time."""
 
     name: str
     pool: str
@@ -55,7 +55,7 @@ class Replica:
 
 @dataclass(slots=True)
 class TierPolicy:
-    """What a tier promises, and how patient its calls are: how many may be held, and for how long."""
+    """What a tier promises, how many of its calls may be held, and for how long."""
 
     max_held: int
     max_hold_s: float
@@ -65,8 +65,8 @@ class TierPolicy:
 
 @dataclass(slots=True)
 class Offer:
-    """A model as clients ask for it: the pool that serves it, and its tiers. Several offers on one pool, such as LoRA
-    adapters of one base, share its seats."""
+    """A model as clients request it: the pool that serves it, and its tiers. Several offers on one pool, such as LoRA
+    adapters of one base model, share its seats."""
 
     pool: str
     tiers: dict[Tier, TierPolicy]
@@ -74,23 +74,23 @@ class Offer:
 
 @dataclass(slots=True, kw_only=True)
 class PoolPolicy:
-    """How replicas with the same weights are shared between the calls with a floor and the others."""
+    """How replicas with the same weights are shared between calls with a floor and calls without one."""
 
-    standard_share: float = 0.5  # the part of the replicas whose doors stay open to standard calls
-    margin: float = 0.1  # how far above a floor the curve must lie
-    reserve_window_s: float = 10.0  # light seats follow the peak of express demand over this long,
-    reserve_headroom: float = 3.5  # and as many times its square root more (docs/design/0002)
+    standard_share: float = 0.5  # the share of the replicas that stay open to standard calls
+    margin: float = 0.1  # how far above a floor the curve must be, as a share of the floor
+    reserve_window_s: float = 10.0  # light seats follow the peak of express demand in this window,
+    reserve_headroom: float = 3.5  # plus this many times the square root of the peak (docs/design/0002)
 
 
 @dataclass(slots=True)
 class ModelPolicy(PoolPolicy):
-    """The policy of a model that has a pool of its own, which is the common case."""
+    """The policy of a model that has its own pool, which is the usual case."""
 
     tiers: dict[Tier, TierPolicy]
 
 
 def own_pools(policies: dict[str, ModelPolicy]) -> tuple[dict[str, PoolPolicy], dict[str, Offer]]:
-    """What a Machine is made from: one pool and one offer for each model, with the model's name."""
+    """Return the arguments of Machine: one pool and one offer for each model, both with the model's name."""
     pools: dict[str, PoolPolicy] = {name: policy for name, policy in policies.items()}  # noqa: C416 (another type)
     return pools, {name: Offer(name, policy.tiers) for name, policy in policies.items()}
 
@@ -105,8 +105,8 @@ class Arrived:
 
 @dataclass(slots=True)
 class Finished:
-    """The engine's answer has been read to its end. `speed_tps` is what the stream got, None if that says nothing of
-    the engine: too short an answer, or a client that read too slowly."""
+    """The engine's answer was read to its end. `speed_tps` is the measured speed of the stream; None if it says nothing
+    about the engine because the answer was too short or the client read too slowly."""
 
     call_id: str
     prompt_tokens: int
@@ -116,7 +116,7 @@ class Finished:
 
 @dataclass(slots=True)
 class Delivering:
-    """The first part of the call's answer is on its way to the client: it can no longer be served from the start."""
+    """The first part of the answer is being sent to the client: the call can no longer be restarted elsewhere."""
 
     call_id: str
 
@@ -125,12 +125,12 @@ class Delivering:
 class Failed:
     """A boarded call lost its engine before anything was delivered to the client. `stage` says how far it got:
 
-    connect    the engine never saw it
-    full       the engine itself had no room for it
-    waiting    the engine had it
-    preempted  nothing failed: it was taken off its engine because core said Preempt
+    connect    the engine did not receive the call
+    full       the engine refused the call because it was full
+    waiting    the engine had accepted the call
+    preempted  nothing failed: the call was taken off its engine because core answered Preempt
 
-    One that loses its engine in the middle of its answer cannot be served again: that is Left.
+    A call that loses its engine in the middle of its answer cannot be retried; the driver reports Left instead.
     """
 
     call_id: str
@@ -139,8 +139,8 @@ class Failed:
 
 @dataclass(slots=True)
 class Left:
-    """The call ended in any other way than Finished: the client is gone, or what was begun cannot be mended. What it
-    was served until then counts as served."""
+    """The call ended in any other way than Finished: for example, the client disconnected or the engine failed in the
+    middle of the answer. The tokens served until then count as served."""
 
     call_id: str
     prompt_tokens: int = 0
@@ -149,57 +149,57 @@ class Left:
 
 @dataclass(slots=True)
 class ReplicaUp:
-    """The replica has shown that it produces tokens. Its seats are open, also if it was draining. If it is known with
-    other seats or another curve, the new ones take effect."""
+    """The replica was checked and produces tokens. It is open from now on, even if it was draining. If core knew it
+    with other seats or another curve, the new values replace them."""
 
     replica: Replica
 
 
 @dataclass(slots=True)
 class ReplicaChanged:
-    """A known replica has other seats, another curve or another `prompt_tps`. Whether it is open does not change.
-    Streams aboard beyond a lower limit stay to their end, and nobody boards meanwhile."""
+    """A known replica has other seats, another curve or another `prompt_tps`. It stays open or closed as it was. If
+    the new limit is lower than its load, the streams aboard run to their end and no call boards until then."""
 
     replica: Replica
 
 
 @dataclass(slots=True)
 class ReplicaSuspect:
-    """Something failed there: no new calls board until it is up again. Streams aboard go on."""
+    """Something failed on this replica: no calls board until it is up again. Streams aboard continue."""
 
     name: str
 
 
 @dataclass(slots=True)
 class ReplicaDraining:
-    """It takes no new calls and will not come back: held calls do not wait for it. Streams aboard go on. A later
-    ReplicaUp opens it again."""
+    """The replica takes no new calls and is not expected back, so held calls do not wait for it. Streams aboard
+    continue. A later ReplicaUp opens it again."""
 
     name: str
 
 
 @dataclass(slots=True)
 class ReplicaDown:
-    """It is dead or stands still. Streams aboard are cut."""
+    """The replica is dead or produces nothing. Streams aboard are cut."""
 
     name: str
 
 
 @dataclass(slots=True)
 class ReplicaRemoved:
-    """It is no longer part of the fleet. What is still aboard is cut."""
+    """The replica is no longer part of the fleet. Streams aboard are cut."""
 
     name: str
 
 
 @dataclass(slots=True)
 class Ticked:
-    """Time has passed; deadlines are looked at."""
+    """Time has passed: core checks the deadlines."""
 
 
 @dataclass(slots=True)
 class Draining:
-    """This gateway takes no new calls; those aboard and held are served."""
+    """This gateway takes no new calls. Calls that are aboard or held are still served."""
 
 
 Event = (
@@ -223,8 +223,8 @@ Event = (
 
 @dataclass(slots=True)
 class Board:
-    """Send the call to this replica now; `tier` is what it is served as. `reason` says why that is not the tier asked,
-    `rate_limit` what the tenant had left of its limit when the call arrived, None where there is no limit."""
+    """Send the call to this replica now. `tier` is the tier it is served as; `reason` says why that differs from the
+    requested one. `rate_limit` is what the tenant had left when the call arrived, None if there is no limit."""
 
     call_id: str
     replica: str
@@ -236,7 +236,7 @@ class Board:
 
 @dataclass(slots=True)
 class Hold:
-    """Keep the call waiting; if nothing else comes, tick at `until`."""
+    """Keep the call waiting. If no other event comes before, send Ticked at `until`."""
 
     call_id: str
     until: float
@@ -259,15 +259,15 @@ class Cut:
 
 @dataclass(slots=True)
 class Preempt:
-    """Take this flex call off its replica, to make room for an express one. It keeps its seat until the engine has let
-    go of it, which Failed with the stage `preempted` says; then it waits for another."""
+    """Take this flex call off its replica to make room for an express call. It keeps its seat until the driver reports,
+    by Failed with the stage `preempted`, that the engine has stopped it. Then it is held until it can board again."""
 
     call_id: str
 
 
 @dataclass(slots=True)
 class Downgrade:
-    """The call goes on as a standard one; a Board or Hold for that follows."""
+    """The call continues as a standard call; a Board, Hold or Refuse for it follows."""
 
     call_id: str
     reason: RefusalReason
@@ -275,7 +275,7 @@ class Downgrade:
 
 @dataclass(slots=True)
 class Settled:
-    """The answer to Finished and Left: the seat-time of all the call's boardings, in microseconds."""
+    """The answer to Finished and Left: the call's seat-time on all replicas it boarded, in microseconds."""
 
     call_id: str
     seat_us: int

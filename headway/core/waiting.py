@@ -1,8 +1,8 @@
-"""The calls that wait for a seat of one pool, and who of them is next.
+"""The calls that wait for a seat of one pool, and their order.
 
-Knows the order: those whose engine failed them first, then tier by tier, the fastest first, within a tier by fairness
-between tenants, whichever of the pool's models they ask for. How many may be held, and for how long, is up to the
-offer. Which seats there are is known in pool.py.
+Calls whose engine failed come first, then the tiers from fastest to slowest. Within a tier the order is fair between
+tenants, whichever of the pool's models they request. The offer sets how many calls may be held, and for how long.
+pool.py knows which seats are free.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ MAX_RETRY_AFTER_S = 60
 
 class WaitingRoom:
     def __init__(self, offers: dict[str, Offer]) -> None:
-        self.returned: OrderedDict[str, HeldCall] = OrderedDict()  # those whose engine failed: before all others
+        self.returned: OrderedDict[str, HeldCall] = OrderedDict()  # calls whose engine failed; tried before all others
         self._offers = offers
         offered = {tier for offer in offers.values() for tier in offer.tiers}
         self.queues = {tier: FairQueue() for tier in TIERS if tier in offered}  # the fastest first, flex last
-        self._pace_s = 1.0  # smoothed time between two seats coming free
+        self._pace_s = 1.0  # smoothed time between two freed seats
         self._last_freed_at: float | None = None
 
     @property
@@ -31,12 +31,12 @@ class WaitingRoom:
 
     @property
     def express_seats(self) -> int:
-        """Seats that held express calls want."""
+        """The number of seats that the held express calls need."""
         return sum(self.queues[tier].seats for tier in EXPRESS if tier in self.queues)
 
     @property
     def fewest_express_choices(self) -> int:
-        """Of any held express call; 0 if none is held."""
+        """The smallest number of choices of any held express call; 0 if none is held."""
         queues = [self.queues[tier] for tier in EXPRESS if tier in self.queues]
         return min((n for queue in queues for n, calls in queue.by_choices.items() if calls), default=0)
 
@@ -44,7 +44,7 @@ class WaitingRoom:
         return call.id in self.returned or call.id in self.queues[call.tier]
 
     def is_anyone_held(self, tier: Tier) -> bool:
-        """Of this tier, or returned by an engine that failed them."""
+        """Whether a call of this tier, or any call whose engine failed, is held."""
         return bool(self.returned) or len(self.queues[tier]) > 0
 
     def is_full(self, call: Call) -> bool:
@@ -52,7 +52,7 @@ class WaitingRoom:
         return self.queues[call.tier].by_model.get(call.model, 0) >= max_held
 
     def hold(self, call: Call, now: float, avoid: Set[str], *, returned: bool) -> float:
-        """Keep the call waiting; returns its deadline."""
+        """Hold the call. Returns its deadline."""
         held = HeldCall(call, now + self._offers[call.model].tiers[call.tier].max_hold_s, avoid)
         if returned:
             self.returned[call.id] = held
@@ -65,18 +65,18 @@ class WaitingRoom:
             self.returned.pop(call.id, None)
 
     def expired(self, now: float) -> list[Call]:
-        """Take out the held calls whose time is up."""
+        """Remove and return the held calls whose deadline has passed."""
         due = [held.call for held in self.returned.values() if held.until <= now]
         for call in due:
             del self.returned[call.id]
         return due + [call for queue in self.queues.values() for call in queue.expired(now)]
 
-    # --- what tenants were served ---
+    # --- tokens served to tenants ---
 
     def charge(self, call: Call, tokens: int) -> None:
         self.queues[call.tier].charge(call.tenant, tokens)
 
-    # --- when to come again ---
+    # --- when to retry ---
 
     def seat_freed(self, now: float) -> None:
         if self._last_freed_at is not None:
@@ -84,5 +84,5 @@ class WaitingRoom:
         self._last_freed_at = now
 
     def retry_after_s(self, tier: Tier) -> int:
-        """When a seat can be hoped for, were the call to come back: the queue's length at the pace seen lately."""
+        """Estimate the seconds until a seat is free: the queue's length times the recent time per freed seat."""
         return min(MAX_RETRY_AFTER_S, 1 + int(self._pace_s * len(self.queues[tier])))

@@ -1,4 +1,4 @@
-"""What goes wrong, and who answers first, as it is said on the command line."""
+"""Parses the faults and the rates of the auto tier that are given on the command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def gateway_dies(said: str, gateways: int) -> GatewayFault:
 
 
 def auto_rungs(said: str, policy: ModelPolicy, full: Replica, price: Price) -> SimRungs:
-    """A student on replicas like `full`, but `faster`, and cheaper by as much."""
+    """A student on replicas like `full` that is `faster` times as fast, at a price that is lower by the same factor."""
     rates = dict[str, float](share=1, replicas=1, faster=5, escalated=0.3, caught=0.9, mistakes=0.1, full=0.02)
     known = set(rates)
     try:

@@ -1,9 +1,9 @@
-"""Several gateways before one fleet: who owns which replica, who takes which call, and what they know of each other.
+"""Several gateways in front of one fleet: which gateway owns each replica, takes each call, and knows of the others.
 
-Each replica has one owner. Calls come to the gateways in turn, as from a load balancer; one that finds no room at its
-gateway is handed on once (sim/siblings.py), by summaries that are `summary_s` old at most. Handing on takes no time
-here. When a gateway dies its calls are lost with it; its replicas are nobody's until its lease has ended, then its
-siblings take them over. It comes back owning none, and lives by handing on.
+Each replica has one owner. Calls go to the gateways in turn, as from a load balancer. A call that finds no room at its
+gateway is handed on once (sim/siblings.py), based on summaries that are at most `summary_s` old. Handing on takes no
+time in the simulation. When a gateway dies, its calls are lost. Its replicas have no owner until its lease has ended;
+then its siblings take them over. When it comes back it owns no replicas and hands its calls on.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ class Cell:
         return len(self.machines)
 
     def owner(self, replica: str) -> int:
-        """Whose it is; one that has no owner is given to the next in turn."""
+        """The owner of the replica. A replica without an owner is given to the next gateway in turn."""
         owner = self._owners.get(replica)
         if owner is None:
             owner = self._owners[replica] = self._alive[len(self._owners) % len(self._alive)]
         return owner
 
     def gateway_for(self, call: Call, now: float) -> int:
-        """The gateway that the call comes to, or the sibling it is handed to."""
+        """The gateway whose turn it is, or the sibling that it hands the call to."""
         alive = self._alive
         self._turn = (self._turn + 1) % len(alive)
         home = alive[self._turn]
@@ -51,15 +51,15 @@ class Cell:
         if sibling is None and pool.known_replicas:
             return home
         self.handed_on += 1
-        return first if sibling is None else sibling  # who owns nothing cannot keep a call waiting
+        return first if sibling is None else sibling  # a gateway without replicas cannot hold a call
 
     def _sibling(self) -> int:
-        """Any gateway but the one whose turn it is."""
+        """A random gateway other than the one whose turn it is."""
         step = 1 + int(self._chance.random() * (len(self._alive) - 1))
         return self._alive[(self._turn + step) % len(self._alive)]
 
     def tell(self, now: float) -> None:
-        """All gateways say how much room they have."""
+        """Update the summaries: all gateways report how much room they have."""
         for model, policy in self._policies.items():
             rooms = self._summaries[model]
             for number in self._alive:
@@ -67,7 +67,7 @@ class Cell:
                 rooms[number] = {tier: pool.room(model, tier, now) for tier in policy.tiers}
 
     def die(self, gateway: int) -> list[str]:
-        """Returns the replicas that are nobody's now."""
+        """The gateway dies. Returns the replicas that have no owner now."""
         self._alive.remove(gateway)
         self.machines[gateway] = Machine(*own_pools(self._policies))
         for rooms in self._summaries.values():

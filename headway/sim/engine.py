@@ -1,10 +1,10 @@
-"""A replica in virtual time: processor sharing at the speed its curve gives for the present batch.
+"""A replica in virtual time: processor sharing at the speed that its curve gives for the current batch.
 
-No event per token. All streams aboard run at one speed, so one counter of tokens given since the start serves them all:
-a stream whose first token comes when the counter stands at v and that wants k tokens is done when it stands at
-v + k - 1.
-A prompt takes its time from everyone, as in an engine that reads it between two steps: the counter stands still until
-all prompts have been read, first come first served. Knows the curve; does not know why calls come or go.
+There is no event per token. All streams aboard have the same speed, so one counter of tokens since the start is enough:
+a stream that gets its first token when the counter is v and wants k tokens is done when the counter is v + k - 1.
+
+Reading a prompt delays all streams, as in an engine that reads prompts between two steps: the counter stops until all
+prompts have been read, in order of arrival. This module knows the curve, but not why calls board or leave.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ from heapq import heappop, heappush
 
 from headway.core.curve import Curve
 
-ROUNDING = 1e-6  # tokens: what the counter may lack of a stream's end when its time has come
+ROUNDING = 1e-6  # tokens; a stream counts as done if the counter is short by at most this
 
 
 class SimReplica:
     def __init__(self, name: str, curve: Curve, prompt_tps: float = 0.0, first_token_s: float = 0.0) -> None:
-        """`prompt_tps` 0: prompts take no time. `first_token_s` is what else passes before a stream's first token, and
-        is nobody's but its own."""
+        """With `prompt_tps` 0, prompts take no time. `first_token_s` is additional time before a stream's first token,
+        which does not delay other streams."""
         self.name = name
-        self.version = 0  # of the next event; older ones in the loop's heap are void
-        self.streams: dict[str, int] = {}  # choices of the calls aboard: reading, waiting for a first token, decoding
+        self.version = 0  # of the next event; events of older versions in the loop's heap are ignored
+        self.streams: dict[str, int] = {}  # choices of the calls aboard, whether they decode yet or not
         self._curve = curve
         self._prompt_tps = prompt_tps
         self._first_token_s = first_token_s
-        self._step_s = [curve.seconds_per_token(1)]  # by batch; [0] is of no meaning
+        self._step_s = [curve.seconds_per_token(1)]  # by batch; [0] is not used
         self._slowness = 1.0
         self._decoding = 0
         self._given = 0.0
         self._at = 0.0
         self._reading_s = 0.0  # prompts still to be read
-        self._joins: list[tuple[float, str, int]] = []  # when a stream begins to decode, and for how many tokens
+        self._joins: list[tuple[float, str, int]] = []  # when each stream starts to decode, and its tokens
         self._ends: list[tuple[float, str]] = []
 
     def board(self, call_id: str, prompt_tokens: int, tokens: int, now: float, choices: int = 1) -> float:
-        """Each choice is given so many tokens. Returns when the first one comes, unless the replica changes its speed
-        meanwhile."""
+        """Add a call whose choices take `tokens` each. Returns the time of its first token if the replica's speed does
+        not change until then."""
         self._advance(now)
         if self._prompt_tps:
             self._reading_s += self._slowness * prompt_tokens / self._prompt_tps
@@ -51,7 +51,7 @@ class SimReplica:
         return first_at
 
     def leave(self, call_id: str, now: float) -> None:
-        """It is taken off in the middle. Its place in the heaps is passed over when it comes up."""
+        """Remove a call before its end. Its entries in the heaps are skipped later."""
         self._advance(now)
         choices = self.streams.pop(call_id)
         if not any(joining == call_id for _, joining, _ in self._joins):
@@ -59,13 +59,13 @@ class SimReplica:
         self.version += 1
 
     def slow_down(self, slowness: float, now: float) -> None:
-        """Every step takes so many times as long from now on."""
+        """From now on, every step takes `slowness` times as long as the curve says."""
         self._advance(now)
         self._slowness = slowness
         self.version += 1
 
     def next_event(self) -> float | None:
-        """When the first stream will be done, or another begin to decode, if nobody boards or leaves."""
+        """When the next stream ends or starts to decode, if no call boards or leaves before; None if there is none."""
         ends, streams = self._ends, self.streams
         while ends and ends[0][1] not in streams:
             heappop(ends)
@@ -77,7 +77,7 @@ class SimReplica:
         return at
 
     def due(self, now: float) -> str | None:
-        """Take out the stream that is done now; None if it was not for that that the time had come."""
+        """Remove and return the call that is done now; None if the event was not the end of a call."""
         self._advance(now)
         self.version += 1
         if self._ends and self._ends[0][0] <= self._given + ROUNDING:

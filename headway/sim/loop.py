@@ -1,7 +1,7 @@
-"""The simulator: a heap of times where the gateway has a clock, around the very machine that serves.
+"""The simulator: drives the same machine as the live gateway, with a heap of event times instead of a clock.
 
-Drives core/machine.py, one for each gateway (cell.py), with arrivals, completions, ticks and faults, and does what it
-says on replicas in virtual time. The same inputs give the same run, to the last digit. Policy is not known here.
+It sends arrivals, completions, ticks and faults to core/machine.py, one machine for each gateway (cell.py), and applies
+the actions to replicas in virtual time. The same inputs give exactly the same run. It makes no policy decisions.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ How = Literal["finished", "refused", "cut"]
 
 @dataclass(slots=True)
 class Job:
-    """A call to simulate: when it comes and how many tokens each of its choices takes."""
+    """A call to simulate: when it arrives and how many tokens each of its choices takes."""
 
     at: float
     call: Call
@@ -53,7 +53,7 @@ class Job:
 
 @dataclass(slots=True)
 class SimTrip:
-    """What became of a job."""
+    """The result of a job."""
 
     job: Job
     tier: Tier  # as served
@@ -65,7 +65,7 @@ class SimTrip:
 
     @property
     def speed_tps(self) -> float:
-        """(tokens - 1) / (last token - first token), as a floor is about."""
+        """(tokens - 1) / (time of last token - time of first token): the speed that a floor promises."""
         assert self.ended_at is not None
         return (self.job.tokens - 1) / max(1e-9, self.ended_at - self.first_at)
 
@@ -85,12 +85,12 @@ class Fault:
     at: float
     replica: str
     lasts_s: float
-    slowness: float | None = None  # None: it dies
+    slowness: float | None = None  # None if it dies
 
 
 @dataclass(slots=True)
 class GatewayFault:
-    """A gateway dies and comes back; what it owned is taken over when its lease has ended."""
+    """A gateway dies and comes back. Its siblings take over its replicas when its lease has ended."""
 
     at: float
     gateway: int
@@ -116,21 +116,21 @@ class Simulation:
         self._known = {replica.name: replica for replica in replicas}
         self._first_token_s = first_token_s
         self._replicas: dict[str, SimReplica] = {}
-        self._aboard: dict[str, SimReplica] = {}  # call -> where it is
-        # Time, order, and what then happens: something at a replica, if its version is still this; the first token of a
-        # flex call; or, with None, a deadline of a call at this gateway.
+        self._aboard: dict[str, SimReplica] = {}  # by call
+        # Time, order, and the event: a replica's event and the version for which it is valid; the first token of a flex
+        # call; or None and the number of a gateway at which a held call has its deadline.
         self._heap: list[tuple[float, int, SimReplica | str | None, int]] = []
         self._order = count()
         self._faults: list[tuple[float, int, AnyFault, Phase]] = []
         self._down: set[str] = set()  # replicas that are dead
-        self._orphans: dict[int, list[str]] = {}  # replicas of a gateway that died, until its lease has ended
+        self._orphans: dict[int, list[str]] = {}  # replicas of a dead gateway until its lease has ended
         for number, fault in enumerate(faults):
             heappush(self._faults, (fault.at, number, fault, "begins"))
         for name in self._known:
             self._start(name)
 
     def run(self, jobs: Iterator[Job], until: float) -> Iterator[SimTrip]:
-        """Play the jobs, which come in order of time; yields each trip when it ends."""
+        """Simulate the jobs, which must be in order of time; yields each trip when it ends."""
         next_job = next(jobs, None)
         next_tick = TICK_S
         next_summary = 0.0 if self.cell.gateways > 1 else until
@@ -159,7 +159,7 @@ class Simulation:
                     yield from self._step(gateway, Ticked())
 
     def arrive(self, job: Job) -> list[SimTrip]:
-        """The job comes now. Returns the trips that this ended."""
+        """The job arrives now. Returns the trips that end because of this."""
         gateway = self.cell.gateway_for(job.call, self.now)
         self.trips[job.call.id] = SimTrip(job, job.call.tier, gateway)
         return self._step(gateway, Arrived(job.call))
@@ -189,7 +189,7 @@ class Simulation:
         return [trip, *self._step(trip.gateway, Finished(call_id, job.call.prompt_tokens, job.tokens, speed_tps))]
 
     def _do_all(self, actions: list[Action]) -> list[SimTrip]:
-        """Taking a call off its replica makes core act again, on a fleet in which every Board of this step is done."""
+        """Apply the actions of one step. Calls are taken off last: core then acts again and needs every Board done."""
         ended: list[SimTrip] = []
         taken_off: list[Action] = []
         for action in actions:
@@ -210,7 +210,7 @@ class Simulation:
                 call, tokens = trip.job.call, trip.job.tokens
                 trip.first_at = replica.board(call.id, call.prompt_tokens, tokens, self.now, call.choices)
                 self._expect(replica)
-                if tier == "flex":  # may be preempted until its first token; core need not know when others have theirs
+                if tier == "flex":  # preemptible until its first token; core does not need this event for others
                     heappush(self._heap, (trip.first_at, next(self._order), action.call_id, 0))
             case Hold(until=until):
                 heappush(self._heap, (until, next(self._order), None, trip.gateway))
@@ -224,7 +224,7 @@ class Simulation:
                 ended += self._take_off(action.call_id, trip, is_preempted=isinstance(action, Preempt))
 
     def _take_off(self, call_id: str, trip: SimTrip, *, is_preempted: bool) -> list[SimTrip]:
-        """Core has taken the call off its replica. One that had nothing yet is given to another."""
+        """Take the call off its replica. If it has no token yet, it may board another."""
         replica = self._aboard.pop(call_id)
         replica.leave(call_id, self.now)
         self._expect(replica)
@@ -274,7 +274,7 @@ class Simulation:
             return [trip for name in orphans for trip in self._start(name)]
         self._orphans[fault.gateway] = self.cell.die(fault.gateway)
         lost = [trip for trip in self.trips.values() if trip.gateway == fault.gateway]
-        for trip in lost:  # their clients have no connection any more, held or aboard
+        for trip in lost:  # held or aboard: their clients have lost the connection
             trip.how, trip.ended_at = "cut", self.now
             del self.trips[trip.job.call.id]
             if (replica := self._aboard.pop(trip.job.call.id, None)) is not None:

@@ -1,4 +1,4 @@
-"""One run over time: streams aboard and calls held, and how many replicas are light. Vega-Lite, as SVG and PNG."""
+"""Chart of one run over time: streams aboard, calls held, and light replicas. Vega-Lite, as SVG and PNG."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WIDE = 860
 
 
 def draw(moments: list[Moment], title: str, out: Path) -> None:
-    """Writes `simulation.svg` and `.png`."""
+    """Write `simulation.svg` and `simulation.png`."""
     streams = [("aboard", BLUE, [4, 0]), ("held, waiting for a seat", ORANGE, [4, 2])]
     replicas = [("open", GREY, [4, 0]), ("light", GREEN, [4, 2])]
     rows = {

@@ -1,4 +1,4 @@
-"""What the seeds of a scenario say together: each figure with the interval in which its mean lies, 95 times in 100."""
+"""Summary of a scenario over its seeds: the mean of each figure with its 95 % confidence interval."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from headway.core.types import Tier
 from headway.price import MICRO
 from headway.sim.scenario import Outcome, Tally
 
-# Student's t for 95 % by degrees of freedom; beyond the last it hardly changes.
+# Student's t for 95 %, by degrees of freedom; the last value is used for more.
 T95 = (0.0, 12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.13, 2.09, 2.05, 2.04)
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
     mean: float
-    half: float  # of the interval; 0 with a single seed
+    half: float  # half the width of the interval; 0 with a single seed
 
     def __format__(self, spec: str) -> str:
         if isnan(self.mean):
@@ -29,7 +29,7 @@ class Figure:
 
 
 def figure(values: list[float]) -> Figure:
-    """Of those seeds that have such a value: none has floors where nothing was promised."""
+    """Mean and interval of the values that are not NaN. A seed without promises has no value for floors kept."""
     values = [value for value in values if not isnan(value)]
     if len(values) < 2:
         return Figure(values[0] if values else nan, 0.0)
@@ -41,7 +41,7 @@ def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
 
 
-# What is shown of each tier: its name, how it is taken from one seed's tally, and how it is written.
+# The columns for each tier: name, how to compute it from one seed's tally, and format.
 SHOWN: tuple[tuple[str, Callable[[Tally, float], float], str], ...] = (
     ("calls/s", lambda tally, seconds: tally.calls / seconds, ",.2f"),
     ("floors kept", lambda tally, _: _share(tally.kept, tally.promised) if tally.promised else nan, ".2%"),
@@ -69,7 +69,7 @@ def by_tier(outcomes: list[Outcome]) -> dict[Tier, dict[str, Figure]]:
 
 
 def money(outcomes: list[Outcome]) -> dict[str, Figure]:
-    """Of the whole fleet, for an hour."""
+    """Income, cost and margin of the whole fleet per hour, and the reserve's share of the busy time."""
     per_hour = 3600 / MICRO
     billed = [
         sum(tally.billed - tally.refunded for tally in one.tallies.values()) + (one.auto.billed if one.auto else 0)
@@ -89,7 +89,7 @@ def money(outcomes: list[Outcome]) -> dict[str, Figure]:
 
 
 def auto(outcomes: list[Outcome]) -> dict[str, tuple[Figure, str]]:
-    """Of the auto calls: each figure and how it is written."""
+    """The figures of the auto calls, each with its format."""
     seeds = [one.auto for one in outcomes if one.auto is not None]
     took: dict[str, tuple[list[float], str]] = {
         "served by the student": ([_share(one.by_student, one.calls) for one in seeds], ".1%"),

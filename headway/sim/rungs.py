@@ -1,7 +1,7 @@
-"""The auto tier as a what-if: a student answers first, and some of its answers are escalated to the full model.
+"""Simulation of the auto tier: a student answers first, and some of its calls are escalated to the full model.
 
-How often that happens, and how many mistakes that leaves, are given as rates; what a gate decides on is not known here.
-A student that is full or fails escalates, too. Both rungs take seats and are billed.
+The rates of escalations and mistakes are inputs; the gate itself is not simulated. A call that the student refuses or
+fails to answer is escalated as well. Both rungs take seats and are billed.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ STUDENT = "student"
 
 @dataclass(slots=True)
 class SimRungs:
-    share: float  # of the standard calls are auto
-    policy: ModelPolicy  # of the student's fleet
+    share: float  # of the standard calls that are auto
+    policy: ModelPolicy  # of the student's pool
     replicas: list[Replica]
     price: Price  # of the student's tokens
-    escalated: float = 0.3  # of the student's answers,
-    caught: float = 0.9  # and of its mistakes
-    mistakes: float = 0.1  # of the student's answers are wrong,
-    full_mistakes: float = 0.02  # and of the full model's
+    escalated: float = 0.3  # share of the student's answers that are escalated
+    caught: float = 0.9  # share of the student's mistakes that are escalated
+    mistakes: float = 0.1  # share of the student's answers that are wrong
+    full_mistakes: float = 0.02  # share of the full model's answers that are wrong
 
 
 class AutoTally:
-    """What became of the auto calls, each counted once however many rungs served it."""
+    """The results of the auto calls. Each call is counted once, even if both rungs served it."""
 
     def __init__(self, rungs: SimRungs, seed: int) -> None:
         self.rungs = rungs
@@ -42,10 +42,10 @@ class AutoTally:
         self.billed = 0  # micro-units, both rungs
         self.seconds = Sample(f"{seed} auto")
         self._chance = random.Random(f"{seed} gate")
-        self._came_at: dict[str, float] = {}  # of calls that were escalated
+        self._came_at: dict[str, float] = {}  # arrival times of escalated calls
 
     def jobs(self, jobs: Iterator[Job]) -> Iterator[Job]:
-        """The same jobs, some of which go to the student first."""
+        """Yield the same jobs; some of them go to the student first."""
         chance = random.Random(f"{self._chance.random()} auto")
         for job in jobs:
             if job.call.tier == "standard" and chance.random() < self.rungs.share:
@@ -57,7 +57,7 @@ class AutoTally:
         return call.model == STUDENT or call.id in self._came_at
 
     def ended(self, trip: SimTrip, full_model: str, full_price: Price, now: float) -> Job | None:
-        """Count the trip. Returns the job that follows: the same call on the full model, if it is escalated."""
+        """Count the trip. If the call is escalated, returns its job on the full model."""
         call, rungs = trip.job.call, self.rungs
         if trip.how == "finished":
             price = rungs.price if call.model == STUDENT else full_price

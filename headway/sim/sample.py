@@ -8,7 +8,7 @@ SAMPLE = 20_000
 
 
 class Sample:
-    """So many values of a stream of them, each as likely to be kept as any other."""
+    """Keeps at most SAMPLE values by reservoir sampling: each value is equally likely to be kept."""
 
     def __init__(self, seed: str) -> None:
         self.values: list[float] = []

@@ -1,7 +1,7 @@
-"""What if: a fleet, its policy, its prices, its gateways, a workload and what goes wrong, played for some seeds.
+"""A scenario: a fleet with its policy, prices and gateways, a workload and faults. It is simulated for several seeds.
 
-Tallies by the tier that was asked for: what callers got of what they asked. Waits and speeds are kept as a sample that
-is bounded however long the run, so a day of millions of calls takes no more memory than an hour.
+Results are tallied by the requested tier. Waits and speeds are kept as a bounded sample, so a day with millions of
+calls takes no more memory than an hour.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headway.sim.sample import Sample
 
 @dataclass
 class Tally:
-    """What became of the calls that asked for one tier."""
+    """The results of the calls that requested one tier."""
 
     waits_s: Sample
     first_tokens_s: Sample
@@ -79,7 +79,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One model on one fleet. `jobs` makes the calls of a seed."""
+    """One model on one fleet. `jobs` generates the calls of a seed."""
 
     policy: ModelPolicy
     replicas: list[Replica]
@@ -90,7 +90,7 @@ class Scenario:
     faults: tuple[AnyFault, ...] = ()
     first_token_s: float = 0.0
     gateways: int = 1
-    summary_s: float = 0.5  # how old what gateways know of each other may be
+    summary_s: float = 0.5  # seconds between the summaries that gateways send each other
     rungs: SimRungs | None = None
     moments: int = 200
 
@@ -107,7 +107,7 @@ class Outcome:
     seat_us: dict[Tier, int] = field(default_factory=dict)  # by the tier served
     reserve_us: int = 0
     moments: list[Moment] = field(default_factory=list)
-    cost: int = 0  # of the whole fleet for the time, in micro-units
+    cost: int = 0  # of the whole fleet over the run, in micro-units
     handed_on: int = 0  # calls that went from one gateway to another
     auto: AutoTally | None = None
 
@@ -129,7 +129,7 @@ def play(scenario: Scenario, seed: int) -> Outcome:
     simulation = Simulation(cell, scenario.fleet, scenario.first_token_s, scenario.faults)
     outcome = Outcome(seed, scenario.seconds, {tier: Tally.empty(f"{seed} {tier}") for tier in scenario.policy.tiers})
     outcome.auto = auto
-    # Calls leave no cycles behind, and to look for some takes a quarter of a large fleet's time.
+    # Calls create no reference cycles, and garbage collection takes a quarter of the run time of a large fleet.
     gc.disable()
     try:
         _run(simulation, jobs, scenario, model, outcome)
@@ -151,7 +151,7 @@ def _run(simulation: Simulation, jobs: Iterator[Job], scenario: Scenario, model:
     look_at = every_s
     for ended in simulation.run(jobs, scenario.seconds):
         trips = [ended]
-        while trips:  # one that ends may be followed by another, which may end at once
+        while trips:  # a trip that ends may cause another job, which may end at once
             trip = trips.pop()
             price = scenario.prices[trip.tier]
             if auto is None or not auto.is_auto(trip.job.call):

@@ -13,7 +13,7 @@ from headway.core.types import Call, Tier
 from headway.errors import SetupError
 from headway.sim.loop import Job
 
-Row = tuple[float, int, int, str]  # seconds from the start, prompt tokens, output tokens, how it begins
+Row = tuple[float, int, int, str]  # seconds from the start, prompt tokens, output tokens, affinity key
 
 
 def read_trace(path: Path, model: str = "m", tier: Tier = "standard") -> Iterator[Job]:
@@ -36,7 +36,7 @@ def _azure(path: Path) -> Iterator[Row]:
 
 
 def _mooncake(path: Path) -> Iterator[Row]:
-    """Calls that share their first two blocks of 512 tokens begin alike: the first is nearly everyone's."""
+    """The affinity key is the first two blocks of 512 tokens; nearly all calls share the first one."""
     with path.open("rb") as file:
         for line in file:
             row = msgspec.json.decode(line)

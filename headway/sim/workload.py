@@ -1,10 +1,10 @@
-"""Whose calls come when, and how long they are, made up from a recipe.
+"""Generates a synthetic workload from a recipe: arrival times, clients and lengths of calls.
 
-Plain Poisson arrivals hide the bursts that break promises. The recipe follows what public traces show: a few clients
-make most of the calls (Zipf), each client comes in bursts of its own (Gamma intervals whose variation differs between
-clients), demand follows the hour and the day, lengths are lognormal, and part of the prompts begin like one before.
+Poisson arrivals have no bursts, and bursts are what breaks promises. The recipe follows public traces: a few clients
+make most of the calls (Zipf), each client has its own bursts (Gamma intervals whose variation differs between clients),
+demand depends on the hour and the day, lengths are lognormal, and some prompts share a prefix with the one before.
 
-Knows nothing of seats or replicas. The same seed gives the same calls.
+This module knows nothing about seats or replicas. The same seed gives the same calls.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from headway.core.types import Call, Tier
 from headway.sim.loop import Job
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
-REDRAWN_EVERY_S = 600.0  # a client's rate follows the hour in steps of this length
-# The factors of 24 hours, two humps and a quiet night, with a mean of 1: a service that people use in their day.
+REDRAWN_EVERY_S = 600.0  # the rate of a client is updated after this time
+# Factors for 24 hours with a mean of 1: two peaks by day and a quiet night, as for a service that people use at work.
 OFFICE_HOURS: tuple[float, ...] = (
     0.45, 0.4, 0.4, 0.4, 0.4, 0.45, 0.55, 0.75, 1.0, 1.25, 1.4, 1.4,
     1.2, 1.25, 1.5, 1.6, 1.5, 1.5, 1.65, 1.7, 1.25, 0.85, 0.65, 0.5,
@@ -31,7 +31,7 @@ WEEK = (1.12, 1.15, 1.15, 1.13, 1.08, 0.68, 0.69)  # Monday first
 
 @dataclass(slots=True)
 class Lengths:
-    """Lognormal: the median and the spread of its logarithm, cut at `most`."""
+    """Lognormal lengths: the median and the standard deviation of the logarithm, limited to `least` .. `most`."""
 
     median: float
     sigma: float
@@ -40,7 +40,7 @@ class Lengths:
 
     @classmethod
     def around(cls, mean: float, sigma: float, most: int) -> Lengths:
-        """With this mean, but for what is cut."""
+        """Lengths with this mean, before they are limited."""
         return cls(mean / exp(sigma**2 / 2), sigma, most)
 
     def draw(self, chance: random.Random) -> int:
@@ -50,19 +50,19 @@ class Lengths:
 
 @dataclass(slots=True)
 class Recipe:
-    """A workload to make up. The defaults are those of a public trace of conversations (Azure 2024)."""
+    """The parameters of a workload. The defaults follow a public trace of conversations (Azure 2024)."""
 
     calls_per_s: float
     clients: int = 100
     zipf: float = 1.1
-    burstiness: float = 1.2  # median over clients of the coefficient of variation of intervals
-    burst_spread: float = 1.1  # of its logarithm: one client in ten is about four times as bursty
+    burstiness: float = 1.2  # coefficient of variation of the intervals, median over clients
+    burst_spread: float = 1.1  # standard deviation of its logarithm: one client in ten is about four times as bursty
     hours: tuple[float, ...] = FLAT_HOURS
     week: tuple[float, ...] = (1.0,) * 7
     prompts: Lengths = field(default_factory=lambda: Lengths(1_100, 0.95, 8_000))
     answers: Lengths = field(default_factory=lambda: Lengths(49, 1.4, 1_500))
-    shared_prompts: float = 0.35  # the part of a client's calls that begin like its last
-    tiers: dict[Tier, float] = field(default_factory=lambda: {"standard": 1.0})  # their shares of the calls
+    shared_prompts: float = 0.35  # share of a client's calls with the same prefix as the call before
+    tiers: dict[Tier, float] = field(default_factory=lambda: {"standard": 1.0})  # share of the calls of each tier
 
 
 class _SimClient:
@@ -74,12 +74,12 @@ class _SimClient:
         self.rate = rate
         self.shape = 1.0 / cv**2
         self.scale = 0.0
-        self.until = 0.0  # the scale is good until then
+        self.until = 0.0  # when the scale must be updated
         self.session = 0
 
 
 def synthesize(recipe: Recipe, seed: int, model: str = "m", prefix: str = "c") -> Iterator[Job]:
-    """Calls without end, in order of time."""
+    """Yield calls in order of time, without end."""
     chance = random.Random(f"{seed} {prefix} clients")
     weights = [1.0 / rank**recipe.zipf for rank in range(1, recipe.clients + 1)]
     total = sum(weights)
@@ -88,7 +88,7 @@ def synthesize(recipe: Recipe, seed: int, model: str = "m", prefix: str = "c") -
         cv = recipe.burstiness * exp(recipe.burst_spread * chance.gauss(0.0, 1.0))
         rate = recipe.calls_per_s * weight / total
         clients.append(_SimClient(f"{prefix}{number}", rate, min(20.0, max(0.3, cv)), f"{seed} {prefix} {number}"))
-    # Each begins somewhere in its interval, else all would come at the start.
+    # Each client starts at a random time in its first interval; otherwise all would call at the start.
     heap = [(_interval(client, 0.0, recipe) * client.chance.random(), n, client) for n, client in enumerate(clients)]
     heapify(heap)
     tiers, shares = list(recipe.tiers), list(recipe.tiers.values())

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import shlex
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import get_args
-from urllib.parse import urlsplit
 
 import uvloop
 
@@ -17,11 +14,10 @@ from headway.api.app import App
 from headway.api.server import Server, drain_on_signals, make_server
 from headway.auto.calibration import closed_file, read_calibration
 from headway.auto.serve import Auto, Trust
-from headway.config import AutoTable, Config, KeepPromptsTable, ModelTable, PriceTable, ReplicaTable, SpeculationTable
-from headway.core.curve import fit
+from headway.config import AutoTable, Config, KeepPromptsTable, ModelTable, ReplicaTable
+from headway.config.to_core import policy_of, prices_of, replica_of
 from headway.core.machine import Machine
-from headway.core.rate_limit import TokenLimit
-from headway.core.types import ModelPolicy, Offer, Replica, Tier, TierPolicy, own_pools
+from headway.core.types import Offer, Replica, own_pools
 from headway.engines.base import Engine
 from headway.engines.kinds import KINDS
 from headway.errors import SetupError
@@ -31,8 +27,6 @@ from headway.gateway.prompts import Keeping, PromptFile
 from headway.gateway.serve import Gateway, Timing
 from headway.ledger.books import Books, BooksSettings
 from headway.ledger.opening import open_store
-from headway.local.engine_process import LocalEngine, installed_vllm
-from headway.price import MICRO, MILLI, Price
 
 
 def make_gateway(config: Config, record_to: Path | None = None, books: Books | None = None) -> Gateway:
@@ -91,72 +85,6 @@ def make_books(config: Config) -> Books | None:
         Path(ledger.spool), ledger.spool_bytes, ledger.key_cache_s, Path(ledger.secret) if ledger.secret else None
     )
     return Books(settings, lambda: open_store(ledger.store))
-
-
-def prices_of(model: ModelTable) -> dict[Tier, Price]:
-    """The price of each tier. Without a price multiple a tier costs as much as standard."""
-    per_mtok = model.price or PriceTable(input=0.0, output=0.0)
-    return {
-        tier.name: Price(
-            round(per_mtok.input * MICRO), round(per_mtok.output * MICRO), round((tier.price_multiple or 1.0) * MILLI)
-        )
-        for tier in model.tiers
-    }
-
-
-def policy_of(model: ModelTable) -> ModelPolicy:
-    """The model's policy, with the tiers in the order in which held calls board: the fastest first, flex last."""
-    tiers = {
-        tier.name: TierPolicy(
-            tier.max_held,
-            tier.max_hold_s,
-            tier.floor_tps or 0.0,
-            TokenLimit(tier.input_tokens_per_minute or 0, tier.output_tokens_per_minute or 0),
-        )
-        for tier in model.tiers
-    }
-    in_order = {name: tiers[name] for name in get_args(Tier) if name in tiers}
-    return ModelPolicy(in_order, standard_share=model.standard_share)
-
-
-def replica_of(model: ModelTable, replica: ReplicaTable, name: str) -> Replica:
-    curve = fit([(batch, 1.0 / tps) for batch, tps in replica.curve]) if replica.curve else None
-    return Replica(name, model.name, replica.seats, curve, replica.prompt_tps or 0.0)
-
-
-def engine_commands(config: Config) -> dict[str, str]:
-    """The shell command that starts each replica, by its URL, for models with an `engine` table."""
-    commands = {}
-    for model in config.models:
-        if model.engine is None:
-            continue
-        for replica in model.replicas:
-            where = urlsplit(replica.url)
-            engine = LocalEngine(
-                installed_vllm("vllm"),
-                model.engine.weights,
-                model.name,
-                where.port or 8000,
-                replica.seats,
-                host=where.hostname or "127.0.0.1",
-                prompt_chunk=model.engine.prompt_chunk,
-                speculation=vllm_speculation(model.engine.speculation),
-            )
-            commands[replica.url] = shlex.join(engine.arguments())
-    return commands
-
-
-def vllm_speculation(speculation: SpeculationTable | None) -> dict[str, object] | None:
-    if speculation is None:
-        return None
-    settings: dict[str, object] = {"method": speculation.method, "num_speculative_tokens": speculation.tokens}
-    if speculation.method == "ngram":
-        settings |= {"prompt_lookup_min": 2, "prompt_lookup_max": 4}
-    if speculation.drafter is not None:
-        settings["model"] = speculation.drafter
-    if speculation.by_streams is not None:
-        settings["num_speculative_tokens_per_batch_size"] = speculation.by_streams
-    return settings
 
 
 def make_gateway_server(config: Config, gateway: Gateway, auto: Auto) -> Server:

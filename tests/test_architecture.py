@@ -28,6 +28,9 @@ ALLOWED = {
     "headway.charts": {"headway.errors"},
     # headway.toml: its tables, the checks, and the lines that error messages point to.
     "headway.config": {"headway.core.types", "headway.errors"},
+    # What the tables stand for. `run`, `headway simulate` and `headway engine` need it, and the last two serve nothing.
+    "headway.config.to_core": {"headway.config", "headway.core", "headway.price"},
+    "headway.config.engine_commands": {"headway.config", "headway.local.engine_process"},
     "headway.api": {
         "headway.core.types",
         "headway.core.rate_limit",

@@ -44,7 +44,7 @@ COMMANDS = (
     CommandInfo(
         "Serve",
         "engine",
-        "headway.cli.serve:engine",
+        "headway.cli.engine:engine",
         "Print the command that starts each configured engine, with the vLLM flags that Headway needs.",
         "headway engine --config headway.toml",
     ),

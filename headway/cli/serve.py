@@ -1,4 +1,4 @@
-"""`headway serve` and `headway engine`: run the gateway of a configuration, and start its engines."""
+"""`headway serve`: run the gateway of a configuration."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import typer
 
 from headway.cli.options import DEFAULT_CONFIG, ConfigPath
 from headway.config import load
-from headway.errors import SetupError
-from headway.run import engine_commands
 from headway.run import serve as run_gateway
 
 
@@ -24,15 +22,6 @@ def serve(
     log_to_stderr(logging.INFO)
     settings = load(config)
     raise typer.Exit(run_gateway(settings, record, lambda port: typer.echo(f"Headway listens on port {port}.")))
-
-
-def engine(config: ConfigPath = DEFAULT_CONFIG) -> None:
-    commands = engine_commands(load(config))
-    if not commands:
-        raise SetupError(f'{config} describes no engine. Add [models.engine] with weights = "..." to a model.')
-    for url, command in commands.items():
-        typer.secho(f"# {url}", dim=True)
-        typer.echo(command)
 
 
 def log_to_stderr(level: int) -> None:

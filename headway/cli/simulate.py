@@ -16,10 +16,10 @@ from rich.table import Table
 
 from headway.cli.options import DEFAULT_CONFIG, ConfigPath
 from headway.config import Config, ModelTable, load
+from headway.config.to_core import policy_of, prices_of, replica_of
 from headway.core.types import Replica, Tier
 from headway.errors import SetupError
 from headway.price import MICRO
-from headway.run import policy_of, prices_of, replica_of
 from headway.sim.arguments import auto_rungs, gateway_dies, replica_fault
 from headway.sim.loop import AnyFault, Job
 from headway.sim.picture import draw

@@ -21,11 +21,11 @@ from rich.table import Table
 from headway.api.prompt import BYTES_PER_TOKEN
 from headway.bench.client import Prompts
 from headway.config import load
+from headway.config.to_core import policy_of, replica_of
 from headway.core.curve import fit
 from headway.core.types import Tier
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
-from headway.run import policy_of, replica_of
 from headway.sim.cell import Cell
 from headway.sim.loop import Job, SimTrip, Simulation
 from headway.sim.workload import Lengths, Recipe, synthesize

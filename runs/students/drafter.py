@@ -14,6 +14,7 @@ import uvloop
 from rich.progress import Progress
 
 from headway.config import load
+from headway.config.engine_commands import vllm_speculation
 from headway.distill.card import card_page
 from headway.distill.publish import Drafting, publish
 from headway.distill.speculation import Choice, Tried, choose
@@ -21,7 +22,6 @@ from headway.distill.template import hermes_template
 from headway.evals.task_files import read_tasks
 from headway.evals.tool_calls import Task, judge_text
 from headway.evals.two_samples import divergence, same_distribution
-from headway.run import vllm_speculation
 from runs.engine.pairs import COUNTERS, SEATS, Pairs, Text, compare, table_of, two_engines
 from runs.measure.kept import Stage
 from runs.measure.token_times import timed_call

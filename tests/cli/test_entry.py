@@ -77,6 +77,12 @@ def test_serve_loads_only_what_serving_needs() -> None:
     assert loaded & HEAVY <= serving | {"multiprocessing"}  # which uvicorn imports
 
 
+@pytest.mark.parametrize("command", ["simulate", "engine"])
+def test_commands_that_serve_nothing_load_no_server(command: str) -> None:
+    loaded = loaded_by(command, "--help")
+    assert loaded & {"uvicorn", "uvloop", "httptools", "prometheus_client", "sqlite3", "headway.run"} == set()
+
+
 def test_the_help_of_one_command_loads_that_command_only() -> None:
     loaded = {name for name in loaded_by("mock-engine", "--help") if name.startswith("headway.cli.")}
     assert loaded == {"headway.cli.entry", "headway.cli.commands", "headway.cli.mock_engine"}

@@ -1,4 +1,4 @@
-"""What a configuration is made into."""
+"""The commands that start the engines of a configuration."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from headway.config import Config
-from headway.run import engine_commands
+from headway.config.engine_commands import engine_commands
 
 
 def config(**engine: Any) -> Config:

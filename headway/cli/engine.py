@@ -1,0 +1,19 @@
+"""`headway engine`: print the commands that start the engines of a configuration."""
+
+from __future__ import annotations
+
+import typer
+
+from headway.cli.options import DEFAULT_CONFIG, ConfigPath
+from headway.config import load
+from headway.config.engine_commands import engine_commands
+from headway.errors import SetupError
+
+
+def engine(config: ConfigPath = DEFAULT_CONFIG) -> None:
+    commands = engine_commands(load(config))
+    if not commands:
+        raise SetupError(f'{config} describes no engine. Add [models.engine] with weights = "..." to a model.')
+    for url, command in commands.items():
+        typer.secho(f"# {url}", dim=True)
+        typer.echo(command)

@@ -1,0 +1,45 @@
+"""Converts the tables of a model to the values that core and billing work with: policy, replicas, prices.
+
+The gateway and the simulator both start from these values, so this module imports nothing that serves.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from headway.config import ModelTable, PriceTable, ReplicaTable
+from headway.core.curve import fit
+from headway.core.rate_limit import TokenLimit
+from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
+from headway.price import MICRO, MILLI, Price
+
+
+def prices_of(model: ModelTable) -> dict[Tier, Price]:
+    """The price of each tier. Without a price multiple a tier costs as much as standard."""
+    per_mtok = model.price or PriceTable(input=0.0, output=0.0)
+    return {
+        tier.name: Price(
+            round(per_mtok.input * MICRO), round(per_mtok.output * MICRO), round((tier.price_multiple or 1.0) * MILLI)
+        )
+        for tier in model.tiers
+    }
+
+
+def policy_of(model: ModelTable) -> ModelPolicy:
+    """The model's policy, with the tiers in the order in which held calls board: the fastest first, flex last."""
+    tiers = {
+        tier.name: TierPolicy(
+            tier.max_held,
+            tier.max_hold_s,
+            tier.floor_tps or 0.0,
+            TokenLimit(tier.input_tokens_per_minute or 0, tier.output_tokens_per_minute or 0),
+        )
+        for tier in model.tiers
+    }
+    in_order = {name: tiers[name] for name in get_args(Tier) if name in tiers}
+    return ModelPolicy(in_order, standard_share=model.standard_share)
+
+
+def replica_of(model: ModelTable, replica: ReplicaTable, name: str) -> Replica:
+    curve = fit([(batch, 1.0 / tps) for batch, tps in replica.curve]) if replica.curve else None
+    return Replica(name, model.name, replica.seats, curve, replica.prompt_tps or 0.0)

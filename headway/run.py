@@ -137,13 +137,16 @@ async def run_gateway(
 
 
 @asynccontextmanager
-async def running_gateway(config: Config) -> AsyncIterator[tuple[Gateway, int]]:
-    """Run a gateway without a ledger on the current event loop. Yields the gateway and its port."""
-    gateway = make_gateway(config)
+async def running_gateway(config: Config, record_to: Path | None = None) -> AsyncIterator[tuple[Gateway, int]]:
+    """Run a gateway on the current event loop. Yields the gateway and its port."""
+    books = make_books(config)
+    gateway = make_gateway(config, record_to, books)
     auto = make_auto(config, gateway)
     server = make_gateway_server(config, gateway, auto)
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server.on_listening = listening.set_result
+    if books is not None:
+        await books.start()
     gateway.start()
     serving = asyncio.create_task(server.serve())
     try:
@@ -153,6 +156,8 @@ async def running_gateway(config: Config) -> AsyncIterator[tuple[Gateway, int]]:
         await serving
         await auto.stop()
         await gateway.stop()
+        if books is not None:
+            await books.stop()
 
 
 def serve(config: Config, record_to: Path | None = None, on_listening: Callable[[int], None] | None = None) -> int:

@@ -13,10 +13,10 @@ from typing import Any
 from anthropic import AsyncAnthropic
 from openai import AsyncOpenAI
 
+from headway import run
 from headway.config import Config
 from headway.engines.scripted import ScriptedEngine
 from headway.gateway.serve import Gateway
-from headway.run import make_auto, make_books, make_gateway, make_gateway_server
 
 MODEL = "scripted"
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
@@ -82,31 +82,15 @@ def config_for(
 
 @asynccontextmanager
 async def running_gateway(config: Config, record: Path | None = None, key: str = "none") -> AsyncIterator[Running]:
-    books = make_books(config)
-    gateway = make_gateway(config, record, books)
-    server = make_gateway_server(config, gateway, make_auto(config, gateway))
-    listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-    server.on_listening = listening.set_result
-    if books is not None:
-        await books.start()
-    gateway.start()
-    task = asyncio.create_task(server.serve())
-    port = await listening
-    url = f"http://127.0.0.1:{port}"
-    openai = AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
-    anthropic = AsyncAnthropic(base_url=url, api_key=key, max_retries=0)
-    try:
-        running = Running(gateway, port, openai, anthropic)
-        await running.until_up(len(config.models[0].replicas))
-        yield running
-    finally:
-        await openai.close()
-        await anthropic.close()
-        server.should_exit = True
-        await task
-        await gateway.stop()
-        if books is not None:
-            await books.stop()
+    async with run.running_gateway(config, record) as (gateway, port):
+        url = f"http://127.0.0.1:{port}"
+        async with (
+            AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as openai,
+            AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as anthropic,
+        ):
+            running = Running(gateway, port, openai, anthropic)
+            await running.until_up(len(config.models[0].replicas))
+            yield running
 
 
 @asynccontextmanager

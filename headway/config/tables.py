@@ -11,13 +11,61 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    field_validator,
+    model_validator,
+)
 
 from headway.core.types import EXPRESS, Tier
 
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+def _must_look_like(example: str) -> WrapValidator:
+    """One message for everything that can be wrong with an array of rows."""
+
+    def check(rows: object, validate: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return validate(rows)
+        except ValidationError:
+            raise ValueError(f"must look like {example}") from None
+
+    return WrapValidator(check)
+
+
+def _in_order(row: tuple[int, int, int]) -> tuple[int, int, int]:
+    if row[0] > row[1]:
+        raise ValueError("from must not be greater than to")
+    return row
+
+
+Count = Annotated[int, Field(ge=1)]
+Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+# Not strict: TOML has arrays and no tuples. Their elements are strict.
+Curve = Annotated[
+    list[Annotated[tuple[Count, Speed], Field(strict=False)]],
+    Field(min_length=1, max_length=64),
+    _must_look_like("[[1, 120.0], [16, 80.0], [64, 37.0]]: streams, tokens per second of each"),
+]
+DraftsByStreams = Annotated[
+    list[
+        Annotated[
+            tuple[Count, Count, Annotated[int, Field(ge=0, le=16)]], Field(strict=False), AfterValidator(_in_order)
+        ]
+    ],
+    Field(min_length=1, max_length=16),
+    _must_look_like("[[1, 8, 4], [9, 64, 0]]: from streams, to streams, draft tokens"),
+]
 
 
 class GatewayTable(_Table):
@@ -140,24 +188,11 @@ class ReplicaTable(_Table):
         description="Prompt tokens read per second, as measured by `headway calibrate`. If set, a call whose prompt "
         "would push running streams below their floor is sent to another replica.",
     )
-    curve: list[tuple[int, float]] | None = Field(
+    curve: Curve | None = Field(
         None,
-        min_length=1,
-        max_length=64,
         description="Measured speed as `[[streams, tokens per second of each stream], ...]`. Three points are enough: "
         "`headway calibrate URL` measures them. Without a curve the replica serves no tier with a floor.",
     )
-
-    @field_validator("curve", mode="before")
-    @classmethod
-    def _points(cls, curve: object) -> object:
-        """Convert TOML arrays to pairs, and integer speeds to floats."""
-        if not isinstance(curve, list):
-            return curve
-        pairs = [(one[0], float(one[1])) for one in curve if isinstance(one, list) and len(one) == 2]
-        if len(pairs) != len(curve) or any(batch < 1 or tps <= 0 for batch, tps in pairs):
-            raise ValueError("must look like [[1, 120.0], [16, 80.0], [64, 37.0]]: streams, tokens per second of each")
-        return pairs
 
     @field_validator("url")
     @classmethod
@@ -178,25 +213,11 @@ class SpeculationTable(_Table):
     drafter: str | None = Field(
         None, description="Model for `draft_model`: a directory or a name on the Hugging Face Hub."
     )
-    by_streams: list[tuple[int, int, int]] | None = Field(
+    by_streams: DraftsByStreams | None = Field(
         None,
-        min_length=1,
-        max_length=16,
         description="Draft tokens by number of concurrent streams, as `[[from, to, tokens], ...]`. 0 turns drafting "
         "off: at large batches rejected tokens cost more than accepted ones save.",
     )
-
-    @field_validator("by_streams", mode="before")
-    @classmethod
-    def _ranges(cls, ranges: object) -> object:
-        """Convert TOML arrays to tuples."""
-        if not isinstance(ranges, list):
-            return ranges
-        rows = [tuple(one) if isinstance(one, list) else () for one in ranges]
-        whole = all(len(one) == 3 and all(isinstance(part, int) for part in one) for one in rows)
-        if not whole or any(not 1 <= one[0] <= one[1] or not 0 <= one[2] <= 16 for one in rows):
-            raise ValueError("must look like [[1, 8, 4], [9, 64, 0]]: from streams, to streams, draft tokens")
-        return rows
 
     @model_validator(mode="after")
     def _drafter_where_needed(self) -> SpeculationTable:

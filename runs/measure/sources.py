@@ -41,14 +41,16 @@ class Module:
                 self.defined.setdefault(defined, []).append(statement)
 
     @cached_property
-    def imported(self) -> dict[str, tuple[str, str]]:
-        """By the name it has here: module, and the name it has there (empty: the module itself)."""
-        found: dict[str, tuple[str, str]] = {}
+    def imported(self) -> dict[str, list[tuple[str, str]]]:
+        """By the name it has here: modules, and the name it has there (empty: the module itself)."""
+        found: dict[str, list[tuple[str, str]]] = {}
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
-                found |= {alias.asname or alias.name.split(".")[0]: (alias.name, "") for alias in node.names}
+                for alias in node.names:  # `import headway.core, headway.api` is two modules with one name
+                    found.setdefault(alias.asname or alias.name.split(".")[0], []).append((alias.name, ""))
             elif isinstance(node, ast.ImportFrom) and node.module:
-                found |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
+                for alias in node.names:
+                    found.setdefault(alias.asname or alias.name, []).append((node.module, alias.name))
         return found
 
 
@@ -99,13 +101,13 @@ class Sources:
             return f"{module_name}.{name} is not there", []
         if name and top == "runs":
             if name in module.imported and name not in module.defined:
-                return "", [module.imported[name]]
+                return "", module.imported[name]
             nodes: list[ast.stmt] = module.defined.get(name, [])
             used = {node.id for part in nodes for node in ast.walk(part) if isinstance(node, ast.Name)}
             uses = [(module_name, other) for other in used if other in module.defined or other in module.imported]
         else:
             nodes, name = module.tree.body, ""
-            uses = list(module.imported.values())
+            uses = [one for ones in module.imported.values() for one in ones]
         uses += _started(nodes, module_name)
         return f"{module_name}:{name}:{' '.join(map(ast.dump, nodes))}", uses
 

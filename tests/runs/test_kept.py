@@ -129,6 +129,16 @@ def test_a_command_that_is_started_counts(root: Path) -> None:
     assert Sources(root).hash("runs.stage", "serve") != before
 
 
+@pytest.mark.parametrize("name", ["first", "second"])
+def test_modules_that_are_imported_as_one_name_all_count(root: Path, name: str) -> None:
+    edit(root, "headway/core.py", "from headway", "import headway.first, headway.second\nfrom headway")
+    for one in ("first", "second"):
+        (root / f"headway/{one}.py").write_text("X = 1\n")
+    before = train_hash(root)
+    edit(root, f"headway/{name}.py", "1", "2")
+    assert train_hash(root) != before
+
+
 def test_the_version_of_a_package_counts_unless_it_only_prints() -> None:
     """These modules import msgspec and rich."""
     parts = REAL.parts("runs.students.stages", "measure_speeds")

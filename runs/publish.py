@@ -4,9 +4,8 @@
     python -m runs.publish tax       after runs/tax.sh: its figures are of today, of this commit and of this code
     python -m runs.publish --mark    mark the figures whose code has changed as stale, and unmark the others
 
-A figure depends on its script, on the Python that the script runs, on what that imports from the repository, on the
-`headway` commands that it starts as processes, and on the tables of data/ that it names. Comments, docstrings and
-layout do not count. tests/runs/test_published.py fails if a figure's code has changed and the page does not say so.
+A figure depends on its script and on the code of the repository that the script runs (runs/measure/sources.py).
+tests/runs/test_published.py fails if a figure's code has changed and the page does not say so.
 
 A page says "measured DATE on an earlier version" in the figure's section or in its first section. A page with a table
 may list the scripts instead: "measured DATE on an earlier version: `tax.sh`, `peers.sh`". Such a list covers the whole
@@ -15,31 +14,22 @@ page, but only the scripts that it names, and may name only scripts with stale f
 
 from __future__ import annotations
 
-import ast
-import hashlib
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import tomlkit
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).parent.parent
+from runs.measure.sources import ROOT, Reached, Sources, hash_parts
+
 PUBLISHED = "runs/published.toml"
 MARK = "`python -m runs.publish --mark`"
-# Where the code of a command begins. Of any other it is `headway.cli`, which imports everything.
-STARTED = {
-    "serve": "headway.run",
-    "mock-engine": "headway.engines.scripted.engine",
-    "auto": "headway.auto.calibration",
-}
 # A note that lists scripts.
 LISTED = re.compile(r"measured ([\d-]+) on an earlier version: ((?:`[\w-]+\.sh`(?:, | and )?)+)")
 
@@ -61,114 +51,34 @@ class Figure:
         return f"measured {self.date} on an earlier version"
 
 
-class Module:
-    """One Python file: what it means, what it imports, which commands it starts, which strings it has."""
-
-    def __init__(self, path: Path) -> None:
-        self._tree = ast.parse(path.read_text(encoding="utf-8"))
-        self.imports: set[str] = set()
-        self.starts: set[str] = set()
-        self.strings: set[str] = set()
-        for node in ast.walk(self._tree):
-            if isinstance(node, ast.Import):
-                self.imports |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                # `from headway.api import limits` imports the module headway.api.limits.
-                self.imports |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-            elif isinstance(node, ast.List):
-                self.starts |= _started(node)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                self.strings.add(node.value)
-
-    @cached_property
-    def meaning(self) -> bytes:
-        """The syntax tree without docstrings: the same for every version of Python and every layout of the text."""
-        return repr(_plain(self._tree)).encode()
-
-
-def _started(command: ast.List) -> set[str]:
-    """The command of [sys.executable, "-m", "headway", "serve", ...]: serve."""
-    words = [str(part.value) if isinstance(part, ast.Constant) else "" for part in command.elts]
-    return {words[at + 2] for at in range(len(words) - 2) if words[at : at + 2] == ["-m", "headway"]}
-
-
-DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-
-
-def _plain(node: Any) -> Any:
-    if isinstance(node, list):
-        return [_plain(one) for one in node]
-    if not isinstance(node, ast.AST):
-        return node
-    fields = {name: value for name, value in ast.iter_fields(node) if value not in (None, [])}
-    if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
-        fields["body"] = node.body[1:]
-    elif isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty strings between the parts
-        fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]
-    return type(node).__name__, [(name, _plain(value)) for name, value in fields.items()]
-
-
 class Code:
-    """The repository's code, by what depends on what."""
+    """What the figures of each script depend on."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self._modules: dict[Path, Module] = {}
+        self._sources = Sources(root)
         self._hashes: dict[str, str] = {}
-        self._paths: dict[tuple[str, Path], Path | None] = {}
 
     def hash(self, script: str) -> str:
+        """The same on every machine: the versions of installed packages do not count."""
         if script not in self._hashes:
-            digest = hashlib.sha256()
-            for path in sorted(self.files(script)):
-                digest.update(f"{path.relative_to(self.root).as_posix()}\0".encode())
-                digest.update(self._content(path))
-            self._hashes[script] = digest.hexdigest()[:16]
+            lines = (self.root / script).read_text(encoding="utf-8").splitlines()
+            commands = "\n".join(line for line in lines if not line.startswith("#"))
+            parts = {one.part for one in self._reached(script)} - {""}
+            self._hashes[script] = hash_parts(parts | {f"{script}:{commands}"})[:16]
         return self._hashes[script]
 
     def files(self, script: str) -> set[Path]:
-        """What the figures of this script depend on."""
-        start = self._entry(self.root / script)
-        found, todo = {self.root / script}, [start]
-        while todo:
-            path = todo.pop()
-            if path in found:
-                continue
-            found.add(path)
-            module = self._module(path)
-            names = module.imports | {STARTED.get(command, "headway.cli") for command in module.starts}
-            # The package's own __init__ holds the version, which every release changes, and nothing that is measured.
-            names.discard("headway")
-            todo += [at for name in names if (at := self._path(name, start.parent)) is not None]
-            found |= {table for table in (self.root / "data").glob("*.*") if table.name in module.strings}
-        return found
+        return {self.root / script} | {one.path for one in self._reached(script) if one.path is not None}
 
-    def _entry(self, script: Path) -> Path:
-        line = re.search(r'"\$PY" (?:-m ([\w.]+)|(\S+\.py))', script.read_text(encoding="utf-8"))
+    def _reached(self, script: str) -> Iterator[Reached]:
+        """Of the repository. The package's own __init__ holds the version, which every release changes, and nothing
+        that is measured."""
+        line = re.search(r'"\$PY" -m ([\w.]+)', (self.root / script).read_text(encoding="utf-8"))
         if line is None:
             raise SystemExit(f'{script} does not run "$PY" -m MODULE: its code cannot be told.')
-        return self.root / (line[2] or f"{line[1].replace('.', '/')}.py")
-
-    def _path(self, name: str, beside: Path) -> Path | None:
-        """None for what is not of this repository. A script that is run by its path imports what is beside it."""
-        if (name, beside) not in self._paths:
-            places = [folder.joinpath(*name.split(".")) for folder in (self.root, beside)]
-            files = [path for at in places for path in (at.with_suffix(".py"), at / "__init__.py")]
-            self._paths[name, beside] = next((path for path in files if path.is_file()), None)
-        return self._paths[name, beside]
-
-    def _module(self, path: Path) -> Module:
-        if path not in self._modules:
-            self._modules[path] = Module(path)
-        return self._modules[path]
-
-    def _content(self, path: Path) -> bytes:
-        if path.suffix == ".py":
-            return self._module(path).meaning
-        if path.suffix == ".sh":
-            lines = path.read_text(encoding="utf-8").splitlines()
-            return "\n".join(line for line in lines if not line.startswith("#")).encode()
-        return path.read_bytes()
+        version = self.root / "headway" / "__init__.py"
+        return (one for one in self._sources.reached(line[1]) if one.path not in (None, version))
 
 
 def read_figures(root: Path) -> list[Figure]:

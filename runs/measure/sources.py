@@ -1,9 +1,10 @@
-"""The code that a function depends on, as a hash: for results that are kept only as long as their code is the same.
+"""The code that a function or a script depends on: results are kept, and figures published, for this code only.
 
 In `runs/` single functions, classes and constants count, followed by the names they use. In `headway/` whole files
 count, followed by their imports. So do the scripts that are started as processes, found by the three ways in which this
 repository starts one: `run_script(python, NAME, ..)`, `load_sibling(NAME)`, `[python, "-m", "headway", COMMAND, ..]`.
-Comments, docstrings and layout do not count. Of other packages the installed version counts, unless they only print.
+So do the tables of `data/` that are named in strings. Comments, docstrings, layout and the version of Python do not
+count. Of other packages the installed version counts, unless they only print.
 """
 
 from __future__ import annotations
@@ -15,15 +16,24 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache, cached_property
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[2]
 OWN = ("headway", "runs")
 ONLY_PRINT = {"rich", "typer"}
 # Where the code of a command begins; of any other it is `headway.cli`.
-COMMANDS = {"serve": "headway.run", "auto": "headway.auto.calibration"}
-Reached = tuple[str, list[tuple[str, str]]]  # what is there, and the modules and names that it uses
+COMMANDS = {
+    "serve": "headway.run",
+    "mock-engine": "headway.engines.scripted.engine",
+    "auto": "headway.auto.calibration",
+}
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Reached(NamedTuple):
+    part: str  # the definition or file with its content, or the package with its version; may be empty
+    uses: list[tuple[str, str]]  # modules and names
+    path: Path | None = None  # if it is of this repository
 
 
 class Module:
@@ -59,6 +69,7 @@ class Sources:
         self._root = root
         self._modules: dict[str, Module | None] = {}
         self._known: dict[tuple[str, str], Reached] = {}
+        self._tables = {path.name: path for path in (root / "data").glob("*.*")}
 
     def hash_of(self, function: Callable[..., Any]) -> str:
         """The function is one at the top level of a module in `runs/`, also of the one that is being run."""
@@ -67,14 +78,14 @@ class Sources:
         return self.hash(".".join(path.parts), own.__name__)
 
     def hash(self, module: str, name: str) -> str:
-        digest = hashlib.sha256()
-        for part in sorted(self.parts(module, name)):
-            digest.update(part.encode() + b"\0")
-        return digest.hexdigest()
+        return hash_parts(self.parts(module, name))
 
     def parts(self, module: str, name: str) -> set[str]:
         """Everything that is reached: definitions and files with their content, packages with their version."""
-        parts: set[str] = set()
+        return {one.part for one in self.reached(module, name)} - {""}
+
+    def reached(self, module: str, name: str = "") -> Iterator[Reached]:
+        """No name means the whole module."""
         seen: set[tuple[str, str]] = set()
         todo = [(module, name)]
         while todo:
@@ -84,24 +95,24 @@ class Sources:
             seen.add(one)
             if one not in self._known:
                 self._known[one] = self._look_at(*one)
-            part, uses = self._known[one]
-            parts.add(part)
-            todo += uses
-        return parts - {""}
+            yield self._known[one]
+            todo += self._known[one].uses
 
     def _look_at(self, module_name: str, name: str) -> Reached:
-        """No name means the whole module."""
         top = module_name.split(".")[0]
+        if top == "data":
+            table = self._tables[name]
+            return Reached(f"data/{name}:{hashlib.sha256(table.read_bytes()).hexdigest()}", [], table)
         if top not in OWN:
-            return _package(top), []
+            return Reached(_package(top), [])
         if name and self._module(f"{module_name}.{name}") is not None:
             module_name, name = f"{module_name}.{name}", ""
         module = self._module(module_name)
         if module is None:
-            return f"{module_name}.{name} is not there", []
+            return Reached(f"{module_name}.{name} is not there", [])
         if name and top == "runs":
             if name in module.imported and name not in module.defined:
-                return "", module.imported[name]
+                return Reached("", module.imported[name], module.path)
             nodes: list[ast.stmt] = module.defined.get(name, [])
             used = {node.id for part in nodes for node in ast.walk(part) if isinstance(node, ast.Name)}
             uses = [(module_name, other) for other in used if other in module.defined or other in module.imported]
@@ -109,7 +120,8 @@ class Sources:
             nodes, name = module.tree.body, ""
             uses = [one for ones in module.imported.values() for one in ones]
         uses += _started(nodes, module_name)
-        return f"{module_name}:{name}:{' '.join(map(ast.dump, nodes))}", uses
+        uses += [("data", text) for text in _strings(nodes) if text in self._tables]
+        return Reached(f"{module_name}:{name}:{' '.join(map(_meaning, nodes))}", uses, module.path)
 
     def _module(self, name: str) -> Module | None:
         if name not in self._modules:
@@ -117,6 +129,30 @@ class Sources:
             paths = [path for path in (at.with_suffix(".py"), at / "__init__.py") if path.is_file()]
             self._modules[name] = Module(name, paths[0]) if paths else None
         return self._modules[name]
+
+
+def hash_parts(parts: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for part in sorted(parts):
+        digest.update(part.encode() + b"\0")
+    return digest.hexdigest()
+
+
+def _meaning(node: Any) -> str:
+    """What `ast.dump` of Python 3.11 gives, also with later versions: these add fields and leave out empty lists."""
+    if isinstance(node, list):
+        return f"[{', '.join(map(_meaning, node))}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    fields = dict(ast.iter_fields(node))
+    if not fields.get("type_params"):  # since Python 3.12
+        fields.pop("type_params", None)
+    if isinstance(node, ast.JoinedStr):  # Python 3.12 adds empty strings between the parts
+        fields["values"] = [part for part in node.values if getattr(part, "value", None) != ""]
+    kind = type(node)
+    # A field that may be missing is None on the class too. The value of a Constant may be None, but is never missing.
+    given = [key for key, value in fields.items() if value is not None or getattr(kind, key, ...) is not None]
+    return f"{kind.__name__}({', '.join(f'{key}={_meaning(fields[key])}' for key in given)})"
 
 
 def _defined_by(statement: ast.stmt) -> Iterator[str]:
@@ -143,6 +179,12 @@ def _started(nodes: Iterable[ast.AST], module: str) -> list[tuple[str, str]]:
             starts = [at for at in range(len(words) - 2) if words[at : at + 2] == ["-m", "headway"]]
             found += [COMMANDS.get(words[at + 2], "headway.cli") for at in starts]
     return [(name, "") for name in found]
+
+
+def _strings(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in (one for part in nodes for one in ast.walk(part)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
 
 
 def _words(nodes: list[ast.expr]) -> list[str]:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runs.publish import ROOT, STARTED, Code, Figure, mark, problems, read_figures, renew, sections_of
+from runs.measure import sources
+from runs.measure.sources import COMMANDS, ROOT
+from runs.publish import Code, Figure, mark, problems, read_figures, renew, sections_of
 
 FILES = {
     "runs/speed.sh": '#!/usr/bin/env bash\n# Measures.\nexec "$PY" -m runs.engine.speed "$@"\n',
@@ -91,6 +93,28 @@ def test_a_change_in_a_dependency_changes_the_hash(repository: Path, name: str, 
 @pytest.mark.parametrize(("name", "old", "new"), OTHER_CHANGES)
 def test_a_change_elsewhere_does_not(repository: Path, name: str, old: str, new: str) -> None:
     change(repository, name, old, new)
+    assert list(problems(repository)) == []
+
+
+def test_a_script_that_is_started_by_its_name_counts(repository: Path) -> None:
+    change(repository, "runs/table.py", "TABLE", 'DONE = run_script("python", "train", {})\nTABLE')
+    for name in ("train", "packing", "cut"):
+        (repository / "headway" / "distill").mkdir(exist_ok=True)
+        (repository / "headway" / "distill" / f"{name}.py").write_text("SIZE = 1\n")
+    change(repository, "headway/distill/train.py", "SIZE", 'packing = load_sibling("packing")\nSIZE')
+    publish(repository, Code(repository).hash("runs/speed.sh"))
+    change(repository, "headway/distill/cut.py", "1", "2")
+    assert list(problems(repository)) == []
+    change(repository, "headway/distill/packing.py", "1", "2")
+    [problem] = problems(repository)
+    assert "its code has changed since it was measured" in problem
+
+
+def test_the_versions_of_installed_packages_do_not_count(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are checked on other machines than the one that they were measured on."""
+    change(repository, "headway/run.py", "import", "import msgspec\nimport")
+    publish(repository, Code(repository).hash("runs/speed.sh"))
+    monkeypatch.setattr(sources, "_package", lambda name: f"{name}==0")
     assert list(problems(repository)) == []
 
 
@@ -185,5 +209,5 @@ def test_every_run_that_the_readme_names_has_a_figure() -> None:
 
 
 def test_commands_that_runs_start_begin_where_it_is_said() -> None:
-    for module in STARTED.values():
-        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), f"STARTED in runs/publish.py: there is no {module}"
+    for module in COMMANDS.values():
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), f"COMMANDS in sources.py: there is no {module}"

@@ -11,61 +11,14 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-    ValidatorFunctionWrapHandler,
-    WrapValidator,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
 
+from headway.config.rows import Curve, DraftsByStreams
 from headway.core.types import EXPRESS, Tier
 
 
 class _Table(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-def _must_look_like(example: str) -> WrapValidator:
-    """One message for everything that can be wrong with an array of rows."""
-
-    def check(rows: object, validate: ValidatorFunctionWrapHandler) -> object:
-        try:
-            return validate(rows)
-        except ValidationError:
-            raise ValueError(f"must look like {example}") from None
-
-    return WrapValidator(check)
-
-
-def _in_order(row: tuple[int, int, int]) -> tuple[int, int, int]:
-    if row[0] > row[1]:
-        raise ValueError("from must not be greater than to")
-    return row
-
-
-Count = Annotated[int, Field(ge=1)]
-Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# Not strict: TOML has arrays and no tuples. Their elements are strict.
-Curve = Annotated[
-    list[Annotated[tuple[Count, Speed], Field(strict=False)]],
-    Field(min_length=1, max_length=64),
-    _must_look_like("[[1, 120.0], [16, 80.0], [64, 37.0]]: streams, tokens per second of each"),
-]
-DraftsByStreams = Annotated[
-    list[
-        Annotated[
-            tuple[Count, Count, Annotated[int, Field(ge=0, le=16)]], Field(strict=False), AfterValidator(_in_order)
-        ]
-    ],
-    Field(min_length=1, max_length=16),
-    _must_look_like("[[1, 8, 4], [9, 64, 0]]: from streams, to streams, draft tokens"),
-]
 
 
 class GatewayTable(_Table):

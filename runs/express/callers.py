@@ -73,10 +73,12 @@ async def call(port: int, model: str, plan: Plan) -> Ended:
             body = body[-TAIL_BYTES:]
 
     ended = Ended(plan, "unexplained", 0.0)
+    stay = asyncio.timeout(plan.leaves_after_s)
     try:
-        async with asyncio.timeout(CALL_TIMEOUT_S), asyncio.timeout(plan.leaves_after_s) as stay:
+        async with asyncio.timeout(CALL_TIMEOUT_S):
             response = await pool.send(b"POST", CHAT_PATH, plan.body(model), plan.headers)
-            await response.pipe(keep)
+            async with stay:
+                await response.pipe(keep)
     except (ConnectionFailed, TimeoutError) as error:
         ended.words = repr(error)
     finally:

@@ -259,7 +259,7 @@ def test_a_signal_leaves_nothing_behind(terminal: Terminal, tmp_path: Path, numb
     ports = listening_ports(pid)
     assert len(ports) == 1 + stage.REPLICAS, "a gateway and its engines should listen"
     terminal.process.send_signal(number)
-    assert terminal.process.wait(15) == 0
+    assert terminal.process.wait(60) == 0  # only to end a test that hangs: what is tested is what is left
     assert group_members(pid) == [], "a process was left"
     for port in ports:
         with pytest.raises(ConnectionRefusedError):

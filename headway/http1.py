@@ -268,11 +268,10 @@ class ConnectionPool:
 
     async def _first_byte(self, connection: PooledConnection, message: list[bytes]) -> Response:
         response = self._start(connection, message)
-        try:
+        with contextlib.ExitStack() as on_failure:
+            on_failure.callback(response.close)
             await response.first_byte()
-        except BaseException:
-            response.close()
-            raise
+            on_failure.pop_all()
         return response
 
     def _message(self, method: bytes, path: str, body: bytes, headers: Headers) -> list[bytes]:

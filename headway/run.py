@@ -118,7 +118,7 @@ async def run_gateway(
     server.on_listening = on_listening
     drain_on_signals(server, gateway.drain)
     if books is not None:
-        await books.start()
+        await books.start(gateway.supervisor)
     gateway.start()
     # The objects that exist now stay. Unless they are frozen, each full garbage collection scans them, and no stream
     # moves meanwhile.
@@ -146,7 +146,7 @@ async def running_gateway(config: Config, record_to: Path | None = None) -> Asyn
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server.on_listening = listening.set_result
     if books is not None:
-        await books.start()
+        await books.start(gateway.supervisor)
     gateway.start()
     serving = asyncio.create_task(server.serve())
     try:

@@ -41,7 +41,15 @@ ALLOWED = {
         "headway.wire",
         "headway.ledger.keys",
     },
-    "headway.ledger": {"headway.core.types", "headway.price", "headway.errors", "headway.wire"},
+    # Starts background tasks and restarts those that fail; it knows nothing of what they do.
+    "headway.supervise": set(),
+    "headway.ledger": {
+        "headway.core.types",
+        "headway.price",
+        "headway.errors",
+        "headway.supervise",
+        "headway.wire",
+    },
     # HTTP and TLS to a server, and nothing of what is said over them. Whoever calls a server from the event loop builds on
     # it: the engines, the load generator, and the calibration of the auto tier.
     "headway.http1": {"headway.errors"},
@@ -52,6 +60,7 @@ ALLOWED = {
         "headway.ledger",
         "headway.price",
         "headway.errors",
+        "headway.supervise",
         "headway.wire",
     },
     # The auto tier: how far a student is trusted, and the rungs of a call. It drives the gateway's `handle` from above.

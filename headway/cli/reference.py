@@ -29,6 +29,7 @@ from headway.config import (
 )
 from headway.core.machine import Machine
 from headway.gateway.metrics import Metrics
+from headway.supervise import Supervisor
 
 TABLES: list[tuple[str, type[BaseModel]]] = [
     ("[gateway]", GatewayTable),
@@ -149,7 +150,7 @@ def _default(parameter: TyperOption | TyperArgument) -> str:
 def metrics_page() -> str:
     rows = [
         f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} | {family.documentation} |\n"
-        for family in Metrics(Machine({}, {}), {}).registry.collect()
+        for family in Metrics(Machine({}, {}), {}, Supervisor()).registry.collect()
     ]
     head = f"# Metrics\n\n{WRITTEN_BY}`GET /metrics`, in the Prometheus text format.\n\n"
     return head + HEAD.format("metric", "kind", "meaning") + "".join(sorted(rows))

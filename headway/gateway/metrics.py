@@ -10,14 +10,16 @@ from prometheus_client.registry import Collector
 
 from headway.core.machine import Machine
 from headway.core.types import MIN_TOKENS_FOR_PROMISE
+from headway.supervise import Supervisor
 from headway.wire import Receipt
 
+LAG_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKENS_PER_SECOND = (1, 2, 5, 10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 500, 1000)
 
 
 class Metrics:
-    def __init__(self, machine: Machine, replicas: Mapping[str, str]) -> None:
+    def __init__(self, machine: Machine, replicas: Mapping[str, str], supervisor: Supervisor) -> None:
         """`replicas` maps each replica's name to its pool; it changes as replicas are added and removed."""
         self.registry = CollectorRegistry()
         self.calls = Counter("headway_calls", "Calls by outcome.", ("model", "tier", "outcome"), registry=self.registry)
@@ -67,7 +69,14 @@ class Metrics:
             ("model",),
             registry=self.registry,
         )
+        self.loop_lag = Histogram(
+            "headway_loop_lag_seconds",
+            "How late the event loop wakes a task that sleeps. No stream moves meanwhile.",
+            buckets=LAG_SECONDS,
+            registry=self.registry,
+        )
         self.registry.register(_Seats(machine, replicas))
+        self.registry.register(_Tasks(supervisor))
 
     def count(self, model: str, receipt: Receipt, *, held_s: float | None, first_token_s: float | None) -> None:
         """Count an ended call. `held_s` is None if it never had a seat, `first_token_s` if nothing was streamed."""
@@ -118,3 +127,18 @@ class _Seats(Collector):
                     seat_time.add_metric((model, tier), seat_us / 1e6)
             seat_time.add_metric((pool_name, "reserve"), pool.reserve_us / 1e6)
         return iter((aboard, is_open, held, seat_time))
+
+
+class _Tasks(Collector):
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def collect(self) -> Iterator[Metric]:
+        restarts = CounterMetricFamily(
+            "headway_task_restarts",
+            "How often a background task failed and was started again.",
+            labels=("task",),
+        )
+        for name, count in self._supervisor.restarts().items():
+            restarts.add_metric((name,), count)
+        return iter((restarts,))

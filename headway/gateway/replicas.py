@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from headway.core.types import Event, Replica, ReplicaChanged, ReplicaDraining, ReplicaRemoved
 from headway.engines.base import Engine
 from headway.engines.probe import Prober
+from headway.supervise import Supervisor
 
 
 @dataclass(slots=True)
@@ -29,11 +30,18 @@ class _Watched:
 
 class Replicas:
     def __init__(
-        self, tell: Callable[[Event], None], clock: Callable[[], float], *, probe_interval_s: float, stall_s: float
+        self,
+        tell: Callable[[Event], None],
+        clock: Callable[[], float],
+        supervisor: Supervisor,
+        *,
+        probe_interval_s: float,
+        stall_s: float,
     ) -> None:
         self.pools: dict[str, str] = {}  # name of each replica -> name of its pool
         self._tell = tell
         self._clock = clock
+        self._supervisor = supervisor
         self._probe_interval_s = probe_interval_s
         self._stall_s = stall_s
         self._watched: dict[str, _Watched] = {}
@@ -95,9 +103,8 @@ class Replicas:
         for watched in self._watched.values():
             self._start(watched)
 
-    @staticmethod
-    def _start(watched: _Watched) -> None:
-        watched.task = asyncio.get_running_loop().create_task(watched.prober.run())
+    def _start(self, watched: _Watched) -> None:
+        watched.task = self._supervisor.start(f"prober {watched.engine.name}", watched.prober.run)
 
     async def stop(self) -> None:
         for watched in self._watched.values():

@@ -46,6 +46,7 @@ from headway.gateway.relay import Relay
 from headway.gateway.replicas import Replicas
 from headway.gateway.trip import Trip
 from headway.ledger.books import Account
+from headway.supervise import Supervisor, measure_lag
 from headway.wire import Client, Grant, NoSeat, Outcome, Receipt, Request
 
 log = logging.getLogger("headway.gateway")
@@ -80,12 +81,13 @@ class Gateway:
         self.machine = machine
         self.draining = False
         self._clock = time.monotonic
+        self.supervisor = Supervisor(self._clock)
         self._replicas = Replicas(
-            self.tell, self._clock, probe_interval_s=timing.probe_interval_s, stall_s=timing.stall_s
+            self.tell, self._clock, self.supervisor, probe_interval_s=timing.probe_interval_s, stall_s=timing.stall_s
         )
         for replica, engine in fleet:
             self._replicas.add(replica, engine)
-        self.metrics = Metrics(machine, self._replicas.pools)
+        self.metrics = Metrics(machine, self._replicas.pools, self.supervisor)
         self._timing = timing
         self._record = record
         self._billing = billing or Billing()
@@ -95,7 +97,7 @@ class Gateway:
         self._trips: dict[str, Trip] = {}
         self._leaving: dict[str, Left] = {}  # calls whose client left, until the engine has noticed
         self._unsettled: dict[str, Account] = {}  # calls that ended before core reported their seat-time
-        self._ticking: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     # --- the path of a call ---
 
@@ -219,7 +221,7 @@ class Gateway:
             case Board() if not trip.seat.done():
                 trip.stop_deadline()
                 trip.boarded_at = now
-                trip.grant = self._make_grant(trip, action)
+                trip.grant = trip.granted(action, self._billing.price(trip.call.model, action.tier))
                 trip.seat.set_result(self._replicas.engine(action.replica))
             case Refuse(reason=reason, retry_after_s=retry_after_s, rate_limit=rate_limit) if not trip.seat.done():
                 trip.stop_deadline()
@@ -237,20 +239,6 @@ class Gateway:
                 trip.cut()
             case Settled(seat_us=seat_us) if not trip.settled.done():
                 trip.settled.set_result(seat_us)
-
-    def _make_grant(self, trip: Trip, board: Board) -> Grant:
-        """What core granted, with the configured price of the tier served."""
-        price = self._billing.price(trip.call.model, board.tier) if trip.account is not None else None
-        return Grant(
-            tier_asked=trip.call.tier,
-            tier=board.tier,
-            replica=board.replica,
-            reason=board.reason,
-            floor_tps=board.floor_tps,
-            price=price,
-            rate_limit=board.rate_limit,
-            rung=trip.request.rung,
-        )
 
     def _tick_at(self, until: float, trip: Trip) -> None:
         def tick() -> None:
@@ -359,7 +347,10 @@ class Gateway:
 
     def start(self) -> None:
         self._replicas.start()
-        self._ticking = asyncio.get_running_loop().create_task(self._tick())
+        self._tasks = [
+            self.supervisor.start("tick", self._tick, matters=True),
+            self.supervisor.start("loop lag", lambda: measure_lag(self.metrics.loop_lag.observe)),
+        ]
 
     async def _tick(self) -> None:
         """Let core adapt the reserve to the demand for express calls while there are no other events."""
@@ -368,7 +359,8 @@ class Gateway:
             self.tell(Ticked())
 
     def is_ready(self) -> bool:
-        return not self.draining and any(pool.open_replicas for pool in self.machine.pools.values())
+        has_replica = any(pool.open_replicas for pool in self.machine.pools.values())
+        return not self.draining and has_replica and self.supervisor.is_well
 
     def drain(self) -> None:
         """Take no new calls. Calls already here are served to their end."""
@@ -379,9 +371,9 @@ class Gateway:
         for call_id in list(self._leaving):
             self._release_seat(call_id)
         await self._replicas.stop()
-        if self._ticking is not None:
-            self._ticking.cancel()
-            await asyncio.gather(self._ticking, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._record is not None:
             self._record.close()
         for prompts in self._prompts.values():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from headway.core.types import Call
+from headway.core.types import Board, Call
 from headway.engines.base import Engine
 from headway.gateway.relay import Relay
 from headway.ledger.books import Account
+from headway.price import Price
 from headway.wire import Grant, Meter, Outcome, Receipt, Request
 
 
@@ -40,6 +41,19 @@ class Trip:
     @property
     def reader_was_slow(self) -> bool:
         return self.relay is not None and self.relay.reader_was_slow
+
+    def granted(self, board: Board, price: Price | None) -> Grant:
+        """What core granted, with the configured price of the tier served."""
+        return Grant(
+            tier_asked=self.call.tier,
+            tier=board.tier,
+            replica=board.replica,
+            reason=board.reason,
+            floor_tps=board.floor_tps,
+            price=price if self.account is not None else None,
+            rate_limit=board.rate_limit,
+            rung=self.request.rung,
+        )
 
     def cut(self) -> None:
         if self.is_aboard:

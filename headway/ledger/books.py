@@ -27,6 +27,7 @@ from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, read_secret
 from headway.ledger.spool import Spool
 from headway.ledger.store import Lease, Store, StoreUnavailable
 from headway.price import Price
+from headway.supervise import Supervisor
 from headway.wire import Grant, Meter, Receipt, Usage
 
 log = logging.getLogger("headway.ledger")
@@ -119,19 +120,19 @@ class Books:
         self._budgets = Budgets(self.gateway, self._lease, self._give_back, time.monotonic)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._checkpoints: asyncio.Task[None] | None = None
         self._salts: dict[str, str] = {}
         self._saved_us = 0
         self._close_calls_of_last_run()
 
     # --- start and stop ---
 
-    async def start(self) -> None:
+    async def start(self, supervisor: Supervisor) -> None:
         """Return when the keys are loaded: from the store, or from the local cache if the store is unavailable."""
         self._loop = asyncio.get_running_loop()
         self._first_try: asyncio.Future[None] = self._loop.create_future()
         self._thread.start()
-        self._tasks = [self._loop.create_task(self._checkpoint())]
+        self._checkpoints = supervisor.start("checkpoint", self._checkpoint, matters=True)
         await self._first_try
         if self.is_store_unavailable:
             self._cache.load(self.keys)
@@ -139,8 +140,8 @@ class Books:
 
     async def stop(self) -> None:
         """Ship what can be shipped; the rest stays in the spool for the next run. All calls must have ended."""
-        for task in self._tasks:
-            task.cancel()
+        if self._checkpoints is not None:
+            self._checkpoints.cancel()
         self._stopping.set()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, LAST_SHIPPING_S + 5.0)
         self.spool.stop()

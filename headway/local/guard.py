@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 POLL_INTERVAL_S = 0.05
@@ -58,16 +58,18 @@ class GuardedProcess:
 
     def end(self, grace_s: float = DEFAULT_GRACE_S) -> int:
         """End the whole group with SIGTERM, then SIGKILL after `grace_s`. Returns the exit code. Call it once."""
-        try:
+        with ExitStack() as if_interrupted:  # by a second Ctrl-C: no grace
+            if_interrupted.callback(self._kill)
             self._guard.communicate(str(grace_s).encode())
-        except BaseException:  # a second Ctrl-C: no grace
-            with suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            assert self._guard.stdin is not None
-            self._guard.stdin.close()
-            self._guard.wait()
-            raise
+            if_interrupted.pop_all()
         return self._guard.returncode
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._guard.wait()
 
 
 def group_members(group: int) -> list[int]:

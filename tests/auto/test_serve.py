@@ -33,6 +33,7 @@ from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
 from headway.ledger.verify import verify
 from headway.price import Price
+from headway.supervise import Supervisor
 from headway.wire import Client, Grant, Receipt, Request
 from tests.running import running_gateway
 
@@ -146,7 +147,7 @@ def auto_of(engines: Engines, trusted: Trust, seed: int = 0) -> Auto:
         engines.handle,
         {"m-auto": trusted},
         lambda model, _: prices[model],
-        Metrics(Machine({}, {}), {}),
+        Metrics(Machine({}, {}), {}, Supervisor()),
         random.Random(seed),
     )
 

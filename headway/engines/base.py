@@ -67,7 +67,9 @@ class Engine(Protocol):
     async def is_healthy(self) -> bool: ...
 
     async def progress(self) -> tuple[float, ...]:
-        """The engine's own counters. If none has changed between two reads, the engine has made no progress."""
+        """The engine's own counters. If none has changed between two reads, the engine has made no progress.
+
+        Raises EngineLost if they cannot be read."""
 
     async def produces_a_token(self) -> bool:
         """Ask the engine for one token, which is the only reliable health check."""

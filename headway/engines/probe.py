@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 from headway.core.types import Event, Replica, ReplicaDown, ReplicaUp
 from headway.engines.base import Engine
+from headway.errors import EngineLost
 
 log = logging.getLogger("headway.probe")
 
@@ -76,10 +77,17 @@ class Prober:
             self._mark_down("it failed a call and then produced no token")
 
     async def _check(self) -> None:
-        self._failed_checks = 0 if await self.engine.is_healthy() else self._failed_checks + 1
+        is_stalled = False
+        try:
+            is_healthy = await self.engine.is_healthy()
+            is_stalled = is_healthy and await self._is_stalled()
+        except EngineLost as unreadable:
+            log.warning("a probe of replica %s failed: %s", self.replica.name, unreadable)
+            is_healthy = False
+        self._failed_checks = 0 if is_healthy else self._failed_checks + 1
         if self._failed_checks >= MAX_FAILED_CHECKS:
             self._mark_down(f"{MAX_FAILED_CHECKS} health checks failed in a row")
-        elif await self._is_stalled():
+        elif is_stalled:
             self._mark_down(f"calls are aboard and it made no progress for {self._stall_s:g} s")
 
     async def _is_stalled(self) -> bool:

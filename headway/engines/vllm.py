@@ -7,19 +7,24 @@ belongs on loopback or a private network. Headway sends it no credentials.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from headway.engines.base import Answer, EngineRequest, Pulse
-from headway.errors import ConnectionFailed
+from headway.errors import ConnectionFailed, EngineLost
 from headway.http1 import ConnectionPool, fetch
 from headway.wire import Request, with_fields
 
 USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")  # vLLM's Messages endpoint always sends usage
 HEALTH_TIMEOUT_S = 2.0
 TOKEN_TIMEOUT_S = 30.0
+MAX_METRICS_BYTES = 4 * 2**20
+
+# Shorter times are rounding errors; no generation takes longer than a day.
+MIN_GENERATION_MS, MAX_GENERATION_MS = 0.001, 86_400_000
 
 # At least one of these changes while an engine works, also during long prompts (the KV cache fills chunk by chunk).
 PROGRESS_METRICS = (
@@ -56,7 +61,11 @@ class VLLMEngine:
     def generation_s(self, answer: Mapping[str, Any]) -> float | None:
         """Needs an engine that was started with `--enable-per-request-metrics`."""
         took_ms = (answer.get("metrics") or {}).get("generation_time_ms")
-        return took_ms / 1000 if took_ms else None
+        if took_ms is None:
+            return None
+        if isinstance(took_ms, bool) or not 0 <= took_ms < MAX_GENERATION_MS:
+            raise ValueError(f"a generation time of {took_ms} ms")
+        return took_ms / 1000 if took_ms >= MIN_GENERATION_MS else None
 
     async def is_healthy(self) -> bool:
         status, _ = await fetch(self._pool, "/health", HEALTH_TIMEOUT_S)
@@ -85,9 +94,21 @@ class VLLMEngine:
 
 def read_metrics(page: bytes, names: tuple[bytes, ...]) -> tuple[float, ...]:
     """The sum of each named metric over its labels, from a Prometheus text page; 0.0 if it is missing."""
+    if len(page) > MAX_METRICS_BYTES:
+        raise EngineLost(f"the engine's metrics are larger than {MAX_METRICS_BYTES} bytes")
     totals = dict.fromkeys(names, 0.0)
     for line in page.splitlines():
         name = line[: min((i for i in (line.find(b"{"), line.find(b" ")) if i > 0), default=0)]
         if name in totals:
-            totals[name] += float(line.rsplit(b" ", 1)[1])
+            totals[name] += _value(line)
     return tuple(totals.values())
+
+
+def _value(line: bytes) -> float:
+    try:
+        value = float(line.rsplit(b" ", 1)[1])
+    except (ValueError, IndexError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise EngineLost(f"the engine's metrics cannot be read: {line[:100]!r}")
+    return value

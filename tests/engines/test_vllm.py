@@ -55,3 +55,13 @@ def test_the_engines_own_timing_is_found() -> None:
     assert ENGINE.generation_s({"metrics": {"generation_time_ms": 230.0}}) == 0.23
     assert ENGINE.generation_s({"metrics": None}) is None
     assert ENGINE.generation_s({}) is None
+
+
+@pytest.mark.parametrize("took", [-1, "1", True, 1e12, [1]])
+def test_a_time_that_cannot_be_is_not_believed(took: object) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        ENGINE.generation_s({"metrics": {"generation_time_ms": took}})
+
+
+def test_a_time_too_short_to_be_measured_is_unknown() -> None:
+    assert ENGINE.generation_s({"metrics": {"generation_time_ms": 1e-300}}) is None

@@ -1,0 +1,78 @@
+"""The prober of one replica: what it asks, and what it makes of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from headway.core.types import Event, Replica, ReplicaDown, ReplicaUp
+from headway.engines.base import Pulse
+from headway.engines.probe import Prober
+from headway.engines.vllm import PROGRESS_METRICS, read_metrics
+from headway.errors import EngineLost
+
+pytestmark = pytest.mark.anyio
+
+
+class FakeEngine:
+    """Healthy, and with a page of metrics that a test writes."""
+
+    name = "r0"
+
+    def __init__(self) -> None:
+        self.pulse = Pulse()
+        self.page = b"vllm:num_requests_running 1\n"
+
+    async def is_healthy(self) -> bool:
+        return True
+
+    async def produces_a_token(self) -> bool:
+        return True
+
+    async def progress(self) -> tuple[float, ...]:
+        return read_metrics(self.page, PROGRESS_METRICS)
+
+
+async def until(told: list[Event], count: int) -> None:
+    async with asyncio.timeout(20):
+        while len(told) < count:
+            await asyncio.sleep(0.001)
+
+
+async def test_a_page_of_metrics_that_cannot_be_read_is_a_failed_probe_and_the_prober_goes_on() -> None:
+    engine, told = FakeEngine(), list[Event]()
+    made: Any = engine
+    prober = Prober(
+        Replica("r0", "m", 8),
+        made,
+        tell=told.append,
+        aboard=lambda _name: 1,
+        clock=time.monotonic,
+        interval_s=0.001,
+        stall_s=60.0,
+    )
+    task = asyncio.create_task(prober.run())
+    await until(told, 1)
+    engine.page = b'vllm:num_requests_running{a="b"} oops\n'
+    await until(told, 2)
+    engine.page = b"vllm:num_requests_running 1\n"
+    await until(told, 3)
+    assert not task.done()
+    task.cancel()
+    assert [type(event) for event in told[:3]] == [ReplicaUp, ReplicaDown, ReplicaUp]
+
+
+@pytest.mark.parametrize(
+    "line", [b"vllm:num_requests_running x", b"vllm:num_requests_running NaN", b'vllm:num_requests_running{a="b"}']
+)
+def test_metrics_that_are_no_numbers_cannot_be_read(line: bytes) -> None:
+    with pytest.raises(EngineLost, match="metrics cannot be read"):
+        read_metrics(line + b"\n", PROGRESS_METRICS)
+
+
+def test_a_page_of_metrics_is_bounded() -> None:
+    with pytest.raises(EngineLost, match="larger than"):
+        read_metrics(b"x 1\n" * 2**21, PROGRESS_METRICS)

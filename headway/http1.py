@@ -24,8 +24,8 @@ CONNECT_TIMEOUT_S = 5.0
 # vLLM's server, uvicorn, closes connections that are idle for 5 s. A much shorter limit avoids sending a request on a
 # connection that is being closed.
 IDLE_REUSE_S = 2.0
-MAX_HEAD_BYTES = 64 * 2**10
-MAX_WHOLE_BODY_BYTES = 64 * 2**20
+MAX_HEAD_BYTES = 64 * 1024
+MAX_WHOLE_BODY_BYTES = 32 * 2**20
 
 Headers = tuple[tuple[bytes, bytes], ...]
 Sink = Callable[[bytes], None]
@@ -49,11 +49,14 @@ class PooledConnection(asyncio.Protocol):
         self.transport.writelines(message)
 
     def data_received(self, data: bytes) -> None:
-        if self.response is None:  # it belongs to no request
+        response = self.response
+        if response is None:  # it belongs to no request
             self.transport.abort()
             return
         try:
             self.parser.feed_data(data)
+            if not response.has_head:
+                response.count_head(len(data))
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             # httptools wraps an error raised by a callback; the context is then the sink's own error.
             self._fail(error.__context__ or ConnectionFailed(f"the server's response is not valid HTTP: {error}"))
@@ -74,6 +77,7 @@ class Response:
         self.status = 0
         self.headers: dict[bytes, bytes] = {}  # by name in lower case; the last of several
         self.ended = False
+        self.has_head = False
         self._head_bytes = 0
         self._keep_alive = False
         self._closed = False
@@ -89,14 +93,12 @@ class Response:
     # --- called by httptools ---
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value)
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise ConnectionFailed(f"the server's headers are larger than {MAX_HEAD_BYTES} bytes")
         self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         parser = self._connection.parser
         self.status = parser.get_status_code()
+        self.has_head = self.status >= 200  # "100 Continue" and the like: the response follows
         self._keep_alive = parser.should_keep_alive()  # the parser no longer knows it later
 
     def on_body(self, data: bytes) -> None:
@@ -111,9 +113,16 @@ class Response:
         elif not self._first.done():
             self._first.set_result(None)
 
+    def count_head(self, count: int) -> None:
+        """Count bytes that came before the end of the head, so that a head without an end is not kept for ever."""
+        self._head_bytes += count
+        if self._head_bytes > MAX_HEAD_BYTES:
+            self.fail(ConnectionFailed(f"the head of the server's response is larger than {MAX_HEAD_BYTES} bytes"))
+            self._connection.transport.abort()
+
     def on_message_complete(self) -> None:
-        if self.status < 200:
-            return  # "100 Continue" and the like: the response follows
+        if not self.has_head:
+            return
         self.ended = True
         for future in (self._first, self._end):
             if not future.done():

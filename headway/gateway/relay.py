@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 
 from headway.engines.base import Answer, Pulse
+from headway.errors import EngineAnswered, EngineFailed, EngineLost
 from headway.wire import Client, Meter
 
 
@@ -71,3 +72,10 @@ class Relay:
         if self._stall is not None:
             self._stall.cancel()
             self._stall = None
+
+
+async def failure_of(answer: Answer) -> EngineFailed:
+    """What an answer other than 200 means. Only an HTTP error is passed on: a client cannot read any other status."""
+    if 400 <= answer.status < 600:
+        return EngineAnswered(answer.status, await answer.read())
+    return EngineLost(f"the engine answered with status {answer.status}")

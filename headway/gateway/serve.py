@@ -42,7 +42,7 @@ from headway.gateway.billing import Billing, make_receipt
 from headway.gateway.events import EventLog
 from headway.gateway.metrics import Metrics
 from headway.gateway.prompts import PromptFile
-from headway.gateway.relay import Relay
+from headway.gateway.relay import Relay, failure_of
 from headway.gateway.replicas import Replicas
 from headway.gateway.trip import Trip
 from headway.ledger.books import Account
@@ -126,7 +126,7 @@ class Gateway:
                 answer = await engine.send(engine.prepare(trip.request))
                 try:
                     if answer.status != 200:
-                        raise EngineAnswered(answer.status, await answer.read())
+                        raise await failure_of(answer)
                     if trip.request.streaming:
                         await self._stream(trip, answer, engine, client)
                     else:

@@ -9,6 +9,7 @@
     ├── Unauthorized        401, missing or unknown key; never raised because the key store is down
     ├── Forbidden           403, the key is valid but does not allow this
     ├── Refused             the call is not served; REFUSALS has the status of each reason; always with a retry-after
+    ├── InternalError       500, a fault in Headway itself
     └── EngineFailed        the engine failed
         ├── EngineAnswered  it returned an HTTP error, whose status goes to the client
         └── EngineLost      the connection to it is lost: retried if nothing was delivered yet, else 502
@@ -114,6 +115,13 @@ class Refused(HeadwayError):
         super().__init__(message)
         self.reason = reason
         self.retry_after_s = retry_after_s
+
+
+class InternalError(HeadwayError):
+    """What a client is told of an error that nobody expected."""
+
+    def __init__(self) -> None:
+        super().__init__("Headway failed to serve this call, by a fault of its own.")
 
 
 class EngineFailed(HeadwayError):

@@ -25,13 +25,14 @@ from headway.auto.risk import CONFIDENCE
 from headway.config import Config, ModelTable
 from headway.core.rate_limit import TokenLimit
 from headway.core.types import Tier
-from headway.errors import Forbidden, HeadwayError, InvalidRequest, Refused, TooLarge, UnknownModel
+from headway.errors import Forbidden, HeadwayError, InternalError, InvalidRequest, Refused, TooLarge, UnknownModel
 from headway.ledger.keys import Key
 from headway.wire import Client, NoSeat, Receipt, Request, with_fields
 
 log = logging.getLogger("headway.api")
 
 BODY_TIMEOUT_S = 60.0
+LOG_INTERVAL_S = 1.0  # between two faults in the log, at least
 FALLBACK_HEADER = b"headway-fallback"
 MISSING = "Object missing required field `"
 UNKNOWN = "Object contains unknown field `"
@@ -88,6 +89,7 @@ class App:
         self._autos = {model.auto_name: model for model in config.models if model.auto is not None}
         self._models = {model.name: model for model in config.models} | self._autos
         self._max_body_bytes = config.gateway.max_body_bytes
+        self._faults, self._logged_at = 0, -LOG_INTERVAL_S
         self._model_rows = _model_rows(config.models)
         self._models_page = _models_page(self._model_rows)
         self.routes = RouteTable[DialectRoute | PageRoute]()
@@ -128,12 +130,26 @@ class App:
                     await self._handle(request, client)
         except HeadwayError as error:
             await _answer_error(client, dialect, error, call_id, tier_asked)
+        except Exception as error:
+            # A fault in Headway. The client is told in its dialect, as of any other error.
+            self._faults += 1
+            if self._may_log_fault():
+                log.error("call %s failed, as did %d since the start", call_id, self._faults, exc_info=error)
+            await _answer_error(client, dialect, InternalError(), call_id, tier_asked)
         except asyncio.CancelledError:
             if not connection.transport.is_closing():
                 # The drain timeout is over. Tell the client; uvicorn closes the connection.
                 await _answer_error(client, dialect, Refused("draining", 1), call_id, tier_asked)
         finally:
             connection.task = None
+
+    def _may_log_fault(self) -> bool:
+        """Whether a fault may be logged now: what one request can cause, a thousand can cause in a second."""
+        now = time.monotonic()
+        if now - self._logged_at < LOG_INTERVAL_S:
+            return False
+        self._logged_at = now
+        return True
 
     def _authorize_page(self, route: PageRoute, headers: Headers) -> None:
         if route.who == "caller":
@@ -292,6 +308,9 @@ def _dialect_of(path: str, headers: Headers) -> Dialect:
 async def _answer_error(
     client: HTTPClient, dialect: Dialect, error: HeadwayError, call_id: str, tier_asked: Tier
 ) -> None:
+    if client.started and not client.is_streaming:
+        client.abandon()  # a whole answer is under way: all that can be told is that it is cut off
+        return
     if client.started:
         client.write(dialect.error_event(error, call_id))
         await client.end_stream()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ Headers = dict[bytes, bytes]
 HeaderList = list[tuple[bytes, bytes]]
 Params = Mapping[str, str]  # the values of a path's parameters
 NO_PARAMS: Params = {}
+MAX_ERROR_BYTES = 64 * 1024  # of an engine's error body, from which the message is read
 
 
 class Reader(Protocol):
@@ -64,13 +65,16 @@ class Dialect(Protocol):
         """An error in a stream that has begun."""
 
 
-def engine_error(body: bytes) -> dict[str, Any]:
-    """The `error` object of an engine's error body; {} if there is none. vLLM uses the same keys in both dialects."""
+def engine_error(body: bytes) -> dict[str, str]:
+    """The `error` object of an engine's error body, with those of its texts that are texts; {} if there is none. vLLM
+    uses the same keys in both dialects."""
+    if len(body) > MAX_ERROR_BYTES:
+        return {}
     try:
         error = msgspec.json.decode(body)["error"]
-    except (msgspec.MsgspecError, KeyError, TypeError):
+    except (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError):
         return {}
-    return error if isinstance(error, dict) else {}
+    return {key: value for key, value in error.items() if isinstance(value, str)} if isinstance(error, dict) else {}
 
 
 Found = TypeVar("Found")

@@ -107,7 +107,7 @@ class HTTPClient:
     def __init__(
         self, connection: Connection, send: Send, headers: HeaderList, answer_headers: Callable[[Grant], HeaderList]
     ) -> None:
-        self.started = False
+        self.started = self.is_streaming = False
         self._answer_headers = answer_headers
         self._connection = connection
         self._transport = connection.transport
@@ -124,6 +124,7 @@ class HTTPClient:
 
     async def start_stream(self, content_type: bytes, grant: Grant) -> None:
         head = [(b"content-type", content_type), (b"cache-control", b"no-cache"), *self._answer_headers(grant)]
+        self.is_streaming = True
         await self._start(200, head)
 
     def write(self, data: bytes) -> None:

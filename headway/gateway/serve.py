@@ -267,10 +267,10 @@ class Gateway:
     def _report_finished(self, trip: Trip) -> None:
         """Tell core, once, that the engine's answer has been read to its end."""
         if not trip.is_finished:
-            trip.is_finished = True
             usage, speed_tps = trip.meter.usage(), trip.meter.speed_tps()
             if trip.reader_was_slow or max(usage.outputs) < MIN_TOKENS_FOR_PROMISE:
                 speed_tps = None  # not a measurement of the engine
+            trip.is_finished = True
             self.tell(Finished(trip.call.id, usage.prompt_tokens, usage.output_tokens, speed_tps))
 
     def _receipt(self, trip: Trip, outcome: Outcome, *, is_delivered: bool) -> Receipt:
@@ -286,7 +286,21 @@ class Gateway:
         )
 
     def _close_trip(self, trip: Trip, client: Client) -> Receipt:
-        """Tell core that the call is over, close its account and count it, however it ended."""
+        """End the call, however it ended. A meter that fails even now must not keep a seat or a budget: then the call
+        ends with nothing counted."""
+        is_readable = False
+        try:
+            trip.meter.usage()
+            trip.meter.speed_tps()
+            is_readable = True
+        finally:
+            if not is_readable:
+                trip.meter, trip.outcome = trip.request.form.meter(trip.grant), "failed"
+            receipt = self._end_call(trip, client)
+        return receipt
+
+    def _end_call(self, trip: Trip, client: Client) -> Receipt:
+        """Tell core that the call is over, close its account and count it."""
         outcome = trip.outcome
         if outcome == "left" and trip.request.streaming and trip.meter.is_complete:
             outcome = "finished"  # many clients disconnect after the last event, before the stream is closed
@@ -294,12 +308,14 @@ class Gateway:
             self._report_finished(trip)
         elif outcome != "refused":
             self._leave(trip, outcome)
-        receipt = trip.receipt or self._receipt(trip, outcome, is_delivered=client.started)
-        self._billing.close(trip.account, receipt)
-        if receipt.seat_us is None and trip.account is not None and outcome != "refused":
-            self._unsettled[trip.call.id] = trip.account
-        trip.stop_deadline()
-        del self._trips[trip.call.id]
+        try:
+            receipt = trip.receipt or self._receipt(trip, outcome, is_delivered=client.started)
+            self._billing.close(trip.account, receipt)
+            if receipt.seat_us is None and trip.account is not None and outcome != "refused":
+                self._unsettled[trip.call.id] = trip.account
+        finally:
+            trip.stop_deadline()
+            del self._trips[trip.call.id]
         self._record_end(trip, receipt)
         return receipt
 

@@ -3,6 +3,7 @@
     HeadwayError
     ├── SetupError          the owner must fix something before Headway can run; shown by the CLI, never over HTTP
     ├── ConnectionFailed    a server cannot be reached or closed the connection; if it is an engine: EngineLost
+    │   └── ResponseTooLarge
     ├── InvalidRequest      400, the client must change the request
     │   ├── TooLarge        413
     │   └── UnknownModel    404
@@ -13,6 +14,7 @@
     └── EngineFailed        the engine failed
         ├── EngineAnswered  it returned an HTTP error, whose status goes to the client
         └── EngineLost      the connection to it is lost: retried if nothing was delivered yet, else 502
+            └── AnswerTooLarge  not the engine's fault if the client set no limit
 
 Only the dialects (api/openai.py, api/anthropic.py) turn errors into response bodies.
 """
@@ -81,6 +83,10 @@ class ConnectionFailed(HeadwayError):
         self.reached = reached
 
 
+class ResponseTooLarge(ConnectionFailed):
+    """The server sent more than is kept in memory."""
+
+
 class InvalidRequest(HeadwayError):
     """The client must change the request. `param` names the field at fault, if there is one."""
 
@@ -143,3 +149,7 @@ class EngineLost(EngineFailed):
     def __init__(self, message: str, *, reached: bool = True) -> None:
         super().__init__(message)
         self.reached = reached
+
+
+class AnswerTooLarge(EngineLost):
+    """The answer, or one event of it, is larger than is kept in memory."""

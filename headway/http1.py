@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from headway.errors import ConnectionFailed
+from headway.errors import ConnectionFailed, ResponseTooLarge
 
 CONNECT_TIMEOUT_S = 5.0
 # vLLM's server, uvicorn, closes connections that are idle for 5 s. A much shorter limit avoids sending a request on a
@@ -108,7 +108,7 @@ class Response:
         self._early.append(data)
         self._early_bytes += len(data)
         if self._early_bytes > MAX_WHOLE_BODY_BYTES:
-            self.fail(ConnectionFailed(f"the server's response is larger than {MAX_WHOLE_BODY_BYTES} bytes"))
+            self.fail(ResponseTooLarge(f"the server's response is larger than {MAX_WHOLE_BODY_BYTES} bytes"))
             self._connection.transport.abort()
         elif not self._first.done():
             self._first.set_result(None)

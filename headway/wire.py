@@ -160,6 +160,7 @@ class Request:
     streaming: bool  # the client gets the answer as a stream
     collects: bool = False  # the engine streams, and the client gets the answer in one piece
     max_output_tokens: int | None = None  # the client's limit for each choice; 0 if nothing is generated
+    is_bounded: bool = True  # its answer is no larger than api/limits.py allows; False if the client sets no limit
     cache_salt: str = ""  # keeps tenants apart in the engine's prefix cache; empty if they share it
     rung: Rung | None = None
 

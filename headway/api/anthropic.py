@@ -126,6 +126,8 @@ def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Req
     tier: Tier = "fast" if request.speed == "fast" else "standard"
     request.speed = request.service_tier = request.metadata = request.cache_control = UNSET
     streaming = bool(request.stream)
+    if not streaming:
+        limits.check_answer_size(request.max_tokens)
     # Engines report no timing in this dialect. If a floor is promised and the client wants the answer in one piece, the
     # engine streams it, and the gateway times and collects the stream.
     collects = tier in EXPRESS and not streaming

@@ -41,9 +41,41 @@ MAX_MESSAGES = 4_096
 MAX_PARTS = 1_024
 MAX_TOOLS = 128
 
+# The size of an answer is what its request asks for, so it is bounded there. Beyond these an answer, or an event with
+# many tokens of it, would not fit into memory (http1.py, api/sse.py), which is then the engine's fault.
+MAX_LOGPROBS = 2**15  # of one answer; each takes about 100 bytes, with the longest tokens 700
+MAX_WHOLE_TOKENS = 2**17  # of an answer in one piece; the longest tokens take 256 bytes
+MAX_ECHO_BYTES = 2**20  # of the prompts in an answer; six times as much if all is escaped
+ECHOED_TOKEN_BYTES = 64  # of a prompt in token ids
+
 # Engines unroll bounded repeats such as {1,30000}; nested repeats multiply.
 REPEAT = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 REPEATED_REPEAT = re.compile(r"[*+}]\)[*+{]")
+
+
+def check_answer_size(tokens: int, choices: int = 1) -> None:
+    """Reject a request whose answer, in one piece, may be too large."""
+    if choices * tokens > MAX_WHOLE_TOKENS:
+        raise InvalidRequest(
+            f"An answer in one piece may have at most {MAX_WHOLE_TOKENS:,} tokens. Lower `max_tokens` or `n`, or set "
+            "`stream: true`.",
+            "max_tokens",
+        )
+
+
+def check_logprobs(count: int) -> None:
+    if count > MAX_LOGPROBS:
+        raise InvalidRequest(
+            f"An answer may have at most {MAX_LOGPROBS:,} log-probabilities, and this one may have {count:,}. Lower "
+            "`max_tokens`, `n` or the number of log-probabilities.",
+            "logprobs",
+        )
+
+
+def check_echo(prompt: str | list[int], choices: int) -> None:
+    size = len(prompt.encode()) if isinstance(prompt, str) else len(prompt) * ECHOED_TOKEN_BYTES
+    if choices * size > MAX_ECHO_BYTES:
+        raise InvalidRequest(f"`echo` may repeat at most {MAX_ECHO_BYTES:,} bytes of prompts in all choices.", "echo")
 
 
 def check_schema(raw: msgspec.Raw, param: str) -> None:

@@ -177,6 +177,9 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
     if not request.stream and isinstance(request.stream_options, StreamOptions):
         raise InvalidRequest("`stream_options` requires `stream: true`.", "stream_options")
     choices = request.n if isinstance(request.n, int) else 1
+    token_limits = (getattr(request, "max_completion_tokens", None), request.max_tokens)
+    max_output_tokens = next((limit for limit in token_limits if isinstance(limit, int)), None)
+    _check_size(request, max_output_tokens, choices)
     form = OpenAIForm(
         wants_usage=bool(asked.include_usage),
         wants_continuous_usage=bool(asked.include_usage and asked.continuous_usage_stats),
@@ -199,9 +202,30 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
         prompt_tokens=prompt_tokens,
         choices=choices,
     )
-    token_limits = (getattr(request, "max_completion_tokens", None), request.max_tokens)
-    max_output_tokens = next((limit for limit in token_limits if isinstance(limit, int)), None)
-    return Request(call, path, body, form, bool(request.stream), max_output_tokens=max_output_tokens)
+    is_bounded = max_output_tokens is not None
+    return Request(
+        call, path, body, form, bool(request.stream), max_output_tokens=max_output_tokens, is_bounded=is_bounded
+    )
+
+
+def _check_size(request: ChatCompletion | Completion, max_tokens: int | None, choices: int) -> None:
+    """Bounds the answer as far as the request does: without `max_tokens` the engine generates what it has room for."""
+    tokens, echoed = max_tokens or 0, 0
+    if not request.stream:
+        limits.check_answer_size(tokens, choices)
+    if isinstance(request, Completion) and request.echo:
+        limits.check_echo(request.prompt, choices)
+        echoed = len(request.prompt.encode() if isinstance(request.prompt, str) else request.prompt)
+    limits.check_logprobs(choices * (tokens + echoed) * _logprobs_per_token(request))
+
+
+def _logprobs_per_token(request: ChatCompletion | Completion) -> int:
+    """The chosen token's and those of the most likely tokens."""
+    if isinstance(request, Completion):
+        return 1 + request.logprobs if isinstance(request.logprobs, int) else 0
+    if request.logprobs is not True:
+        return 0
+    return 1 + (request.top_logprobs if isinstance(request.top_logprobs, int) else 0)
 
 
 def _check_constraints(request: Sampling) -> None:

@@ -176,11 +176,12 @@ class Auto:
     async def _hold_student(
         self, trust: Trust, limit: _Limit, rungs: CallRungs, gate_call: GateCall, rung: Rung, client: Client
     ) -> Receipt | _Escalated:
-        held, student = _HeldAnswer(), replace(rungs.to_student(is_held=True), rung=rung)
+        held, call_id = _HeldAnswer(), rungs.request.call.id
         try:
-            receipt = await self._handle(student, held)
+            # With the log-probabilities that the gate needs, the answer may be larger than a request may ask for.
+            receipt = await self._handle(replace(rungs.to_student(is_held=True), rung=rung), held)
         except HeadwayError as error:
-            log.info("the student did not answer call %s: %s", student.call.id, error)
+            log.info("the student did not answer call %s: %s", call_id, error)
             return _Escalated("student failed")
         try:
             answer = rungs.read(held.body)
@@ -189,7 +190,7 @@ class Auto:
             whole = rungs.release(held.body) if is_taken else b""
         except Exception:
             # If the gate fails, the answer is not trusted, and the call does not fail.
-            log.exception("the gate failed on the answer to call %s", student.call.id)
+            log.exception("the gate failed on the answer to call %s", call_id)
             return _Escalated("gate failed", receipt)
         self._audit(trust, limit, rungs, answer if is_taken else None, rung.auto)
         if not is_taken:

@@ -37,7 +37,7 @@ from headway.core.types import (
     Ticked,
 )
 from headway.engines.base import Answer, Engine
-from headway.errors import ConnectionFailed, EngineAnswered, EngineFailed, EngineLost
+from headway.errors import AnswerTooLarge, ConnectionFailed, EngineAnswered, EngineFailed, EngineLost, ResponseTooLarge
 from headway.gateway.billing import Billing, make_receipt
 from headway.gateway.events import EventLog
 from headway.gateway.metrics import Metrics
@@ -136,7 +136,8 @@ class Gateway:
         except TimeoutError:
             raise EngineLost("the call was taken off its replica") from None
         except ConnectionFailed as failed:
-            raise EngineLost(f"the engine failed: {failed}", reached=failed.reached) from failed
+            lost = AnswerTooLarge if isinstance(failed, ResponseTooLarge) else EngineLost
+            raise lost(f"the engine failed: {failed}", reached=failed.reached) from failed
         finally:
             self._replicas.count_aboard(engine.name, -1 if trip.is_aboard else 0)
             trip.is_aboard = False
@@ -180,7 +181,8 @@ class Gateway:
 
     async def _handle_failure(self, trip: Trip, engine: Engine, client: Client, failure: EngineFailed) -> None:
         """Report a failure to core, which tries another engine. Raises the failure if that is not possible."""
-        if isinstance(failure, EngineAnswered) and failure.status != 503:
+        is_asked_for = isinstance(failure, AnswerTooLarge) and not trip.request.is_bounded
+        if is_asked_for or (isinstance(failure, EngineAnswered) and failure.status != 503):
             trip.outcome = "error"
             raise failure
         stage: Stage = "full"

@@ -181,3 +181,35 @@ def test_boarding_is_told_how_a_prompt_begins_and_about_how_long_it_is() -> None
     assert chat("a", prompt_cache_key="mine").affinity == chat("b", prompt_cache_key="mine").affinity
     assert 350 < first.prompt_tokens < 450
     assert "bus" not in first.affinity
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "bound"),
+    [
+        ("chat", {"logprobs": True, "top_logprobs": 20, "max_tokens": 1561}, "32,768 log-probabilities"),
+        ("chat", {"logprobs": True, "top_logprobs": 20, "max_completion_tokens": 200, "n": 8}, "32,768 log-prob"),
+        ("chat", {"logprobs": True, "max_tokens": 40_000, "stream": True}, "32,768 log-probabilities"),
+        ("completions", {"logprobs": 20, "max_tokens": 1561}, "32,768 log-probabilities"),
+        ("completions", {"logprobs": 5, "max_tokens": 1, "echo": True, "prompt": "x" * 6000}, "32,768 log-prob"),
+        ("completions", {"logprobs": 5, "echo": True, "prompt": [1] * 6000}, "32,768 log-probabilities"),
+        ("completions", {"echo": True, "prompt": "x" * 150_000, "n": 8}, "1,048,576 bytes"),
+        ("completions", {"echo": True, "prompt": [1] * 20_000}, "1,048,576 bytes"),
+        ("chat", {"max_tokens": 20_000, "n": 8}, "131,072 tokens"),
+        ("messages", {"max_tokens": 131_073}, "131,072 tokens"),
+    ],
+)
+def test_a_request_for_too_large_an_answer_is_refused_with_the_bound(kind: str, fields: Any, bound: str) -> None:
+    with pytest.raises(InvalidRequest, match=bound):
+        sent(kind, **fields)
+
+
+def test_large_answers_within_the_bounds_may_be_asked_for() -> None:
+    assert sent("chat", logprobs=True, top_logprobs=20, max_tokens=1560)
+    assert sent("chat", max_tokens=100_000, n=8, stream=True)
+    assert sent("completions", echo=True, logprobs=1, prompt="x" * 8000, max_tokens=16)
+    assert sent("messages", max_tokens=200_000, stream=True)
+
+
+def test_only_a_client_that_sets_a_limit_has_bounded_its_answer() -> None:
+    assert openai.read_chat(msgspec.json.encode({**CHAT, "max_tokens": 5}), "id").is_bounded
+    assert not openai.read_chat(msgspec.json.encode(CHAT), "id").is_bounded

@@ -136,7 +136,7 @@ def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Req
     affinity, prompt_tokens = describe_prompt(encoded, None, b"system", b"messages")
     # In this dialect a call that gets no express seat is refused with a retry-after, never served at another tier.
     call = Call(call_id, request.model, tier, falls_back=False, affinity=affinity, prompt_tokens=prompt_tokens)
-    form = MessagesForm(collects)
+    form = MessagesForm(collects, request.max_tokens)
     return Request(call, "/v1/messages", encoded, form, streaming, collects, request.max_tokens)
 
 

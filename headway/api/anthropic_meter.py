@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 
+from headway.api.answers import MAX_COUNT, Count, Fields, cut_object, is_text, join_object
 from headway.api.collect_stream import MessageCollector
 from headway.api.dialect import engine_error
 from headway.api.proof import proof_of
@@ -24,7 +26,30 @@ START = b"event: message_start\n"
 DELTA = b"event: message_delta\n"
 STOP = b"event: message_stop\n"
 ERROR = b"event: error\n"
+PING = b"event: ping\n"
+COMMENT = b":"
 
+# What a message may have after its last usage, and what one that is collected may have in all.
+MAX_CLOSING_BYTES = 64 * 1024
+MAX_COLLECTED_BYTES = 32 * 2**20
+
+
+class MessageUsage(Struct):
+    """The counts of a usage object. The last usage of a stream may leave out what the first one said."""
+
+    input_tokens: Count | None = None
+    cache_read_input_tokens: Count | None = None
+    output_tokens: Count | None = None
+
+
+class TokenCount(Struct):
+    """An answer of count_tokens."""
+
+    input_tokens: Count
+
+
+_read_usage = msgspec.json.Decoder(MessageUsage).decode
+_read_token_count = msgspec.json.Decoder(TokenCount).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -33,6 +58,7 @@ class MessagesForm:
     """The form in which a client of this dialect wants its answer; implements wire.AnswerForm."""
 
     collects: bool = False  # the engine streams, and the client gets the answer in one piece
+    max_tokens: int = MAX_COUNT
 
     def meter(self, grant: Grant) -> AnthropicMeter:
         return AnthropicMeter(self, grant)
@@ -43,13 +69,16 @@ class AnthropicMeter:
         "_answer",
         "_cached",
         "_closing",
+        "_collected_bytes",
         "_collector",
         "_delta",
         "_deltas",
+        "_max_tokens",
         "_output",
         "_prompt",
         "_speed",
         "_splitter",
+        "_whole",
         "first_at",
         "is_complete",
         "is_final",
@@ -61,22 +90,40 @@ class AnthropicMeter:
         self.last_at: float | None = None
         self.is_final = self.is_complete = False
         self._speed = "fast" if grant.tier in EXPRESS else "standard"  # the only two values of this dialect
+        self._max_tokens = form.max_tokens
         self._splitter = EventSplitter()
         self._collector = MessageCollector() if form.collects else None
-        self._prompt = self._cached = self._output = self._deltas = 0
+        self._collected_bytes = 0
+        self._prompt: int | None = None
+        self._cached = self._output = self._deltas = 0
         self._delta: dict[str, Any] | None = None  # the event with the last usage
         self._closing = b""  # the events after it
-        self._answer: dict[str, Any] | None = None  # an answer that came in one piece
+        self._answer: dict[str, Any] | None = None  # the collected answer
+        self._whole: tuple[bytes, Fields] | None = None  # an answer that came in one piece, as cut by `cut_object`
 
     def feed(self, data: bytes, now: float) -> bytes:
-        if self._splitter.is_one_event(data) and data.startswith(TOKEN) and self._collector is None:
-            return self._read(data, now)
+        if (
+            self._splitter.is_one_event(data)
+            and data.startswith(TOKEN)
+            and self._collector is None
+            and not self.is_final
+            and (data.isascii() or is_text(data))
+        ):
+            if self.first_at is None:
+                self.first_at = now
+            self.last_at = now
+            self._deltas += 1
+            return data
         with readable():
             return b"".join([self._read(event, now) for event in self._splitter.split(data)])
 
     def _read(self, event: bytes, now: float) -> bytes:
-        if self._collector is not None and (payload := data_of(event)).startswith(b"{"):
-            self._collector.add(msgspec.json.decode(payload))
+        if not is_text(event):
+            raise ValueError("not UTF-8")
+        if self._collector is not None:
+            self._collect(self._collector, event)
+        if self.is_final and not event.startswith((STOP, PING, COMMENT)):
+            raise ValueError("it went on after its last usage")
         if event.startswith(TOKEN):
             if self.first_at is None:
                 self.first_at = now
@@ -84,49 +131,78 @@ class AnthropicMeter:
             self._deltas += 1
         elif event.startswith(START):
             start = msgspec.json.decode(data_of(event))
-            self._read_usage(start["message"].setdefault("usage", {}))
-            start["message"]["usage"]["speed"] = self._speed
+            usage = start["message"].setdefault("usage", {})
+            self._take_usage(msgspec.convert(usage, MessageUsage))
+            usage["speed"] = self._speed
             return START + b"data: " + _encode(start) + b"\n\n"
         elif event.startswith(DELTA):
             self._delta = msgspec.json.decode(data_of(event))
-            self._read_usage(self._delta.setdefault("usage", {}))
-            self.is_final = True
+            self._take_last_usage(msgspec.convert(self._delta["usage"], MessageUsage))
             return b""
         elif event.startswith(STOP):
-            self.is_final = self.is_complete = True
+            if not self.is_final or self.is_complete:
+                raise ValueError("it ended without a usage, or twice")
+            if self._collector is not None:
+                self._answer = self._collector.whole()
+            self.is_complete = True
         elif event.startswith(ERROR):
             raise EngineLost(f"the engine failed during its answer: {engine_error(data_of(event)).get('message')}")
-        if self.is_final:
-            self._closing += event
-            return b""
-        return event
+        if not self.is_final:
+            return event
+        self._closing += event
+        if len(self._closing) > MAX_CLOSING_BYTES:
+            raise ValueError("it does not end")
+        return b""
 
-    def _read_usage(self, usage: dict[str, Any]) -> None:
-        self._prompt = usage.get("input_tokens", self._prompt)
-        self._cached = usage.get("cache_read_input_tokens") or self._cached
-        self._output = usage.get("output_tokens", self._output)
+    def _collect(self, collector: MessageCollector, event: bytes) -> None:
+        self._collected_bytes += len(event)
+        if self._collected_bytes > MAX_COLLECTED_BYTES:
+            raise ValueError("it is too large to be collected")
+        if payload := data_of(event):
+            collector.add(msgspec.json.decode(payload))
+
+    def _take_usage(self, usage: MessageUsage) -> None:
+        if usage.input_tokens is not None:
+            self._prompt = usage.input_tokens
+        self._cached = usage.cache_read_input_tokens or self._cached
+        if usage.output_tokens is not None:
+            if not self._output <= usage.output_tokens <= self._max_tokens:
+                asked = f"{self._max_tokens} were asked for"
+                raise ValueError(f"{usage.output_tokens} output tokens after {self._output}, {asked}")
+            self._output = usage.output_tokens
+
+    def _take_last_usage(self, usage: MessageUsage) -> None:
+        self._take_usage(usage)
+        if self._prompt is None or usage.output_tokens is None:
+            raise ValueError("no usage")
+        self.is_final = True
 
     def read_whole(self, body: bytes, _generation_s: GenerationTime) -> None:
-        self.is_final = self.is_complete = True
         with readable():
-            answer = msgspec.json.decode(body)
-            if "usage" in answer:
-                self._answer = answer
-                self._read_usage(answer["usage"])
+            if not is_text(body):
+                raise ValueError("not UTF-8")
+            head, fields = cut_object(body)
+            if "usage" in fields:
+                self._whole = head, fields
+                self._take_last_usage(_read_usage(fields["usage"]))
             else:  # an answer of count_tokens, which is passed on unchanged
+                _read_token_count(body)
                 self._closing = body
+        self.is_final = self.is_complete = True
 
     def usage(self) -> Usage:
-        return Usage(self._prompt, self._cached, (max(self._output, self._deltas),))
+        return Usage(self._prompt or 0, self._cached, (max(self._output, self._deltas),))
 
     def speed_tps(self) -> float | None:
         return stream_speed_tps(self.usage().output_tokens, self.first_at, self.last_at)
 
     def end(self, receipt: Receipt) -> bytes:
         proof = {"speed": self._speed, "headway": proof_of(receipt)}
-        answer = self._collector.whole() if self._collector is not None else self._answer
-        if answer is not None:
-            return _encode({**answer, "usage": {**answer["usage"], **proof}})
+        if self._whole is not None:
+            head, fields = self._whole
+            return join_object(head, {**fields, "usage": {**msgspec.json.decode(fields["usage"]), **proof}})
+        if self._answer is not None:
+            return _encode({**self._answer, "usage": {**self._answer["usage"], **proof}})
         if self._delta is None:
             return self._closing
         delta = {**self._delta, "usage": {**self._delta["usage"], **proof}}

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headway.api import limits
+from headway.api.answers import MAX_COUNT
 from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error
 from headway.api.openai_meter import OpenAIForm
 from headway.api.prompt import describe_prompt
@@ -185,6 +186,8 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
         wants_continuous_usage=bool(asked.include_usage and asked.continuous_usage_stats),
         says_priority=request.service_tier == "priority",
         choices=choices,
+        max_tokens=max_output_tokens or MAX_COUNT,
+        wants_logprobs=_logprobs_per_token(request) > 0,
     )
     tier, session = _tier(request.service_tier), getattr(request, "prompt_cache_key", None)
     for field in NOT_SENT_ON:

@@ -10,16 +10,54 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
+from headway.api.answers import MAX_COUNT, Count, Fields, cut_object, is_text, join_object, read_fields
 from headway.api.dialect import engine_error
 from headway.api.proof import proof_of
-from headway.api.sse import EventSplitter, data_of, readable
+from headway.api.sse import MAX_EVENT_BYTES, EventSplitter, data_of, readable
 from headway.core.types import MIN_TOKENS_FOR_PROMISE
 from headway.errors import EngineLost
 from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
 
 CLOSING_BRACE = ord("}")
 
+# An event of a client that reads slowly has many tokens, each with the log-probabilities that it asked for
+# (api/limits.py bounds them).
+MAX_LOGPROBS_EVENT_BYTES = 4 * MAX_EVENT_BYTES
+
+
+class PromptDetails(Struct):
+    cached_tokens: Count | None = None
+
+
+class CompletionUsage(Struct):
+    """The counts of a usage object. Fields that are not counted are not decoded."""
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    prompt_tokens_details: PromptDetails | None = None
+
+
+class AnyObject(Struct):
+    """A JSON object with whatever fields."""
+
+
+class ChoiceHead(Struct):
+    """What the meter reads of a choice, in a stream or in a whole answer."""
+
+    index: Count = 0
+    delta: AnyObject | UnsetType = UNSET
+    text: str | UnsetType = UNSET
+
+
+class CountedToken(Struct):
+    usage: CompletionUsage
+
+
+_read_usage = msgspec.json.Decoder(CompletionUsage | None).decode
+_read_choices = msgspec.json.Decoder(list[ChoiceHead]).decode
+_read_token = msgspec.json.Decoder(CountedToken).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -31,6 +69,8 @@ class OpenAIForm:
     wants_continuous_usage: bool = False
     says_priority: bool = False
     choices: int = 1
+    max_tokens: int = MAX_COUNT  # of each choice
+    wants_logprobs: bool = False
 
     def meter(self, grant: Grant) -> OpenAIMeter:
         return OpenAIMeter(self, grant)
@@ -48,18 +88,21 @@ class OpenAIMeter:
     choices, and those that arrive in pieces."""
 
     __slots__ = (
+        "_cached",
         "_choices",
         "_closing",
         "_engine_speed_tps",
+        "_fault",
         "_form",
-        "_is_single",
+        "_is_counted",
+        "_is_fast",
         "_last",
+        "_prompt",
         "_splitter",
         "_tier",
         "_total",
-        "_usage",
         "_wants_all",
-        "answer",
+        "_whole",
         "first_at",
         "is_complete",
         "is_final",
@@ -73,23 +116,25 @@ class OpenAIMeter:
         self._form = form
         self._tier = form.service_tier(grant)
         self._wants_all = form.wants_continuous_usage
-        self._is_single = form.choices == 1
-        self._splitter = EventSplitter()
+        self._is_fast = False  # the next event may be cut by position
+        self._splitter = EventSplitter(MAX_LOGPROBS_EVENT_BYTES if form.wants_logprobs else MAX_EVENT_BYTES)
         self._last = b""  # event of the newest token, if its usage has not been parsed
-        self._usage: dict[str, Any] = {}  # the newest usage that was parsed
+        self._prompt = self._cached = 0
+        self._is_counted = False  # some usage was read
         self._total: int | None = None  # output tokens in the engine's last usage
         self._choices = [_Choice() for _ in range(form.choices)]
         self._engine_speed_tps: float | None = None
-        self._closing: dict[str, Any] | None = None  # the event with the last usage
-        self.answer: dict[str, Any] | None = None  # an answer that came in one piece
+        self._fault: EngineLost | None = None  # found in a usage that has passed already
+        self._closing: Fields | None = None  # the event with the last usage
+        self._whole: tuple[bytes, Fields] | None = None  # an answer that came in one piece, as cut by `cut_object`
 
     def feed(self, data: bytes, now: float) -> bytes:
         # One line and one event: the JSON contains no newline. (Finding one byte takes a third of the time of two.)
         if (
-            self._is_single
-            and self.first_at is not None
+            self._is_fast
             and not self._splitter.rest
             and data.find(b"\n") == len(data) - 2
+            and (data.isascii() or is_text(data))
         ):
             start = data.rfind(b',"usage":{')
             # True only if the usage object is flat, ends the event (`...}}\n\n`) and follows a token.
@@ -102,66 +147,118 @@ class OpenAIMeter:
 
     def _parse(self, event: bytes, now: float) -> bytes:
         payload = data_of(event)
+        if self._fault is not None:
+            raise self._fault
+        if self.is_complete or not is_text(event):
+            raise ValueError("it went on after its end" if self.is_complete else "not UTF-8")
         if payload == b"[DONE]":
+            self._read_last()
+            if not self._is_counted:
+                raise ValueError("no usage")
             self.is_final = self.is_complete = True
+            self._is_fast = False
             return b""  # `end` writes it
-        if not payload.startswith(b"{"):
+        if not payload:
             return event  # a comment: vLLM can send them to keep a connection alive
-        chunk = msgspec.json.decode(payload)
-        if "error" in chunk:
-            raise EngineLost(f"the engine failed during its answer: {engine_error(payload).get('message')}")
-        usage = chunk.get("usage")
-        if not chunk.get("choices"):
-            return self._take_last_usage(chunk, usage) if usage else event
-        index = chunk["choices"][0].get("index", 0)
-        choice = self._choices[index if index < len(self._choices) else 0]
-        choice.saw_token(usage, now)
-        if usage:
-            self._usage, self._last = usage, b""
-        self.last_at = now
-        if self.first_at is None:
-            self.first_at = now
-            chunk["service_tier"] = self._tier
-        if usage and not self._wants_all:
-            del chunk["usage"]
-        return b"data: " + _encode(chunk) + b"\n\n"
+        return self._read_chunk(event, payload, now)
 
-    def _take_last_usage(self, chunk: dict[str, Any], usage: dict[str, Any]) -> bytes:
-        self._usage, self._last = usage, b""
-        self._total = usage.get("completion_tokens") or 0
-        self._closing = chunk
+    def _read_chunk(self, event: bytes, payload: bytes, now: float) -> bytes:
+        # Which choice a large event belongs to is in the part that is not read, so of several choices all is read.
+        head, fields = cut_object(payload) if self._form.choices == 1 else (b"", read_fields(payload))
+        if "error" in fields:
+            raise EngineLost(f"the engine failed during its answer: {engine_error(payload).get('message')}")
+        usage = _read_usage(fields["usage"]) if "usage" in fields else None
+        choices = [ChoiceHead()] if head else self._choices_of(fields)
+        if not choices:
+            return self._take_last_usage(fields, usage) if usage else event
+        if usage:
+            self._take_usage(usage)
+            self._last = b""
+        self._choices[choices[0].index].saw_token(usage, now)
+        is_first = self.first_at is None
+        self.last_at = now
+        if not is_first and (not usage or self._wants_all):
+            return event
+        shown: dict[str, Any] = dict(fields)
+        if is_first:
+            self.first_at = now
+            self._is_fast = self._form.choices == 1
+            shown["service_tier"] = self._tier
+        if usage and not self._wants_all:
+            del shown["usage"]
+        return b"data: " + join_object(head, shown) + b"\n\n"
+
+    def _choices_of(self, fields: Fields) -> list[ChoiceHead]:
+        choices = _read_choices(fields["choices"]) if "choices" in fields else []
+        if any(choice.index >= len(self._choices) for choice in choices):
+            raise ValueError("a choice that was not asked for")
+        return choices
+
+    def _take_usage(self, usage: CompletionUsage) -> None:
+        if usage.completion_tokens > self._form.max_tokens * self._form.choices:
+            raise ValueError(f"{usage.completion_tokens} output tokens, {self._form.max_tokens} were asked for")
+        cached = (usage.prompt_tokens_details or PromptDetails()).cached_tokens or 0
+        if not cached <= usage.prompt_tokens >= self._prompt:
+            raise ValueError(f"{usage.prompt_tokens} prompt tokens after {self._prompt}, {cached} of them cached")
+        self._prompt, self._cached, self._is_counted = usage.prompt_tokens, cached, True
+
+    def _take_last_usage(self, fields: Fields, usage: CompletionUsage) -> bytes:
+        self._read_last()
+        self._take_total(usage)
+        self._closing = fields
         self.is_final = True
         return b""
+
+    def _take_total(self, usage: CompletionUsage) -> None:
+        counted = max(self._total or 0, sum(choice.counted for choice in self._choices))
+        if usage.completion_tokens < counted:
+            raise ValueError(f"{usage.completion_tokens} output tokens after {counted}")
+        self._take_usage(usage)
+        self._total = usage.completion_tokens
+
+    def _read_last(self) -> None:
+        """Read the usage of the newest token, if it was cut by position."""
+        if self._last:
+            last, self._last = self._last, b""
+            with readable():
+                usage = _read_token(data_of(last)).usage
+                self._take_usage(usage)
+                self._choices[0].count(usage)
 
     def read_whole(self, body: bytes, generation_s: GenerationTime) -> None:
         with readable():
             self._read_whole(body, generation_s)
 
     def _read_whole(self, body: bytes, generation_s: GenerationTime) -> None:
-        self.answer = answer = msgspec.json.decode(body)
-        self._usage = answer.get("usage") or {}
-        self._total = self._usage.get("completion_tokens") or 0
+        if not is_text(body):
+            raise ValueError("not UTF-8")
+        self._whole = _, fields = cut_object(body)
+        self._choices_of(fields)
+        if (usage := _read_usage(fields["usage"])) is None:
+            raise ValueError("no usage")
+        self._take_total(usage)
         self.is_final = self.is_complete = True
         # Nothing was streamed, so the engine's own timing is used. For several choices only the mean is known.
-        took_s, tokens = generation_s(answer), self._total / len(self._choices)
+        others = {name: msgspec.json.decode(value) for name, value in fields.items() if name != "choices"}
+        took_s, tokens = generation_s(others), usage.completion_tokens / len(self._choices)
         if took_s and tokens > 1:
             self._engine_speed_tps = (tokens - 1) / took_s
 
     def usage(self) -> Usage:
-        if self._last:
-            self._usage, self._last = msgspec.json.decode(data_of(self._last))["usage"], b""
-            self._choices[0].tokens = self._usage["completion_tokens"]
+        try:
+            self._read_last()
+        except EngineLost as fault:  # not the caller's concern: the next piece of the stream raises it
+            self._fault, self._is_fast = fault, False
         outputs = tuple(choice.tokens for choice in self._choices)
         if self._total is not None and self._total != sum(outputs):
             outputs = (self._total,)
-        details = self._usage.get("prompt_tokens_details") or {}
-        return Usage(self._usage.get("prompt_tokens", 0), details.get("cached_tokens") or 0, outputs)
+        return Usage(self._prompt, self._cached, outputs)
 
     def speed_tps(self) -> float | None:
         if self._engine_speed_tps is not None:
             return self._engine_speed_tps
         usage = self.usage()
-        if self._is_single:
+        if self._form.choices == 1:
             return stream_speed_tps(usage.output_tokens, self.first_at, self.last_at)
         speeds = [(choice.tokens, choice.speed_tps()) for choice in self._choices]
         known = [(tokens, speed) for tokens, speed in speeds if speed is not None]
@@ -171,14 +268,17 @@ class OpenAIMeter:
 
     def end(self, receipt: Receipt) -> bytes:
         proof = proof_of(receipt)
-        if self.answer is not None:
-            usage = {**(self.answer.get("usage") or {}), "headway": proof}
-            return _encode({**self.answer, "service_tier": self._tier, "usage": usage})
+        if self._whole is not None:
+            head, fields = self._whole
+            return join_object(head, self._with_proof(fields, proof))
         done = b"data: [DONE]\n\n"
         if self._closing is None or not self._form.wants_usage:
             return done
-        usage = {**self._closing["usage"], "headway": proof}
-        return b"data: " + _encode({**self._closing, "service_tier": self._tier, "usage": usage}) + b"\n\n" + done
+        return b"data: " + _encode(self._with_proof(self._closing, proof)) + b"\n\n" + done
+
+    def _with_proof(self, fields: Fields, proof: dict[str, Any]) -> dict[str, Any]:
+        usage = {**msgspec.json.decode(fields["usage"]), "headway": proof}
+        return {**fields, "service_tier": self._tier, "usage": usage}
 
 
 @dataclass(slots=True)
@@ -186,15 +286,24 @@ class _Choice:
     """One choice of an answer, as far as it was read."""
 
     tokens: int = 0
+    counted: int = 0  # as in its last usage
     first_at: float | None = None
     last_at: float | None = None
 
-    def saw_token(self, usage: dict[str, Any] | None, now: float) -> None:
+    def saw_token(self, usage: CompletionUsage | None, now: float) -> None:
         if self.first_at is None:
             self.first_at = now
         self.last_at = now
         # A token's usage counts this choice alone. Without usage, each event counts as one token.
-        self.tokens = (usage.get("completion_tokens") or 0) if usage else self.tokens + 1
+        if usage:
+            self.count(usage)
+        else:
+            self.tokens += 1
+
+    def count(self, usage: CompletionUsage) -> None:
+        if usage.completion_tokens < self.counted:
+            raise ValueError(f"{usage.completion_tokens} output tokens after {self.counted}")
+        self.tokens = self.counted = usage.completion_tokens
 
     def speed_tps(self) -> float | None:
         return stream_speed_tps(self.tokens, self.first_at, self.last_at)

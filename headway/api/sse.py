@@ -11,17 +11,18 @@ from contextlib import contextmanager
 
 import msgspec
 
-from headway.errors import EngineLost
+from headway.errors import AnswerTooLarge, EngineLost
 
 END = b"\n\n"
 MAX_EVENT_BYTES = 8 * 2**20
 
 
 class EventSplitter:
-    __slots__ = ("rest",)
+    __slots__ = ("_max_bytes", "rest")
 
-    def __init__(self) -> None:
-        self.rest = b""
+    def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
+        self.rest = bytearray()  # of an event that is not complete
+        self._max_bytes = max_bytes
 
     def is_one_event(self, data: bytes) -> bool:
         """Whether `data` is exactly one complete event, as nearly every piece is."""
@@ -29,10 +30,22 @@ class EventSplitter:
 
     def split(self, data: bytes) -> list[bytes]:
         """Returns the events that are now complete, each with its blank line."""
-        *events, self.rest = (self.rest + data).split(END)
-        if len(self.rest) > MAX_EVENT_BYTES:
-            raise EngineLost("the engine sent an event without an end")
+        if self.rest:
+            # Only what is new is searched: an event in thousands of pieces must not be copied with each of them.
+            searched = len(self.rest) - 1
+            self.rest += data
+            if self.rest.find(END, searched) < 0:
+                self._check_size()
+                return []
+            data = bytes(self.rest)
+        *events, rest = data.split(END)
+        self.rest = bytearray(rest)
+        self._check_size()
         return [event + END for event in events]
+
+    def _check_size(self) -> None:
+        if len(self.rest) > self._max_bytes:
+            raise AnswerTooLarge(f"the engine sent an event without an end, or one larger than {self._max_bytes} bytes")
 
 
 def data_of(event: bytes) -> bytes:
@@ -48,5 +61,5 @@ def readable() -> Iterator[None]:
     """Turns errors in parsing an engine's answer into EngineLost: an unreadable answer is the engine's failure."""
     try:
         yield
-    except (msgspec.MsgspecError, LookupError, TypeError, AttributeError, ValueError) as error:
+    except (msgspec.MsgspecError, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise EngineLost(f"the engine's answer cannot be read: {error!r}") from error

@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headway.api import answers
+from headway.api import anthropic_meter as anthropic_meter_module
+from headway.api.answers import read_fields
 from headway.api.anthropic_meter import AnthropicMeter, MessagesForm
 from headway.api.openai_meter import OpenAIForm, OpenAIMeter
 from headway.api.proof import proof_of
+from headway.api.sse import EventSplitter
 from headway.core.types import Tier
 from headway.errors import EngineLost, RefusalReason
 from headway.gateway.billing import make_receipt
@@ -331,3 +335,236 @@ def test_what_cannot_be_read_is_a_lost_engine(data: bytes) -> None:
         anthropic_meter().feed(b"event: message_start\n" + data, 0.0)
     with pytest.raises(EngineLost, match="cannot be read"):
         openai_meter(wants_usage=True).read_whole(b"[]", lambda _: None)
+
+
+# --- engines that lie ---
+
+NO_COUNTS = ["-1", "1.5", "true", '"5"', "null", "2147483648", "[]", "1e3"]
+
+
+def unknown_time(_answer: object) -> None:
+    return None
+
+
+@pytest.mark.parametrize("count", NO_COUNTS)
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+def test_a_count_that_is_no_count_is_a_lost_engine(name: str, count: str) -> None:
+    usage = {"prompt_tokens": "7", "completion_tokens": "7", name: count}
+    odd = ",".join(f'"{key}":{value}' for key, value in usage.items())
+    for choices in ("[]", '[{"index":0,"delta":{"content":"x"}}]'):  # the last event, and a token that is parsed
+        meter = openai_meter(wants_usage=True)
+        meter.feed(FIRST.encode(), 0.0)
+        with pytest.raises(EngineLost, match="cannot be read"):
+            meter.feed(f'data: {{"usage":{{{odd}}},"choices":{choices}}}\n\n'.encode(), 1.0)
+        assert meter.usage() == Usage(7, 0, (0,))
+    meter = openai_meter(wants_usage=False)
+    with pytest.raises(EngineLost, match="cannot be read"):
+        meter.read_whole(f'{{"choices":[],"usage":{{{odd}}}}}'.encode(), unknown_time)
+    assert meter.usage() == Usage()
+    assert not meter.is_complete
+
+
+@pytest.mark.parametrize("count", [count for count in NO_COUNTS if count != "null"])
+@pytest.mark.parametrize("name", ["input_tokens", "output_tokens", "cache_read_input_tokens"])
+def test_a_count_that_is_no_count_is_a_lost_engine_in_messages(name: str, count: str) -> None:
+    odd = f'"usage":{{"input_tokens":9,"output_tokens":0,"{name}":{count}}}'
+    first = f'event: message_start\ndata: {{"type":"message_start","message":{{{odd}}}}}\n\n'
+    last = f'event: message_delta\ndata: {{"type":"message_delta","delta":{{}},{odd}}}\n\n'
+    for event in (first, last):
+        meter = anthropic_meter()
+        with pytest.raises(EngineLost, match="cannot be read"):
+            meter.feed(event.encode(), 0.0)
+        assert not meter.is_final
+    with pytest.raises(EngineLost, match="cannot be read"):
+        anthropic_meter().read_whole(f'{{"content":[],{odd}}}'.encode(), unknown_time)
+
+
+def test_an_odd_usage_that_passed_with_its_token_is_not_counted_and_ends_the_stream() -> None:
+    """Such a token is not parsed when it passes. Whoever asks for the usage finds the fault, and does not fail."""
+    meter = openai_meter(wants_usage=False)
+    for event in events(STREAM)[:3]:
+        meter.feed(event, 0.0)
+    assert meter.usage() == Usage(7, 0, (2,))
+    meter.feed(token("x", 3).replace('"completion_tokens":3', '"completion_tokens":-3').encode(), 1.0)
+    assert meter.usage() == Usage(7, 0, (2,))
+    with pytest.raises(EngineLost, match="cannot be read"):
+        meter.feed(token("x", 4).encode(), 2.0)
+
+
+def test_an_odd_usage_that_passed_with_its_token_is_found_at_the_end_too() -> None:
+    meter = openai_meter(wants_usage=False)
+    meter.feed(FIRST.encode(), 0.0)
+    meter.feed(token("x", 1).replace('"completion_tokens":1', '"completion_tokens":1.5').encode(), 1.0)
+    with pytest.raises(EngineLost, match="cannot be read"):
+        meter.feed(b"data: [DONE]\n\n", 2.0)
+    assert not meter.is_complete
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        token("x", 2),
+        token("x", 5).replace('"prompt_tokens":7', '"prompt_tokens":6'),
+        LAST.replace('"completion_tokens":7', '"completion_tokens":2'),
+        token("x", 5).replace('"prompt_tokens":7', '"prompt_tokens":7,"prompt_tokens_details":{"cached_tokens":8}'),
+    ],
+)
+def test_counts_do_not_fall(later: str) -> None:
+    meter = openai_meter(wants_usage=True)
+    meter.feed((FIRST + token("x", 3)).encode(), 0.0)
+    with pytest.raises(EngineLost, match="cannot be read"):
+        meter.feed((later + LAST).encode(), 1.0)
+
+
+def test_no_more_is_counted_than_was_asked_for() -> None:
+    meter = OpenAIForm(max_tokens=6).meter(STANDARD)
+    with pytest.raises(EngineLost, match="7 output tokens, 6 were asked for"):
+        through(meter, events(STREAM))
+    assert meter.usage() == Usage(7, 0, (0,))
+    message = MessagesForm(max_tokens=3).meter(STANDARD)
+    with pytest.raises(EngineLost, match="4 output tokens after 0, 3 were asked for"):
+        through(message, events(MESSAGES))
+
+
+def test_the_total_does_not_fall() -> None:
+    again = LAST.replace('"completion_tokens":7', '"completion_tokens":2')
+    with pytest.raises(EngineLost, match="2 output tokens after 7"):
+        through(openai_meter(wants_usage=True), events(STREAM.replace("data: [DONE]\n\n", again)))
+    two = anthropic_meter()
+    two.feed(b'event: message_start\ndata: {"message":{"usage":{"input_tokens":9,"output_tokens":5}}}\n\n', 0.0)
+    with pytest.raises(EngineLost, match="4 output tokens after 5"):
+        two.feed(b'event: message_delta\ndata: {"delta":{},"usage":{"output_tokens":4}}\n\n', 1.0)
+
+
+@pytest.mark.parametrize("answer", [b'{"choices":[]}', b'{"choices":[],"usage":null}', b'{"choices":[],"usage":{}}'])
+def test_an_answer_without_usage_is_no_answer(answer: bytes) -> None:
+    with pytest.raises(EngineLost, match="cannot be read"):
+        openai_meter(wants_usage=True).read_whole(answer, unknown_time)
+    with pytest.raises(EngineLost, match="cannot be read"):
+        anthropic_meter().read_whole(answer, unknown_time)
+    meter = openai_meter(wants_usage=False)
+    with pytest.raises(EngineLost, match="no usage"):
+        through(meter, events(BARE))
+    with pytest.raises(EngineLost, match="without a usage"):
+        through(anthropic_meter(), [event for event in events(MESSAGES) if b"message_delta" not in event])
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        b'data: {"choices":null}\n\n',
+        b'data: {"choices":{"index":0}}\n\n',
+        b'data: {"choices":[{"index":0,"delta":null}]}\n\n',
+        b'data: {"choices":[{"index":1,"delta":{}}]}\n\n',
+        b'data: {"choices":[{"index":-1,"delta":{}}]}\n\n',
+        b'data: {"choices":[{"index":0,"delta":{"content":"\xff"}}]}\n\n',
+        b"data: no JSON\n\n",
+        b"data: " + b"[" * 100_000 + b"\n\n",
+        b'data: {"x":' + b"[" * 100_000 + b"\n\n",
+    ],
+)
+def test_frames_that_are_not_as_asked_for_are_a_lost_engine(event: bytes) -> None:
+    for start in ("", FIRST):
+        meter = openai_meter(wants_usage=True)
+        meter.feed(start.encode(), 0.0)
+        with pytest.raises(EngineLost, match="cannot be read"):
+            meter.feed(event, 1.0)
+
+
+def test_a_token_that_is_not_utf_8_is_a_lost_engine() -> None:
+    meter = openai_meter(wants_usage=True)
+    meter.feed(FIRST.encode(), 0.0)
+    with pytest.raises(EngineLost, match="UTF-8"):
+        meter.feed(token("e", 1).encode().replace(b'"e"', b'"\xe9"'), 1.0)
+    delta = b'event: content_block_delta\ndata: {"delta":{"text":"\xe9"}}\n\n'
+    with pytest.raises(EngineLost, match="UTF-8"):
+        anthropic_meter().feed(delta, 0.0)
+    with pytest.raises(EngineLost, match="UTF-8"):
+        anthropic_meter().read_whole(b'{"x":"\xff","usage":{"input_tokens":1,"output_tokens":1}}', unknown_time)
+
+
+def test_nothing_follows_the_end() -> None:
+    meter = openai_meter(wants_usage=True)
+    through(meter, events(STREAM))
+    with pytest.raises(EngineLost, match="after its end"):
+        meter.feed(token("x", 9).encode(), 99.0)
+    anthropic = anthropic_meter()
+    last = len(events(MESSAGES)) - 1
+    for event in events(MESSAGES)[:last]:
+        anthropic.feed(event, 0.0)
+    with pytest.raises(EngineLost, match="after its last usage"):
+        anthropic.feed(events(MESSAGES)[2], 1.0)
+    endless = anthropic_meter()
+    endless.feed(MESSAGES.encode(), 0.0)
+    with pytest.raises(EngineLost, match="does not end"):
+        for _ in range(10_000):
+            endless.feed(b": still here, and here, and here\n\n", 1.0)
+
+
+def test_an_event_in_many_pieces_is_not_copied_with_each_of_them() -> None:
+    splitter = EventSplitter()
+    splitter.split(b"data: ")
+    rest = splitter.rest
+    for _ in range(100):
+        assert splitter.split(b"x" * 10) == []
+    assert splitter.rest is rest
+    assert splitter.split(b"\n") == []
+    assert splitter.split(b"\nrest") == [b"data: " + b"x" * 1000 + b"\n\n"]
+    assert splitter.rest == b"rest"
+
+
+def test_a_large_answer_is_passed_on_without_being_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    logprobs = ",".join(
+        ['{"token":"a","logprob":-1.5,"bytes":[97],"top_logprobs":[{"token":"}],","logprob":-1}]}'] * 2000
+    )
+    choice = f'{{"index":0,"message":{{"content":"\\",\\"usage\\":{{}}"}},"logprobs":{{"content":[{logprobs}]}}}}'
+    rest = '"service_tier":null,"usage":{"prompt_tokens":3,"completion_tokens":5},"prompt_logprobs":null'
+    body = f'{{"id":"1","choices":[{choice}],{rest}}}'.encode()
+    assert len(body) > answers.PARSED_BYTES
+    meter = openai_meter(wants_usage=False)
+    monkeypatch.setattr(answers, "read_fields", lambda small: parsed.append(small) or read_fields(small))  # type: ignore[func-returns-value]
+    parsed: list[bytes] = []
+    meter.read_whole(body, unknown_time)
+    assert [len(small) < 200 for small in parsed] == [True]
+    assert meter.usage() == Usage(3, 0, (5,))
+    wanted = msgspec.json.decode(body)
+    got = msgspec.json.decode(meter.end(receipt_of(meter)))
+    assert got["choices"] == wanted["choices"]
+    assert got["usage"].pop("headway")["tier_served"] == "standard"
+    assert got == wanted | {"service_tier": "default"}
+    assert meter.end(receipt_of(meter)).count(b'"service_tier"') == 1
+
+
+def test_a_large_event_is_passed_on_without_being_decoded() -> None:
+    """Such as the first of `echo` with log-probabilities, which arrives in many pieces."""
+    logprobs = '{"tokens":[' + ",".join(['"a"'] * 50_000) + "]}"
+    usage = '"usage":{"prompt_tokens":3,"completion_tokens":1}'
+    event = f'data: {{"id":"1","choices":[{{"index":0,"text":"a","logprobs":{logprobs}}}],{usage}}}\n\n'.encode()
+    for wants_all in (False, True):
+        meter = OpenAIForm(wants_all, wants_all, wants_logprobs=True).meter(STANDARD)
+        passed = b"".join(meter.feed(event[at : at + 65_536], 0.0) for at in range(0, len(event), 65_536))
+        [got] = payloads(passed.decode())
+        wanted = msgspec.json.decode(event[6:])
+        assert got.pop("service_tier") == "default"
+        if not wants_all:
+            wanted.pop("usage")
+        assert got == wanted
+        assert meter.usage() == Usage(3, 0, (1,))
+
+
+def test_a_collected_message_that_cannot_be_put_together_is_a_lost_engine() -> None:
+    meter = MessagesForm(collects=True).meter(STANDARD)
+    broken = MESSAGES.replace('{"text":"a"}', '{"type":"input_json_delta","partial_json":"{oops"}')
+    broken = broken.replace('"delta":{"text"', '"delta":{"type":"text_delta","text"')
+    with pytest.raises(EngineLost, match="cannot be read"):
+        meter.feed(broken.encode(), 0.0)
+    assert not meter.is_complete
+
+
+def test_a_message_that_does_not_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anthropic_meter_module, "MAX_COLLECTED_BYTES", 1000)
+    meter = MessagesForm(collects=True).meter(STANDARD)
+    delta = b'event: ping\ndata: {"type": "ping"}\n\n'
+    with pytest.raises(EngineLost, match="too large"):
+        for _ in range(100):
+            meter.feed(delta, 0.0)

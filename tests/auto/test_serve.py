@@ -192,7 +192,7 @@ async def test_a_certain_call_is_the_students(tmp_path: Path) -> None:
         (tool_answer('{"minutes": 5}', 9.0, name="start"), "unknown tool"),
         (tool_answer('{"minutes": 5}', None), "no margins"),
         (tool_answer('{"minutes": 5}', 9.0, finish="length"), "cut off"),
-        (b'{"choices": []}', "gate failed"),
+        (b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 0}}', "gate failed"),
         (Refused("full", 1), "student failed"),
     ],
 )

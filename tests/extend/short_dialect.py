@@ -10,7 +10,6 @@ from headway.api import limits
 from headway.api.dialect import NO_PARAMS, CallRoute, Headers, Params
 from headway.api.openai import answer_headers, error_body, error_event, error_status, limit_headers
 from headway.api.openai_meter import OpenAIForm, OpenAIMeter
-from headway.api.proof import proof_of
 from headway.core.types import Call, Tier
 from headway.wire import Grant, Receipt, Request
 
@@ -58,6 +57,5 @@ class ShortMeter(OpenAIMeter):
     """The engine answers in the OpenAI dialect; only the last word to the client differs."""
 
     def end(self, receipt: Receipt) -> bytes:
-        assert self.answer is not None
-        say = self.answer["choices"][0]["text"]
-        return msgspec.json.encode({"say": say, "proof": proof_of(receipt)})
+        answer = msgspec.json.decode(super().end(receipt))
+        return msgspec.json.encode({"say": answer["choices"][0]["text"], "proof": answer["usage"]["headway"]})

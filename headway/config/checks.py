@@ -6,15 +6,19 @@ Pydantic finds the problems; this module adds where they are and what to do abou
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from headway.config.lines import line_of
 from headway.config.tables import Config
 from headway.errors import SetupError
+
+CREDENTIALS = re.compile(r"://[^'\"\s]*@")  # of a URL
 
 Location = tuple[int | str, ...]
 Root = TypeVar("Root", bound=BaseModel)
@@ -55,7 +59,7 @@ def explain(error: dict[str, Any], root: type[BaseModel]) -> str:
     what = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "value_error":
         return f"{setting + ': ' if setting else ''}{what}"
-    return f"{setting} = {error['input']!r}: {what}. {_help(location, root)}"
+    return f"{setting} = {_shown(error['input'], location, root)}: {what}. {_help(location, root)}"
 
 
 def _table_at(location: Location, root: type[BaseModel]) -> type[BaseModel]:
@@ -71,6 +75,18 @@ def _table_at(location: Location, root: type[BaseModel]) -> type[BaseModel]:
 
 
 def _help(location: Location, root: type[BaseModel]) -> str:
-    names = [part for part in location if isinstance(part, str)]
-    field = _table_at(tuple(names[:-1]), root).model_fields.get(names[-1]) if names else None
+    field = _field(location, root)
     return field.description or "" if field else ""
+
+
+def _field(location: Location, root: type[BaseModel]) -> FieldInfo | None:
+    names = [part for part in location if isinstance(part, str)]
+    return _table_at(tuple(names[:-1]), root).model_fields.get(names[-1]) if names else None
+
+
+def _shown(value: object, location: Location, root: type[BaseModel]) -> str:
+    """Return the value as it is written, without passwords."""
+    field = _field(location, root)
+    if field is not None and not field.repr:
+        return "(not shown)"
+    return CREDENTIALS.sub("://***@", repr(value))

@@ -54,8 +54,9 @@ class LedgerTable(_Table):
     """Keys, budgets and billing entries. Without this table nothing is billed."""
 
     store: Annotated[str, StringConstraints(pattern=r"^(sqlite:///.+|postgres(ql)?://.+)$")] = Field(
+        repr=False,  # it may have a password
         description="Database for entries and keys: `sqlite:///books.db` for one gateway, "
-        "`postgresql://user@host/name` for several."
+        "`postgresql://user@host/name` for several.",
     )
     spool: str = Field(
         "spool",
@@ -75,7 +76,8 @@ class LedgerTable(_Table):
     secret: str | None = Field(
         None,
         description="File with the secret that signs the local copy of the keys and separates tenants in the engines' "
-        "prefix caches. All gateways of an engine must share it. If not set, it is created next to the spool.",
+        "prefix caches, at least 32 bytes. All gateways of an engine must share it. If not set, it is created next to "
+        "the spool.",
     )
 
 

@@ -106,3 +106,20 @@ def test_models_can_share_replicas(tmp_path: Path) -> None:
     gateway = make_gateway(config)
     assert list(gateway.machine.pools) == ["small", "large"]
     assert gateway.machine.pool_of("adapter") is gateway.machine.pools["small"]
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        '[ledger]\nstore = "postgress://user:CANARY@host/books"\n',
+        '[ledger]\nstore = "postgresql//user:CANARY@host/books"\n',
+        '[ledger]\nstore = "host=h password=CANARY"\n',
+        '[[ledger]]\nstore = "postgresql://user:CAN@ARY@host/books"\n',
+        '[ledger]\nstore = "sqlite:///books.db"\nspool_bytes = "http://user:CANARY@host"\n',
+    ],
+)
+def test_a_complaint_does_not_show_a_password(tmp_path: Path, table: str) -> None:
+    said = complaint(tmp_path, GOOD + table)
+    assert "ledger" in said
+    assert "CAN" not in said
+    assert "ARY" not in said

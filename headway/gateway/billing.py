@@ -29,8 +29,10 @@ class Billing:
         call = request.call
         if self.books is None or request.max_output_tokens == 0:
             return None
-        output_tokens = call.choices * (request.max_output_tokens or 0)
-        worst = self._prices[call.model][call.tier].amount(len(request.body) + TEMPLATE_TOKENS, output_tokens)
+        worst = 0  # without a limit there is no maximum; on a key with a budget, api/app.py sets a limit
+        if request.max_output_tokens is not None:
+            output_tokens = call.choices * request.max_output_tokens
+            worst = self._prices[call.model][call.tier].amount(len(request.body) + TEMPLATE_TOKENS, output_tokens)
         return await self.books.open(call, worst)
 
     def price(self, model: str, tier: Tier) -> Price | None:

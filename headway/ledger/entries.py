@@ -1,6 +1,7 @@
 """Entries: immutable records of what happens to a call's money. Every balance is a sum of entries.
 
-    reserved   the call is sent to an engine; the amount is its maximum cost
+    reserved   the call is sent to an engine; the amount is its maximum cost, or 0 if it has none (no `max_tokens`, and
+               no budget that requires one)
     served     the call has ended; the amount is the price of its tokens at the tier served
     refunded   the floor was missed; the amount (negative) is the difference to the standard price
     released   the reservation ends; the amount (negative) is what was reserved
@@ -17,9 +18,10 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 from headway.core.types import EXPRESS
 from headway.price import Bill, Price, bill
@@ -29,32 +31,38 @@ Kind = Literal["reserved", "served", "refunded", "released", "seated"]
 BILLED: tuple[Kind, ...] = ("served", "refunded")
 DAY_US = 86_400 * 1_000_000
 
+# Limits that hold when an entry is read from the spool. Sums of a thousand such amounts fit into a column of the store.
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Amount = Annotated[int, Meta(ge=-(2**53), le=2**53)]  # micro-units
+Attempt = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Day = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     call_id: str
-    attempt: int  # number of engines that the call was sent to so far, from 1
+    attempt: Attempt  # number of engines that the call was sent to so far, from 1
     kind: Kind
-    at_us: int  # microseconds since 1970
-    day: str  # on which the call was reserved, in UTC: it counts in this day's budget and bill
+    at_us: Count  # microseconds since 1970
+    day: Day  # on which the call was reserved, in UTC: it counts in this day's budget and bill
     gateway: str  # the gateway and its run that wrote the entry, as `name/run`
     key: str
     model: str
     replica: str
     tier_asked: str
     tier: str  # as served
-    input_price: int  # micro-units per million tokens
-    output_price: int
-    multiple_milli: int
-    amount: int  # micro-units
+    input_price: Count  # micro-units per million tokens
+    output_price: Count
+    multiple_milli: Count
+    amount: Amount
     outcome: str = ""  # how the call ended; empty while it runs
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    seat_us: int = 0
+    prompt_tokens: Count = 0
+    output_tokens: Count = 0
+    seat_us: Count = 0
     auto: str = ""  # the auto model that the client asked for, if this call is one of its rungs
     # What the call would have cost with the full model alone. After an escalation the student's entry has the estimate
     # made at that time and the full model's entry the correction, so only their sum is meaningful.
-    all_full: int = 0
-    cached_tokens: int | None = None  # part of the prompt tokens; None in entries of versions that did not count them
+    all_full: Amount = 0
+    cached_tokens: Count | None = None  # part of the prompt tokens; None in entries of versions that did not count them
 
     @property
     def id(self) -> str:
@@ -63,6 +71,13 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def price(self) -> Price:
         return Price(self.input_price, self.output_price, self.multiple_milli)
+
+    @property
+    def has_wrong_sign(self) -> bool:
+        """Whether the amount has the sign of another kind of entry, or a count is negative."""
+        is_taken = self.kind in ("refunded", "released")
+        counts = (self.prompt_tokens, self.output_tokens, self.cached_tokens or 0, self.seat_us)
+        return (self.amount > 0 if is_taken else self.amount < 0) or min(counts) < 0
 
     def closing(self, receipt: Receipt, at_us: int) -> list[Entry]:
         """Return the entries that end this reservation, at the tier and price of the call's last grant."""

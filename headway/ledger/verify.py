@@ -1,8 +1,8 @@
 """Verify the ledger: recompute every total from the entries, and every amount from the tokens and prices of its entry.
 
 Checks of each call: one reservation; at most one `served`, at the price in the entry; a refund only down to the
-standard price; the reservation released in full. Of budgets: no gateway spent more than its slices, and the slices do
-not exceed the budget. Of engines: no replica is billed for more tokens than it reports.
+standard price; the reservation released in full; no negative figures. Of budgets: no gateway spent more than its
+slices, and the slices do not exceed the budget. Of engines: no replica is billed for more tokens than it reports.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ def verify(entries: Iterable[Entry]) -> Verdict:
 
 def _check_call(call_id: str, entries: list[Entry], verdict: Verdict) -> None:
     verdict.entries += len(entries)
+    for entry in entries:
+        if entry.has_wrong_sign:
+            verdict.report(f"{entry.id}: a negative figure, or an amount with the wrong sign: {money(entry.amount)}")
     kinds = {kind: [entry for entry in entries if entry.kind == kind] for kind in {entry.kind for entry in entries}}
     for kind, some in kinds.items():
         if len(some) > 1:
@@ -81,7 +84,7 @@ def _check_amounts(
         verdict.report(f"{served.call_id}: the reservation is not released")
     elif reserved and released.amount != -reserved.amount:
         verdict.report(f"{released.id}: {money(-released.amount)} released, {money(reserved.amount)} reserved")
-    if reserved and served.amount > reserved.amount:
+    if reserved and reserved.amount and served.amount > reserved.amount:  # 0: it has no maximum (entries.py)
         verdict.report(f"{served.id}: {money(served.amount)} billed, only {money(reserved.amount)} reserved")
 
 

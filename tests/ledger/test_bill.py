@@ -74,6 +74,11 @@ def twice(kind: str) -> Callable[[list[Entry]], list[Entry]]:
         (changed("refunded", amount=-601), "not the standard price"),
         (changed("released", amount=-1), "released"),
         (changed("reserved", amount=899), "only 0.000899 reserved"),
+        (changed("served", prompt_tokens=-100, output_tokens=-100, amount=-900), "negative figure"),
+        (changed("reserved", amount=-900), "wrong sign"),
+        (changed("refunded", amount=600), "wrong sign"),
+        (changed("released", amount=900), "wrong sign"),
+        (changed("served", seat_us=-1), "negative figure"),
     ],
 )
 def test_every_error_is_found(break_it: Callable[[list[Entry]], list[Entry]], said: str) -> None:

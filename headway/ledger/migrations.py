@@ -38,4 +38,7 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         "ALTER TABLE entries ADD COLUMN all_full BIGINT NOT NULL DEFAULT 0",
     ),
     "2026-11-16-cached-tokens": ("ALTER TABLE entries ADD COLUMN cached_tokens BIGINT",),
+    "2026-11-17-gateways": (
+        "CREATE TABLE gateways (name TEXT PRIMARY KEY, number BIGINT NOT NULL, nonce TEXT NOT NULL)",
+    ),
 }

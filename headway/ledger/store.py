@@ -3,8 +3,8 @@
 The SQL is shared; sqlite.py and postgres.py connect and lock.
 
 Synchronous: one thread of a gateway (books.py) and the commands use it. Every method is one transaction and raises
-StoreUnavailable if the database is lost; the caller decides what that means. All writes are idempotent: an entry or a
-slice that exists stays as it is.
+StoreUnavailable if the database is lost, read-only or full; the caller decides what that means. All writes are
+idempotent: an entry or a slice that exists stays as it is.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from headway.ledger.entries import BILLED, Entry
+from headway.ledger.identity import Claim
 from headway.ledger.keys import Key
 from headway.ledger.migrations import MIGRATIONS
 
@@ -32,7 +33,11 @@ PARTS_LEFT = 16
 
 
 class StoreUnavailable(Exception):
-    """The database cannot be reached, or the connection was lost."""
+    """The database cannot be reached, the connection was lost, or it takes no writes now: try again later."""
+
+
+class StoreRefused(Exception):
+    """The database can store nothing like this: to try again is of no use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,10 @@ class Store:
     def close(self) -> None:
         raise NotImplementedError
 
+    def now_us(self) -> int:
+        """Return the time on the store's clock. Gateways' clocks may differ."""
+        raise NotImplementedError
+
     def migrate(self) -> list[str]:
         """Run the migrations that are missing and return their names."""
         done = []
@@ -85,7 +94,17 @@ class Store:
 
     # --- entries ---
 
-    def insert(self, entries: list[Entry]) -> None:
+    def insert(self, entries: list[Entry]) -> list[tuple[int, StoreRefused]]:
+        """Insert entries. Returns the places of those that the database can not store, which it does without."""
+        try:
+            self._insert(entries)
+        except StoreRefused as error:
+            if len(entries) == 1:
+                return [(0, error)]
+            return [(number, why) for number, entry in enumerate(entries) for _, why in self.insert([entry])]
+        return []
+
+    def _insert(self, entries: list[Entry]) -> None:
         rows = [(entry.id, *msgspec.structs.astuple(entry)) for entry in entries]
         with self.transaction() as cursor:
             cursor.executemany(INSERT_ENTRY, rows)
@@ -96,6 +115,27 @@ class Store:
         sql = f"SELECT {columns} FROM entries WHERE day >= ? AND day <= ? ORDER BY call_id, at_us, id"
         for row in self.rows(sql, (first_day, last_day)):
             yield Entry(**dict(zip(Entry.__struct_fields__, row, strict=True)))
+
+    # --- gateways (identity.py) ---
+
+    def claim(self, name: str, before: Claim, claim: Claim) -> bool:
+        """Make `claim` the last claim of a gateway's name, if `before` is. Returns whether it is now, or was already.
+
+        A store that was restored, or a standby that took over, may know only an older claim."""
+        with self.transaction(lock=f"gateway {name}") as cursor:
+            cursor.execute("SELECT number, nonce FROM gateways WHERE name = ?", (name,))
+            row = cursor.fetchone()
+            last = Claim(int(row[0]), str(row[1])) if row is not None else None
+            if last == claim:
+                return True
+            if last not in (None, before) and last.number >= before.number:
+                return False
+            cursor.execute(
+                "INSERT INTO gateways (name, number, nonce) VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE "
+                "SET number = excluded.number, nonce = excluded.nonce",
+                (name, claim.number, claim.nonce),
+            )
+            return True
 
     # --- keys ---
 

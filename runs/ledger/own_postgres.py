@@ -20,13 +20,14 @@ def find_program(name: str) -> str | None:
 
 
 class OwnPostgres:
-    """`start` may be called again after `kill` or `stop`. `remove` stops the server and deletes its files."""
+    """A server, or the standby of another one. `start` may be called again after `kill` or `stop`. `remove` stops the
+    server and deletes its files."""
 
-    def __init__(self) -> None:
-        programs = [find_program(name) for name in ("initdb", "postgres")]
+    def __init__(self, standby_of: OwnPostgres | None = None) -> None:
+        programs = [find_program(name) for name in ("initdb", "postgres", "pg_basebackup", "pg_ctl")]
         if None in programs:
             raise RuntimeError("PostgreSQL's server is not installed: apt-get install postgresql")
-        self._initdb, self._postgres = (str(program) for program in programs)
+        initdb, self._postgres, copy, self._pg_ctl = (str(program) for program in programs)
         # PostgreSQL refuses to run as root: use the user that Debian's package creates.
         self._user = "postgres" if os.geteuid() == 0 else None
         self._home = Path(tempfile.mkdtemp(prefix="headway-pg-"))
@@ -39,7 +40,10 @@ class OwnPostgres:
         self.url = f"postgresql://headway@127.0.0.1:{self.port}/postgres"
         self._process: subprocess.Popen[bytes] | None = None
         self._log = (self._home / "log").open("ab")
-        self._run(self._initdb, "-D", str(self._data), "-A", "trust", "-U", "headway", "--no-sync")
+        if standby_of is None:
+            self._run(initdb, "-D", str(self._data), "-A", "trust", "-U", "headway", "--no-sync")
+        else:
+            self._run(copy, "-D", str(self._data), "-d", standby_of.url, "--write-recovery-conf", "--no-sync", "-cfast")
 
     def start(self) -> None:
         """Start the server. Returns when it accepts connections."""
@@ -56,6 +60,10 @@ class OwnPostgres:
                 return
             time.sleep(0.05)
         raise RuntimeError(f"PostgreSQL did not start: see {self._log.name}")
+
+    def promote(self) -> None:
+        """Make a standby the primary."""
+        self._run(self._pg_ctl, "promote", "-D", str(self._data))
 
     def kill(self, number: int = signal.SIGQUIT) -> None:
         """SIGQUIT ends the server and its children at once without a checkpoint; SIGKILL ends only the parent."""

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
+import stat
 import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
+import msgspec
+import psycopg
 import pytest
 
+from headway.errors import SetupError
 from headway.ledger.entries import Entry
+from headway.ledger.identity import Claim
 from headway.ledger.keys import Key
 from headway.ledger.migrations import MIGRATIONS
 from headway.ledger.opening import open_store
-from headway.ledger.store import Lease, Store, StoreUnavailable
+from headway.ledger.store import Lease, Store, StoreRefused, StoreUnavailable
 from headway.price import Bill
 from headway.wire import Grant, Receipt, Usage
 from runs.ledger.own_postgres import OwnPostgres
@@ -137,11 +147,103 @@ def test_a_lost_database_raises_store_unavailable(postgres: OwnPostgres) -> None
     again.close()
 
 
+@pytest.fixture
+def read_only(postgres: OwnPostgres) -> Iterator[OwnPostgres]:
+    """A server that takes no writes, as one that is being taken over by its standby."""
+    yield postgres
+    set_read_only(postgres, value=False)
+
+
+def set_read_only(postgres: OwnPostgres, *, value: bool) -> None:
+    settings = "-c default_transaction_read_only=off"
+    with psycopg.connect(postgres.url, autocommit=True, options=settings) as db:
+        db.execute(f"ALTER SYSTEM SET default_transaction_read_only = {'on' if value else 'off'}")
+        db.execute("SELECT pg_reload_conf()")
+    with psycopg.connect(postgres.url, autocommit=True) as db:
+        while (db.execute("SHOW default_transaction_read_only").fetchone() == ("on",)) != value:
+            time.sleep(0.01)
+
+
+def test_a_database_that_takes_no_writes_is_unavailable_and_no_error_of_ours(read_only: OwnPostgres) -> None:
+    store = open_store(read_only.url)
+    store.migrate()
+    set_read_only(read_only, value=True)
+    with pytest.raises(StoreUnavailable):
+        store.give_back("s", "k", "2026-11-15", "gw/1", 1, 0)
+    with pytest.raises(StoreUnavailable):
+        store.insert(whole_call())
+    with pytest.raises(StoreUnavailable, match="read-only"):
+        open_store(read_only.url)
+    store.close()
+
+
+def test_a_full_database_is_unavailable(postgres: OwnPostgres) -> None:
+    store = open_store(postgres.url)
+    store.migrate()
+    with store.transaction() as cursor:
+        cursor.execute(
+            "CREATE OR REPLACE FUNCTION full_disk() RETURNS trigger AS $$ BEGIN "
+            "RAISE EXCEPTION 'could not extend file' USING ERRCODE = '53100'; END $$ LANGUAGE plpgsql"
+        )
+        cursor.execute("CREATE TRIGGER full_disk BEFORE INSERT ON entries EXECUTE FUNCTION full_disk()")
+    try:
+        with pytest.raises(StoreUnavailable, match="extend"):
+            store.insert(whole_call())
+    finally:
+        with store.transaction() as cursor:
+            cursor.execute("DROP TRIGGER full_disk ON entries")
+    assert store.insert(whole_call()) == []
+    store.close()
+
+
+def test_an_entry_that_the_database_can_not_store_is_named_and_the_others_are_stored(store: Store) -> None:
+    entries = whole_call()
+    null: Any = None
+    wrong = msgspec.structs.replace(entries[2], model=null)
+    [(number, why)] = store.insert([*entries[:2], wrong, *entries[3:]])
+    assert number == 2
+    assert isinstance(why, StoreRefused)
+    assert {entry.id for entry in store.entries()} == {"c1:1:reserved", "c1:2:served", "c1:2:released"}
+
+
+def test_the_store_confirms_one_successor_of_a_claim(store: Store) -> None:
+    first, mine, other = Claim(1, "a"), Claim(2, "b"), Claim(2, "c")
+    assert store.claim("gw", Claim(0, "-"), first)
+    assert store.claim("gw", first, mine)
+    assert store.claim("gw", first, mine)  # the answer was lost
+    assert not store.claim("gw", first, other)
+    assert not store.claim("gw", Claim(0, "-"), first)  # it has a successor
+    assert store.claim("gw", Claim(7, "g"), Claim(8, "h")), "a restored store knows only an older claim"
+    assert store.claim("another", Claim(0, "-"), Claim(1, "a"))
+
+
+@pytest.mark.parametrize("user_info", ["user:pass@CANARY", "user:CAN%ARY", "user:CANARY@[", "user:CANARY?x=CANARY"])
+def test_a_wrong_url_of_the_store_does_not_show_its_password(user_info: str) -> None:
+    with pytest.raises((SetupError, StoreUnavailable)) as error:
+        open_store(f"postgresql://{user_info}@127.0.0.1:1/name")
+    assert not re.search("CAN.?ARY", "".join(traceback.format_exception(error.value)))
+
+
+def test_only_the_owner_can_read_the_database(tmp_path: Path) -> None:
+    for name in ("books.db", "old.db"):
+        path = tmp_path / "made" / name
+        if name == "old.db":
+            path.touch(0o644)
+        store = open_store(f"sqlite:///{path}")
+        store.migrate()
+        modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.glob(f"{name}*")}
+        assert modes == {name: 0o600, f"{name}-wal": 0o600, f"{name}-shm": 0o600}
+        store.close()
+    assert stat.S_IMODE((tmp_path / "made").stat().st_mode) == 0o700
+
+
 def test_tables_only_gain_nullable_columns() -> None:
     """So that a gateway of the version before can go on writing while a new one is rolled out."""
     first = ["2026-11-15-entries", "2026-11-15-keys", "2026-11-15-slices", "2026-11-15-auto"]
     for name, steps in MIGRATIONS.items():
         if name not in first:
             for step in steps:
+                if step.startswith("CREATE TABLE "):  # a new table, which the version before does not use
+                    continue
                 added = re.fullmatch(r"ALTER TABLE \w+ ADD COLUMN \w+ (TEXT|INTEGER|BIGINT)", step)
                 assert added, f"{name}: {step!r} is not a new nullable column"

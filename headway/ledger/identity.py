@@ -1,0 +1,112 @@
+"""Whose spool a directory is. Two processes with the same identity would each lease the same slices of a budget.
+
+    lock      held while a gateway runs: one process for each directory
+    place     the file system and the inode of the directory: a copy has others, and is refused
+    gateway   the name of the gateway, the same in all its runs, and the number of this run
+    claim     the last claim that the store has confirmed, and the one that is made next
+
+A copy can have the same place, as in a snapshot of a disk that is attached to another machine. So a gateway claims its
+name in the store each time it starts, as the successor of the claim in this directory. Of several copies the store
+confirms one; the others, and a gateway that runs, find a claim that they do not know, and stop.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+from headway.errors import SetupError
+
+
+class Claim(NamedTuple):
+    number: int
+    nonce: str
+
+
+class Identity:
+    def __init__(self, directory: Path) -> None:
+        """Take the directory, for one run. Raises SetupError if it is in use, or a copy."""
+        self._directory = directory
+        self.lock = _lock(directory)
+        try:
+            self._check_place()
+            self.gateway = self._next_run()
+            self.before, self.claim = self._next_claim()
+        except (OSError, ValueError, SetupError) as error:
+            os.close(self.lock)
+            if isinstance(error, ValueError):
+                raise SetupError(
+                    f"The files `gateway` and `claim` in {directory} are damaged. Delete both: then what is in the "
+                    "spool is billed under a new name."
+                ) from error
+            raise
+
+    @property
+    def name(self) -> str:
+        return self.gateway.partition("/")[0]
+
+    def confirm(self) -> None:
+        """Record that the store has confirmed the claim."""
+        if self.before != self.claim:
+            write_file(self._directory / "claim", f"{self.claim.number} {self.claim.nonce}")
+            self.before = self.claim
+
+    def is_taken(self) -> SetupError:
+        """The error to raise if the store does not confirm the claim."""
+        return SetupError(
+            f"Another gateway has used the spool in {self._directory}, or a copy of it. Set `spool` to an empty "
+            f"directory. If the other gateway is gone for good, delete {self._directory}/gateway: then what is here is "
+            "billed under a new name."
+        )
+
+    def _check_place(self) -> None:
+        # Not the number of the device, which can change when a machine starts.
+        place = f"{os.statvfs(self._directory).f_fsid}:{self._directory.stat().st_ino}"
+        path = self._directory / "place"
+        if not path.exists():
+            write_file(path, place)
+        elif path.read_text().strip() != place:
+            raise SetupError(
+                f"The spool in {self._directory} was copied or moved here. If it is a copy, set `spool` to an empty "
+                f"directory. If it was moved, and no gateway will use it where it was before, delete {path}."
+            )
+
+    def _next_run(self) -> str:
+        path = self._directory / "gateway"
+        name, run = path.read_text().split("/") if path.exists() else (f"gw-{secrets.token_hex(4)}", "0")
+        gateway = f"{name}/{int(run) + 1}"
+        write_file(path, gateway)
+        return gateway
+
+    def _next_claim(self) -> tuple[Claim, Claim]:
+        """Return the last confirmed claim and the next one. A claim is made again, unchanged, until it is confirmed:
+        a run that was killed may not have seen the answer."""
+        path = self._directory / "claim"
+        words = path.read_text().split() if path.exists() else ["0", "-"]
+        before = Claim(int(words[0]), words[1])
+        claim = Claim(before.number + 1, words[2] if len(words) > 2 else secrets.token_hex(8))
+        write_file(path, f"{before.number} {before.nonce} {claim.nonce}")
+        return before, claim
+
+
+def write_file(path: Path, text: str) -> None:
+    """Replace a file at once, readable only by its owner. After a power loss it has the old text or the new one."""
+    new = path.with_suffix(".new")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def _lock(directory: Path) -> int:
+    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        raise SetupError(f"another gateway uses the spool in {directory}: give each gateway its own `spool`.") from None
+    return fd

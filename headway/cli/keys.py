@@ -14,7 +14,6 @@ from headway.cli.options import DEFAULT_CONFIG, ConfigPath
 from headway.config import Config, load
 from headway.errors import SetupError
 from headway.ledger.bill import money
-from headway.ledger.entries import now_us
 from headway.ledger.keys import Key, key_hash, new_key_id, new_secret
 from headway.ledger.store import Store
 from headway.price import MICRO
@@ -66,10 +65,9 @@ def create(
         fast_output_tpm=fast_output_tokens,
         budget_day=_micro(budget_day),
         budget_month=_micro(budget_month),
-        created_us=now_us(),
     )
     with store_of(settings, config) as store:
-        store.put_key(key)
+        store.put_key(msgspec.structs.replace(key, created_us=store.now_us()))
     _show_secret(key, secret)
 
 
@@ -93,7 +91,7 @@ def revoke(
 ) -> None:
     """Revoke a key. Gateways that reach the store refuse it within two seconds; running calls are completed."""
     with store_of(load(config), config) as store:
-        store.put_key(msgspec.structs.replace(_find(store, key_id), revoked_us=now_us()))
+        store.put_key(msgspec.structs.replace(_find(store, key_id), revoked_us=store.now_us()))
     console.print(f"{key_id} is revoked.")
 
 
@@ -107,9 +105,9 @@ def rotate(
 ) -> None:
     """Give a key a new secret. Its rights, budgets and bill stay the same."""
     secret = new_secret()
-    until_us = now_us() + int(keep_old_hours * 3600e6)
     with store_of(load(config), config) as store:
         key = _find(store, key_id)
+        until_us = store.now_us() + int(keep_old_hours * 3600e6)
         hashes = {"hash": key_hash(secret.encode()), "old_hash": key.hash, "old_hash_until_us": until_us}
         store.put_key(msgspec.structs.replace(key, **hashes))
     _show_secret(key, secret)

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
 import os
 import secrets
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
+
+from headway.errors import SetupError
+
+log = logging.getLogger("headway.ledger")
 
 PREFIX = "hw-"
 SECRET_BYTES = 32
@@ -55,15 +61,18 @@ def new_key_id() -> str:
 
 
 class KeyTable:
-    """All keys by hash, as of `as_of_us`."""
+    """All keys by hash, as of `as_of_us` on this machine's clock and `store_us` on the store's.
+
+    Keys are revoked and replaced at a time of the store's clock."""
 
     def __init__(self) -> None:
         self.as_of_us = 0
+        self.store_us = 0
         self.version = 0
         self._keys: dict[str, Key] = {}  # by id
         self._by_hash: dict[str, Key] = {}
 
-    def take(self, keys: list[Key], as_of_us: int) -> None:
+    def take(self, keys: list[Key], as_of_us: int, store_us: int | None = None) -> None:
         """Add or replace keys."""
         for key in keys:
             if (was := self._keys.get(key.id)) is not None:
@@ -75,12 +84,15 @@ class KeyTable:
                 self._by_hash[key.old_hash] = key
             self.version = max(self.version, key.version)
         self.as_of_us = as_of_us
+        self.store_us = as_of_us if store_us is None else store_us
 
     def find(self, hashed: str, now_us: int) -> Key | None:
         key = self._by_hash.get(hashed)
-        if key is None or (key.revoked_us is not None and key.revoked_us <= now_us):
+        # This machine's clock only says how long ago the table was read.
+        store_now_us = self.store_us + max(0, now_us - self.as_of_us)
+        if key is None or (key.revoked_us is not None and key.revoked_us <= store_now_us):
             return None
-        if hashed == key.old_hash and key.old_hash_until_us <= now_us:
+        if hashed == key.old_hash and key.old_hash_until_us <= store_now_us:
             return None
         return key
 
@@ -94,6 +106,7 @@ class KeyTable:
 class _Cached(msgspec.Struct):
     as_of_us: int
     keys: list[Key]
+    store_us: int | None = None
 
 
 class KeyCache:
@@ -105,11 +118,15 @@ class KeyCache:
         self._secret = secret
 
     def save(self, table: KeyTable) -> None:
-        body = msgspec.json.encode(_Cached(table.as_of_us, table.all()))
+        """Keeps the last copy if the disk takes no new one."""
+        body = msgspec.json.encode(_Cached(table.as_of_us, table.all(), table.store_us))
         new = self._path.with_suffix(".new")
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(self._sign(body) + b"\n" + body)
-        new.replace(self._path)
+        try:
+            with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+                file.write(self._sign(body) + b"\n" + body)
+            new.replace(self._path)
+        except OSError as error:
+            log.warning("cannot save the keys for a start without the store: %s", error)
 
     def load(self, table: KeyTable) -> None:
         """Fill an empty table. Leaves it empty if there is no cache or its signature is wrong."""
@@ -117,7 +134,7 @@ class KeyCache:
             signature, _, body = self._path.read_bytes().partition(b"\n")
             if hmac.compare_digest(signature, self._sign(body)):
                 cached = msgspec.json.decode(body, type=_Cached)
-                table.take(cached.keys, cached.as_of_us)
+                table.take(cached.keys, cached.as_of_us, cached.store_us)
         except (OSError, msgspec.MsgspecError):
             return
 
@@ -126,15 +143,32 @@ class KeyCache:
 
 
 def read_secret(path: Path) -> bytes:
-    """Read the owner's secret, or create it."""
+    """Read the owner's secret, or create it. Raises SetupError if it is too short."""
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        return path.read_bytes().strip()
-    with os.fdopen(fd, "wb") as file:
-        secret = secrets.token_hex(32).encode()
-        file.write(secret + b"\n")
+        secret = path.read_bytes().strip()
+    except FileNotFoundError:
+        return _create_secret(path)
+    if len(secret) < SECRET_BYTES:
+        raise SetupError(
+            f"The secret in {path} has {len(secret)} bytes, at least {SECRET_BYTES} are needed. Make one with "
+            f"`openssl rand -hex {SECRET_BYTES} > {path}`, or delete the file and it is made."
+        )
     return secret
+
+
+def _create_secret(path: Path) -> bytes:
+    """Another gateway may do the same now: the first one wins. There is never a file with a part of a secret."""
+    new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_hex(SECRET_BYTES).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        with suppress(FileExistsError):
+            os.link(new, path)
+    finally:
+        new.unlink()
+    return read_secret(path)
 
 
 def cache_salt(secret: bytes, tenant: str) -> str:

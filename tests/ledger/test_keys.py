@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from headway.cli import app
+from headway.errors import SetupError
 from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, key_hash, read_secret
 from headway.ledger.opening import open_store
 from tests.ledger.test_store import whole_call
@@ -14,6 +17,7 @@ from tests.ledger.test_store import whole_call
 CONFIG = """\
 [ledger]
 store = "{store}"
+spool = "{spool}"
 [[models]]
 name = "m"
 price = {{ input = 1.0, output = 2.0, replica_hour = 3600.0 }}
@@ -41,6 +45,38 @@ def test_a_table_follows_changes() -> None:
     assert (table.version, table.as_of_us) == (4, 30)
 
 
+def test_a_revoked_key_is_refused_by_a_gateway_whose_clock_is_behind(tmp_path: Path) -> None:
+    hour_us = 3_600_000_000
+    table, secret = KeyTable(), read_secret(tmp_path / "secret")
+    rotated = Key(id="b", hash="2", old_hash="3", old_hash_until_us=10 * hour_us + 50)
+    table.take([Key(id="a", hash="1", revoked_us=10 * hour_us), rotated], 9 * hour_us, 10 * hour_us + 10)
+    KeyCache(tmp_path / "keys", secret).save(table)
+    after_a_restart = KeyTable()
+    KeyCache(tmp_path / "keys", secret).load(after_a_restart)
+    for one in (table, after_a_restart):
+        for now in (8 * hour_us, 9 * hour_us, 9 * hour_us + 30):  # the store's clock is one hour ahead, or more
+            assert one.find("1", now) is None
+            assert one.find("3", now) is not None
+        assert one.find("3", 9 * hour_us + 40) is None, "the old secret ends by the store's clock"
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"31 bytes are not enough, really."])
+def test_a_short_secret_is_refused_and_it_says_how_to_make_one(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(content[:31])
+    with pytest.raises(SetupError, match=f"openssl rand -hex 32 > {path}"):
+        read_secret(path)
+    path.write_bytes(b"x" * 32 + b"\n")
+    assert read_secret(path) == b"x" * 32
+
+
+def test_gateways_that_make_the_secret_at_once_have_the_same(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        secrets = set(pool.map(read_secret, [tmp_path / "secret"] * 64))
+    assert len(secrets) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+
+
 def test_the_copy_on_the_disk_is_believed_only_with_its_signature(tmp_path: Path) -> None:
     table = KeyTable()
     table.take([Key(id="a", hash="1", version=7)], 10)
@@ -66,7 +102,7 @@ def test_tenants_have_salts_of_their_own() -> None:
 
 def test_the_commands_about_money(tmp_path: Path, store_url: str) -> None:
     config = tmp_path / "headway.toml"
-    config.write_text(CONFIG.format(store=store_url))
+    config.write_text(CONFIG.format(store=store_url, spool=tmp_path / "spool"))
 
     def run(*words: str) -> str:
         result = CliRunner().invoke(app, [*words, "--config", str(config)])

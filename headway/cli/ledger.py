@@ -21,6 +21,7 @@ from headway.errors import SetupError
 from headway.ledger.bill import FIELDS, as_cloud_events, as_csv, as_records, make_bill, money
 from headway.ledger.entries import day_of, now_us
 from headway.ledger.opening import open_store
+from headway.ledger.segments import BAD, BadLines
 from headway.ledger.store import Store, StoreUnavailable
 from headway.ledger.verify import MAX_SHOWN, EngineCount, verify, verify_budgets, verify_engines
 from headway.price import MICRO
@@ -88,11 +89,14 @@ def verify_ledger(
     engines: Annotated[bool, typer.Option(help="Also compare with the engines' own token counters.")] = False,
     config: ConfigPath = DEFAULT_CONFIG,
 ) -> None:
-    """Recompute every total from the entries. Exits with 1 if anything does not add up."""
+    """Recompute every total from the entries. Exits with 1 if anything does not add up, or if lines of the spool on
+    this machine were set aside."""
     settings = load(config)
     with store_of(settings, config) as store:
         verdict = verify(store.entries())
         verify_budgets(verdict, store.slices(), store.keys_since(0))
+    if settings.ledger is not None and (bad := BadLines(Path(settings.ledger.spool)).count):
+        verdict.report(f"{settings.ledger.spool}/{BAD}: {bad} lines of the spool could not be read and were set aside")
     if engines:
         table = Table("replica", "prompt tokens billed", "reported", "output tokens billed", "reported")
         for row in verify_engines(verdict, asyncio.run(_engine_counts(settings))):

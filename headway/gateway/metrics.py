@@ -75,6 +75,11 @@ class Metrics:
             buckets=LAG_SECONDS,
             registry=self.registry,
         )
+        self.bad_lines = Gauge(
+            "headway_spool_bad_lines",
+            "Lines of the spool that could not be read and were set aside in its folder `bad`.",
+            registry=self.registry,
+        )
         self.registry.register(_Seats(machine, replicas))
         self.registry.register(_Tasks(supervisor))
 

@@ -93,6 +93,8 @@ class Gateway:
         self._billing = billing or Billing()
         self._prompts = dict(prompts or {})  # by model, if the owner keeps its prompts
         self.books = self._billing.books
+        if (books := self.books) is not None:
+            self.metrics.bad_lines.set_function(lambda: books.spool.bad_lines)
         self.price_of = self._billing.price
         self._trips: dict[str, Trip] = {}
         self._leaving: dict[str, Left] = {}  # calls whose client left, until the engine has noticed

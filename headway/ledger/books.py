@@ -20,12 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.core.types import Call
-from headway.errors import Refused
+from headway.errors import Refused, SetupError
 from headway.ledger.budget import Budgets
 from headway.ledger.entries import Entry, day_of, now_us
 from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, read_secret
 from headway.ledger.spool import Spool
-from headway.ledger.store import Lease, Store, StoreUnavailable
+from headway.ledger.store import Lease, Store, StoreRefused, StoreUnavailable
 from headway.price import Price
 from headway.supervise import Supervisor
 from headway.wire import Grant, Meter, Receipt, Usage
@@ -111,6 +111,7 @@ class Books:
         self.keys = KeyTable()
         self.gateway = self.spool.gateway
         self.is_store_unavailable = True
+        self._setup_error: SetupError | None = None  # found while running; no new calls until it is fixed
         self._key_cache_us = int(settings.key_cache_s * 1e6)
         self._secret = read_secret(settings.secret or settings.spool / "secret")
         self._cache = KeyCache(settings.spool / "keys", self._secret)
@@ -128,12 +129,17 @@ class Books:
     # --- start and stop ---
 
     async def start(self, supervisor: Supervisor) -> None:
-        """Return when the keys are loaded: from the store, or from the local cache if the store is unavailable."""
+        """Return when the keys are loaded: from the store, or from the local cache if the store is unavailable.
+
+        Raises SetupError if the store's URL is wrong, or if the spool is a copy."""
         self._loop = asyncio.get_running_loop()
         self._first_try: asyncio.Future[None] = self._loop.create_future()
         self._thread.start()
         self._checkpoints = supervisor.start("checkpoint", self._checkpoint, matters=True)
         await self._first_try
+        if self._setup_error is not None:
+            await self.stop()
+            raise self._setup_error
         if self.is_store_unavailable:
             self._cache.load(self.keys)
             log.warning("the ledger's store is unavailable: using %d cached keys", len(self.keys.all()))
@@ -167,6 +173,8 @@ class Books:
 
     async def open(self, call: Call, worst: int) -> Account:
         """Reserve the maximum cost in the key's budgets. Raises Refused if a budget or the spool has no room."""
+        if self._setup_error is not None:
+            raise Refused("books_away", RETRY_AFTER_S)
         if self.spool.is_full:
             self.spool.retry()
             if self.spool.is_full:
@@ -246,8 +254,8 @@ class Books:
         def job(store: Store) -> None:
             try:
                 given = store.lease(lease, budget, now_us())
-            except StoreUnavailable as error:
-                self._loop.call_soon_threadsafe(_fail, answer, error)
+            except (StoreUnavailable, StoreRefused):
+                self._loop.call_soon_threadsafe(_fail, answer, StoreUnavailable())
                 raise
             self._loop.call_soon_threadsafe(_answer, answer, given)
 
@@ -280,9 +288,11 @@ class Books:
                     return
                 finally:
                     store.close()
-            except StoreUnavailable as error:
+            except (StoreUnavailable, OSError) as error:  # OSError: the spool cannot be read
                 if not self.is_store_unavailable:
                     log.warning("the ledger's store is unavailable: %s", str(error).strip())
+            except SetupError as error:
+                self._call_in_loop(self._stop_taking_calls, error)
             except Exception:
                 # Treat any other error like an unavailable store: serve into the spool and retry.
                 log.exception("the ledger's store failed")
@@ -298,6 +308,7 @@ class Books:
         while True:
             now = time.monotonic()
             if now - refreshed_at >= KEYS_REFRESH_S:
+                self._claim(store)  # also while running: another gateway may have started with a copy of the spool
                 self._refresh_keys(store)
                 refreshed_at = now
             is_empty = self._ship(store)
@@ -313,11 +324,19 @@ class Books:
             else:
                 self._do_jobs(store, 0.0)
 
+    def _claim(self, store: Store) -> None:
+        identity = self.spool.identity
+        if not store.claim(identity.name, identity.before, identity.claim):
+            raise identity.is_taken()
+        identity.confirm()
+
     def _ship(self, store: Store) -> bool:
+        """Ship the next entries. Returns True if there are none."""
         batch = self.spool.next_batch()
         if batch is None:
             return True
-        store.insert(batch.entries)
+        for number, why in store.insert(batch.entries):
+            self.spool.set_aside(batch, number, why)
         self.spool.shipped(batch)
         return False
 
@@ -333,7 +352,7 @@ class Books:
     def _refresh_keys(self, store: Store) -> None:
         as_of_us = now_us()
         changed = store.keys_since(self.keys.version)
-        self._call_in_loop(self._update_keys, changed, as_of_us)
+        self._call_in_loop(self._update_keys, changed, as_of_us, store.now_us())
 
     # --- back in the event loop ---
 
@@ -341,13 +360,19 @@ class Books:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *values)
 
-    def _update_keys(self, changed: list[Key], as_of_us: int) -> None:
-        self.keys.take(changed, as_of_us)
+    def _update_keys(self, changed: list[Key], as_of_us: int, store_us: int) -> None:
+        self.keys.take(changed, as_of_us, store_us)
         if changed or as_of_us - self._saved_us > CACHE_REFRESH_S * 1e6:
             self._cache.save(self.keys)
             self._saved_us = as_of_us
         self.is_store_unavailable = False
+        self._setup_error = None
         self._mark_tried()
+
+    def _stop_taking_calls(self, error: SetupError) -> None:
+        if self._setup_error is None and self._first_try.done():
+            log.error("no new calls are taken: %s", error)
+        self._setup_error = error
 
     def _mark_unavailable(self) -> None:
         self.is_store_unavailable = True

@@ -5,24 +5,28 @@ synced and survives a power loss too. A segment is deleted when all its entries 
 
 Every line is a JSON array. Its first element is its kind:
 
-    ["entry", {...}]                                                  an entry, for the store
+    ["entry", {...}]                                                  an entry, with a checksum, for the store
+    ["again", {...}]                                                  an entry that a failed sync may have lost
     ["seen", [[call id, attempt, replica, prompt, output], ...]]      progress of running calls
     ["open", [[reservation, attempt, replica, prompt, output], ...]]  first line of a segment: all running calls
 
 The last two stay in the spool. From them the next run closes the calls that were running when a gateway died; it needs
 only the newest segment. The spool is bounded: above `quota_bytes` new calls are refused, but running calls can still be
 closed.
+
+After a sync has failed, the system forgets what it could not write, and the next sync succeeds. So entries stay in
+memory until they are synced; if that fails, they are written again, to a new segment.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import errno
+import logging
 import os
-import secrets
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,14 +35,28 @@ import msgspec
 
 from headway.errors import SetupError
 from headway.ledger.entries import Entry
+from headway.ledger.identity import Identity
+from headway.ledger.segments import (
+    NAMES,
+    BadLines,
+    Batch,
+    Seen,
+    again,
+    create_segment,
+    entry_line,
+    last_number,
+    read_batch,
+    read_lines,
+    sync_and_close,
+)
+
+log = logging.getLogger("headway.ledger")
 
 SEGMENT_BYTES = 4 * 2**20
 BATCH_ENTRIES = 1_000
 QUICK_SYNC_S = 0.0005  # below this a sync runs in the event loop, above it in a thread
 
-Seen = tuple[str, int, str, int, int]
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.decode
 
 
 @dataclass(slots=True)
@@ -52,40 +70,45 @@ class OpenCall:
     output_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Entries in the order they were written, and the offset after them."""
-
-    entries: list[Entry]
-    offset: int
-
-
 class Spool:
-    """One directory, used by one process. One other thread may call `next_batch` and `shipped` only."""
+    """One directory, used by one process. One other thread may call `next_batch`, `set_aside` and `shipped` only."""
 
     def __init__(self, directory: Path, quota_bytes: int) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(PermissionError):  # it belongs to another user, who has given this one the right to write
+            directory.chmod(0o700)
         self.directory = directory
         self.quota_bytes = quota_bytes
         self._segment_bytes = min(SEGMENT_BYTES, quota_bytes // 8)  # the newest segment is never deleted
-        self._lock = _lock(directory)
-        self.gateway = _identity(directory)
+        self.identity = Identity(directory)
+        self._lock = self.identity.lock
+        self.gateway = self.identity.gateway
         self.open: dict[str, OpenCall] = {}
-        self._segments = sorted(directory.glob("*.jsonl"))
+        self._bad = BadLines(directory)
+        self._number = last_number(directory)
+        self._segments = sorted(directory.glob(NAMES))
         # Each of these two is changed by one thread only.
         self._written_bytes = sum(path.stat().st_size for path in self._segments)
         self._deleted_bytes = 0
         self._read_at = 0  # in the oldest segment
         self._unwritten: list[bytes] = []  # lines that the disk has no room for
+        self._unsynced: list[bytes] = []  # entries in the current segment, since its last sync
+        self._is_broken = False  # nothing more may be written to the current segment
+        self._is_overdue = False  # the next segment could not begin
         self._waiting: asyncio.Future[None] | None = None  # for the next sync
         self._is_syncing = False
         self._sync_s = 0.0  # smoothed duration of a sync
-        self._closing: Future[None] | None = None  # the last sync of the previous segment
+        # The last syncs of previous segments, each with the entries that wait for it.
+        self._closing: list[tuple[Future[OSError | None], list[bytes]]] = []
         self._thread = ThreadPoolExecutor(1, "spool")
-        self._recover()
         self._fd = -1
         self._size = self._head_bytes = 0
-        self._begin_segment()
+        try:
+            self._recover()
+            self._begin_segment()
+        except OSError as error:
+            os.close(self._lock)
+            raise SetupError(f"cannot use the spool in {directory}: {error}") from error
 
     # --- writing ---
 
@@ -96,7 +119,12 @@ class Spool:
     @property
     def is_full(self) -> bool:
         """Whether there is no room for new calls."""
-        return bool(self._unwritten) or self.size_bytes >= self.quota_bytes
+        return self._is_blocked or self.size_bytes >= self.quota_bytes
+
+    @property
+    def bad_lines(self) -> int:
+        """How many lines are set aside because they cannot be read."""
+        return self._bad.count
 
     def reserve(self, entry: Entry) -> None:
         self.open[entry.call_id] = OpenCall(entry, entry.attempt, entry.replica)
@@ -105,16 +133,17 @@ class Spool:
     def close_call(self, entries: list[Entry]) -> None:
         """Write the last entries of a call at once."""
         self.open.pop(entries[0].call_id, None)
-        self._write(b"".join(b'["entry",' + _encode(entry) + b"]\n" for entry in entries))
+        self._write(b"".join(entry_line(entry) for entry in entries))
 
     def add(self, entry: Entry) -> None:
-        self._write(b'["entry",' + _encode(entry) + b"]\n")
+        self._write(entry_line(entry))
 
     def seen(self, rows: list[Seen]) -> None:
         """Write the progress of running calls."""
         self._apply_progress(rows)
-        if not self._unwritten:  # if the disk is full and this gateway dies, the calls are billed without this progress
-            self._put(b'["seen",' + _encode(rows) + b"]\n")
+        # If this gateway dies while the disk takes nothing, the calls are billed without this progress.
+        if not self._is_blocked and self._put(b'["seen",' + _encode(rows) + b"]\n"):
+            self._end_segment_if_long()
 
     def _apply_progress(self, rows: list[Seen]) -> None:
         for call_id, attempt, replica, prompt_tokens, output_tokens in rows:
@@ -128,46 +157,66 @@ class Spool:
         self.retry()
 
     def retry(self) -> None:
+        """Write the lines that the disk has not taken."""
+        if self._is_broken and not self._begin_segment():
+            return
         while self._unwritten and self._put(self._unwritten[0]):
-            del self._unwritten[0]
+            self._unsynced.append(self._unwritten.pop(0))
+            self._end_segment_if_long()
+
+    @property
+    def _is_blocked(self) -> bool:
+        return self._is_broken or bool(self._unwritten)
 
     def _put(self, line: bytes) -> bool:
         try:
             written = os.write(self._fd, line)
         except OSError:
             written = 0
-        if written < len(line):
+        if written == len(line):
+            self._size += written
+            self._written_bytes += written
+            return True
+        try:
             os.ftruncate(self._fd, self._size)  # leave no partial line in the middle
-            return False
-        self._size += written
-        self._written_bytes += written
+        except OSError:
+            self._is_broken = True
+        return False
+
+    def _end_segment_if_long(self) -> None:
         if self._size >= max(self._segment_bytes, 4 * self._head_bytes):
             self._begin_segment()
-        return True
 
-    def _begin_segment(self) -> None:
-        number = int(self._segments[-1].stem) + 1 if self._segments else 1
-        path = self.directory / f"{number:012d}.jsonl"
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL, 0o600)
+    def _begin_segment(self) -> bool:
+        """Begin the next segment. If it cannot be opened or written, go on with the current one and try again later.
+
+        It begins with the calls that are running, and with the lines that are not written yet: if one of these closes a
+        call and was lost after this, nobody would close the call."""
         rows = [
             (call.reserved, call.attempt, call.replica, call.prompt_tokens, call.output_tokens)
             for call in self.open.values()
         ]
-        head = b'["open",' + _encode(rows) + b"]\n"
+        running = b'["open",' + _encode(rows) + b"]\n"
+        head = b"".join((running, *self._unwritten))
+        self._number += 1
+        path = self.directory / f"{self._number:012d}.jsonl"
         try:
-            os.write(fd, head)
-            os.fdatasync(fd)
+            fd = create_segment(path, head)
         except OSError as error:
-            os.close(fd)
-            path.unlink()
             if self._fd < 0:
-                raise SetupError(f"cannot write to the spool in {self.directory}: {error}") from error
-            return  # the disk is full: keep using the current segment
-        self._written_bytes += len(head)
+                raise
+            if not self._is_overdue:
+                log.error("the spool cannot begin a segment: %s", error)
+            self._is_overdue = True
+            return False
         if self._fd >= 0:
-            self._closing = self._thread.submit(_sync_and_close, self._fd)
-        self._fd, self._size, self._head_bytes = fd, len(head), len(head)
+            self._closing.append((self._thread.submit(sync_and_close, self._fd), self._unsynced))
+        self._unwritten, self._unsynced = [], []
+        self._is_broken = self._is_overdue = False
+        self._written_bytes += len(head)
+        self._fd, self._size, self._head_bytes = fd, len(head), len(running)
         self._segments.append(path)
+        return True
 
     # --- durability: one sync for everything written in one iteration of the loop, or during the last sync ---
 
@@ -175,9 +224,9 @@ class Spool:
         """Return a future that completes when everything written so far is on disk, or fails with OSError."""
         loop = asyncio.get_running_loop()
         self.retry()
-        if self._unwritten:
+        if self._is_blocked:
             failed: asyncio.Future[None] = loop.create_future()
-            failed.set_exception(OSError("the spool's disk is full"))
+            failed.set_exception(_blocked())
             return failed
         if self._waiting is None:
             self._waiting = loop.create_future()
@@ -188,14 +237,19 @@ class Spool:
     def _sync(self, loop: asyncio.AbstractEventLoop) -> None:
         waiting, self._waiting = self._waiting, None
         assert waiting is not None
-        if self._sync_s <= QUICK_SYNC_S and (self._closing is None or self._closing.done()):
+        self.retry()
+        if self._is_blocked:  # since the call of `durable`
+            self._answer(waiting, _blocked(), loop)
+            return
+        lines, self._unsynced = self._unsynced, []
+        if self._sync_s <= QUICK_SYNC_S and all(closing.done() for closing, _ in self._closing):
             # On a fast disk two thread switches cost more than the sync. Not while the thread syncs the previous
             # segment, which may contain the awaited lines.
-            self._synced(waiting, self._timed_sync(self._fd), loop)
+            self._synced(waiting, lines, self._timed_sync(self._fd), loop)
             return
         self._is_syncing = True
         syncing = loop.run_in_executor(self._thread, self._timed_sync, self._fd)
-        syncing.add_done_callback(lambda done: self._synced(waiting, done.result(), loop))
+        syncing.add_done_callback(lambda done: self._synced(waiting, lines, done.result(), loop))
 
     def _timed_sync(self, fd: int) -> OSError | None:
         began = time.perf_counter()
@@ -206,8 +260,15 @@ class Spool:
         self._sync_s += 0.1 * (time.perf_counter() - began - self._sync_s)
         return None
 
-    def _synced(self, waiting: asyncio.Future[None], error: OSError | None, loop: asyncio.AbstractEventLoop) -> None:
+    def _synced(
+        self, waiting: asyncio.Future[None], lines: list[bytes], error: OSError | None, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._is_syncing = False
+        if error is not None:
+            self._give_up_segment(lines)
+        self._answer(waiting, self._check_closed() or error, loop)
+
+    def _answer(self, waiting: asyncio.Future[None], error: OSError | None, loop: asyncio.AbstractEventLoop) -> None:
         if not waiting.done():
             if error is None:
                 waiting.set_result(None)
@@ -216,6 +277,26 @@ class Spool:
         if self._waiting is not None:
             loop.call_soon(self._sync, loop)
 
+    def _give_up_segment(self, lines: list[bytes]) -> None:
+        """Write nothing more to the current segment, and write `lines` and what followed them to another one."""
+        self._is_broken = True
+        self._write_again([*lines, *self._unsynced])
+        self._unsynced = []
+
+    def _check_closed(self) -> OSError | None:
+        """Return the error of the last sync of a previous segment, if it failed. Its lines are written again."""
+        error = None
+        while self._closing and self._closing[0][0].done():
+            closing, lines = self._closing.pop(0)
+            if lines and (failed := closing.result()) is not None:
+                error = failed
+                self._write_again(lines)
+        return error
+
+    def _write_again(self, lines: list[bytes]) -> None:
+        log.error("the spool's disk failed: entries are written again")
+        self._unwritten[:0] = [again(line) for line in lines]
+
     # --- reading, in the thread that ships ---
 
     def next_batch(self) -> Batch | None:
@@ -223,97 +304,72 @@ class Spool:
         while True:
             segment = self._segments[0]
             is_newest = len(self._segments) == 1
-            entries, offset = _read_entries(segment, self._read_at)
-            if entries:
-                return Batch(entries, offset)
-            self._read_at = offset
+            try:
+                batch = read_batch(segment, self._read_at, BATCH_ENTRIES, self._bad, is_newest=is_newest)
+            except OSError as error:
+                if error.errno != errno.EIO or is_newest:
+                    raise
+                self._forget_oldest()
+                self._bad.set_aside_segment(segment, error)
+                continue
+            if batch.entries:
+                return batch
+            self._read_at = batch.end
             if is_newest:
                 return None
-            self._delete_oldest()
+            self._forget_oldest()
+            segment.unlink()
+
+    def set_aside(self, batch: Batch, number: int, why: Exception) -> None:
+        """Set aside an entry of a batch that the store refuses."""
+        self._bad.set_aside(batch.segment, batch.offsets[number], entry_line(batch.entries[number]), why)
 
     def shipped(self, batch: Batch) -> None:
         """Continue after a batch that the store has committed."""
-        self._read_at = batch.offset
+        self._read_at = batch.end
 
-    def _delete_oldest(self) -> None:
-        segment = self._segments.pop(0)
-        self._deleted_bytes += segment.stat().st_size
-        segment.unlink()
+    def _forget_oldest(self) -> None:
+        self._deleted_bytes += self._segments.pop(0).stat().st_size
         self._read_at = 0
 
     # --- recovery of the last run ---
 
     def _recover(self) -> None:
-        for segment in self._segments:
-            for kind, value, _ in _read_lines(segment, 0):
-                self._replay(kind, value)
+        for segment in list(self._segments):
+            try:
+                for kind, value, *_ in read_lines(segment, 0, self._bad, is_newest=False):
+                    self._replay(kind, value)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                log.error("a segment of the spool cannot be read to its end: %s: %s", segment, error)
 
     def _replay(self, kind: str, value: Any) -> None:
         if kind == "open":
-            self.open = {}
-            for reserved, *rest in value:
-                entry = msgspec.convert(reserved, Entry)
-                self.open[entry.call_id] = OpenCall(entry, *rest)
+            self.open = {reserved.call_id: OpenCall(reserved, *rest) for reserved, *rest in value}
         elif kind == "seen":
             self._apply_progress(value)
-        else:
-            entry = msgspec.convert(value, Entry)
-            if entry.kind == "reserved":
-                self.open[entry.call_id] = OpenCall(entry, entry.attempt, entry.replica)
-            elif entry.kind == "served":
-                self.open.pop(entry.call_id, None)
+        elif kind == "entry":
+            if value.kind == "reserved":
+                self.open[value.call_id] = OpenCall(value, value.attempt, value.replica)
+            elif value.kind == "served":
+                self.open.pop(value.call_id, None)
 
     def stop(self) -> None:
+        for closing, _ in self._closing:
+            closing.result()
+        for _ in range(2):  # if the disk fails now, once more
+            self._check_closed()
+            self.retry()
+            if self._is_blocked or self._timed_sync(self._fd) is None:
+                break
+            self._give_up_segment([])
+        if self._is_blocked:
+            log.error("the disk of the spool is full or fails: the ends of some calls are not written")
         self._thread.shutdown()
-        os.fdatasync(self._fd)
         os.close(self._fd)
         os.close(self._lock)
 
 
-def _sync_and_close(fd: int) -> None:
-    os.fdatasync(fd)
-    os.close(fd)
-
-
-def _read_lines(segment: Path, offset: int) -> Iterator[tuple[str, Any, int]]:
-    """Yield (kind, value, offset of the next line) of each complete line."""
-    with segment.open("rb") as file:
-        file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return  # being written, or its writer died before reporting it
-            offset += len(line)
-            kind, value = _decode(line)
-            yield kind, value, offset
-
-
-def _read_entries(segment: Path, offset: int) -> tuple[list[Entry], int]:
-    entries: list[Entry] = []
-    for kind, value, after in _read_lines(segment, offset):
-        offset = after
-        if kind == "entry":
-            entries.append(msgspec.convert(value, Entry))
-            if len(entries) >= BATCH_ENTRIES:
-                break
-    return entries, offset
-
-
-def _lock(directory: Path) -> int:
-    fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        raise SetupError(f"another gateway uses the spool in {directory}: give each gateway its own `spool`.") from None
-    return fd
-
-
-def _identity(directory: Path) -> str:
-    """Return the name of this gateway, the same in all its runs, and the number of this run."""
-    path = directory / "gateway"
-    name, run = path.read_text().split("/") if path.exists() else (f"gw-{secrets.token_hex(4)}", "0")
-    identity = f"{name}/{int(run) + 1}"
-    new = path.with_suffix(".new")
-    new.write_text(identity)
-    new.replace(path)
-    return identity
+def _blocked() -> OSError:
+    return OSError("the spool's disk is full or fails")

@@ -247,6 +247,25 @@ async def test_the_budget_is_asked_before_and_what_was_not_used_is_there_again(t
             await at.here.openai.completions.create(model=MODEL, prompt="hi")
 
 
+async def test_a_call_without_a_limit_on_a_key_without_a_budget_leaves_consistent_books(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
+        answer = await at.here.openai.completions.create(model=MODEL, prompt="hi")
+        assert answer.usage is not None
+        assert (await at.one()).output_tokens == answer.usage.completion_tokens > 0
+        assert (await at.one("reserved")).amount == 0  # it has no maximum
+
+
+async def test_a_line_that_cannot_be_read_is_counted_and_what_follows_is_billed(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
+        books = at.here.gateway.books
+        assert books is not None
+        with books.spool._segments[-1].open("ab") as segment:
+            segment.write(b'["entry",{"call_id":1.5}]\n')
+        await at.here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=5)
+        assert (await at.one()).output_tokens == 5
+        assert b"headway_spool_bad_lines 1.0" in at.here.gateway.metrics.page()
+
+
 async def test_a_question_about_a_budget_that_the_store_does_not_answer_is_a_503(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,5 +127,10 @@ def test_the_commands_about_money(tmp_path: Path, store_url: str) -> None:
     assert '"c1:2:served"' in run("bill", "--since", "2026-11-01", "--format", "cloudevents")
     assert "The ledger is consistent." in run("ledger", "verify")
     assert "up to date" in run("ledger", "migrate")
+    (tmp_path / "spool" / "bad").mkdir(parents=True)
+    (tmp_path / "spool" / "bad" / "000000000001.jsonl").write_bytes(b"0 x\n17 y\n")
+    bad = CliRunner().invoke(app, ["ledger", "verify", "--config", str(config)])
+    assert bad.exit_code == 1
+    assert "2 lines of the spool could not be read" in bad.output.replace("\n", " ")
     wrong = CliRunner().invoke(app, ["keys", "create", "--tier", "warp", "--config", str(config)])
     assert "there is no tier 'warp' in the configuration" in str(wrong.exception)

@@ -35,14 +35,18 @@ class Identity:
             self._check_place()
             self.gateway = self._next_run()
             self.before, self.claim = self._next_claim()
-        except (OSError, ValueError, SetupError) as error:
+        except SetupError:
             os.close(self.lock)
-            if isinstance(error, ValueError):
-                raise SetupError(
-                    f"The files `gateway` and `claim` in {directory} are damaged. Delete both: then what is in the "
-                    "spool is billed under a new name."
-                ) from error
             raise
+        except OSError as error:
+            os.close(self.lock)
+            raise SetupError(f"cannot use the spool in {directory}: {error}") from error
+        except ValueError as error:
+            os.close(self.lock)
+            raise SetupError(
+                f"The files `gateway` and `claim` in {directory} are damaged. Delete both: then what is in the spool "
+                "is billed under a new name."
+            ) from error
 
     @property
     def name(self) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
 import stat
 from collections.abc import Callable
@@ -105,6 +107,17 @@ async def test_a_claim_whose_answer_was_lost_is_made_again(tmp_path: Path, store
     after = make_books(tmp_path / "one", store_url)
     await after.start(Supervisor())
     await after.stop()
+
+
+def test_a_full_disk_at_the_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(SetupError, match=r"cannot use the spool in .*No space left"):
+        Spool(tmp_path, QUOTA)
+    monkeypatch.undo()
+    Spool(tmp_path, QUOTA).stop()
 
 
 @pytest.mark.parametrize("name", ["gateway", "claim"])

@@ -5,8 +5,9 @@ its counter is raised to the smallest of the waiting tenants, so that a pause do
 not fit where others might is set aside, so that the calls behind it can be tried. This module knows nothing about
 replicas.
 
-Invariant: every held call is in its tenant's line or set aside, and in the heap of deadlines.
-Cost: O(log held) per call. The deadline of a call that has left stays in the heap until most entries are stale.
+Invariant: every held call is in its tenant's line or set aside, in the heap of deadlines and, unless it must avoid a
+replica, in that of its kind.
+Cost: O(log held) per call. Entries of calls that have left stay in a heap until most of its entries are stale.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from itertools import islice
 
 from headway.core.types import Call
 
-SPARE_DEADLINES = 64  # stale entries that a heap may always have, however few calls are held
+SPARE = 64  # stale entries that a heap may always have, however few calls are held
 
 
 @dataclass(slots=True)
@@ -35,7 +36,9 @@ class FairQueue:
         self.by_choices: dict[int, int] = {}
         self.seats = 0  # that the held calls need
         self._held: dict[str, HeldCall] = {}
-        self._deadlines: list[tuple[float, int, HeldCall]] = []  # heap; the number orders equal deadlines by arrival
+        # Heaps; the number orders equal entries by arrival.
+        self._deadlines: list[tuple[float, int, HeldCall]] = []
+        self._by_prompt: dict[tuple[str, int], list[tuple[int, int, HeldCall]]] = {}  # by model and choices
         self._pushed = 0
         self._lines: dict[str, OrderedDict[str, HeldCall]] = {}
         self._aside: OrderedDict[str, HeldCall] = OrderedDict()  # did not fit; the call tried last comes last
@@ -65,29 +68,62 @@ class FairQueue:
         self._count(held.call, +1)
         self._pushed += 1
         heappush(self._deadlines, (held.until, self._pushed, held))
-        if len(self._deadlines) > 2 * len(self._held) + SPARE_DEADLINES:
+        if len(self._deadlines) > 2 * len(self._held) + SPARE:
             self._deadlines = [entry for entry in self._deadlines if self._is_held(entry[2])]
             heapify(self._deadlines)
+        if not held.avoid:  # if a call that must avoid a replica does not fit, others of its kind may
+            self._push_by_prompt(held)
 
-    def first(self) -> HeldCall | None:
-        """The next call in line."""
-        tenant = self._first_tenant()
+    def _push_by_prompt(self, held: HeldCall) -> None:
+        kind = (held.call.model, held.call.choices)
+        alike = self._by_prompt.setdefault(kind, [])
+        heappush(alike, (held.call.prompt_tokens, self._pushed, held))
+        if len(alike) > 2 * len(self._held) + SPARE:
+            self._by_prompt[kind] = alike = [entry for entry in alike if self._is_held(entry[2])]
+            heapify(alike)
+
+    def first(self, passed_over: Set[str] = frozenset()) -> HeldCall | None:
+        """The next call in line. Tenants that are passed over keep their place."""
+        skipped = []
+        while (tenant := self._first_tenant()) is not None and tenant in passed_over:
+            skipped.append(heappop(self._order))
+        for entry in skipped:
+            heappush(self._order, entry)
         return next(iter(self._lines[tenant].values())) if tenant is not None else None
 
-    def candidates(self, again: int, others: int) -> Iterator[HeldCall]:
+    def candidates(self, again: int, others: int, of_one_tenant: int) -> Iterator[HeldCall]:
         """Yield the calls to try, in order: at most `again` calls that were set aside, then those in line. A call that
-        is still held when the next one is requested did not fit and is set aside. Ends after `others` such calls in
-        line."""
+        is still held when the next one is requested did not fit and is set aside. After `of_one_tenant` such calls the
+        tenant is passed over. Ends after `others` such calls in line."""
         for held in list(islice(self._aside.values(), again)) if self._aside else ():
             yield held
             if self._is_held(held):
                 self._aside.move_to_end(held.call.id)
-        while others and (first := self.first()) is not None:
+        misses: dict[str, int] = {}
+        passed_over: set[str] = set()
+        while others and (first := self.first(passed_over)) is not None:
             yield first
             if self._is_held(first):
                 self._leave_line(first)
                 self._aside[first.call.id] = first
                 others -= 1
+                tenant = first.call.tenant
+                misses[tenant] = misses.get(tenant, 0) + 1
+                if misses[tenant] == of_one_tenant:
+                    passed_over.add(tenant)
+
+    def shortest_prompts(self) -> Iterator[HeldCall]:
+        """Yield the call with the shortest prompt of each model and number of choices: if it does not fit, no other
+        call of its kind does. If it is no longer held when the next one is requested, the next shortest follows."""
+        for alike in self._by_prompt.values():
+            while alike:
+                held = alike[0][2]
+                if not self._is_held(held):
+                    heappop(alike)
+                    continue
+                yield held
+                if self._is_held(held):
+                    break
 
     def _leave_line(self, held: HeldCall) -> None:
         line = self._lines[held.call.tenant]
@@ -132,6 +168,9 @@ class FairQueue:
         assert all(self._lines.values()), "a tenant has an empty line"
         deadlines = {held.call.id for _, _, held in self._deadlines if self._is_held(held)}
         assert deadlines == self._held.keys(), "a held call has no deadline"
+        by_prompt = {held.call.id for alike in self._by_prompt.values() for _, _, held in alike if self._is_held(held)}
+        free = {held.call.id for held in self if not held.avoid}
+        assert by_prompt == free, "a held call is not among those of its kind"
         assert self.seats == sum(held.call.choices for held in self), "the seats that held calls want are miscounted"
         assert sum(self.by_model.values()) == sum(self.by_choices.values()) == len(self), "held calls are miscounted"
         late = [held.call.id for held in self if held.until < now]

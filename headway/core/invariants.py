@@ -27,8 +27,8 @@ def check_pool(pool: Pool, now: float) -> None:
     _check_held(pool, list(pool.waiting.returned.values()))
     for queue in pool.waiting.queues.values():
         queue.check(now)
-        if len(queue) <= TRIED_AGAIN:  # Pool.board_held
-            _check_held(pool, list(queue))
+        is_short = len(queue) <= TRIED_AGAIN  # Pool.board_held
+        _check_held(pool, [held for held in queue if is_short or not held.avoid])
 
 
 def _check_replica(state: ReplicaState) -> None:

@@ -11,8 +11,8 @@ Invariants (invariants.py, tests/core/test_walk.py):
 - no call boards a replica beyond its limit: its seats, or the number that the strictest floor aboard allows;
 - a heavy replica carries no express stream;
 - no replica becomes light beyond the number that the standard share allows;
-- a call is held only while there is no seat that it may take. `board_held` says how many calls it tries. Seats that
-  become available because other replicas closed are found at the next tick.
+- a call is held only while there is no seat that it may take. Seats that become available because other replicas closed
+  are found at the next tick.
 
 Cost: O(1) per call in the number of replicas and held calls, and O(log held) for fairness and deadlines. Replicas are
 in buckets by load or free seats, and a bit mask says which buckets are not empty.
@@ -21,7 +21,7 @@ in buckets by load or free seats, and a bit mask says which buckets are not empt
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from itertools import islice
+from itertools import chain, islice
 
 from headway.core.caps import Caps
 from headway.core.doors import Doors
@@ -37,7 +37,8 @@ AFFINITY_SLACK = 2  # a call accepts this many more streams than on the emptiest
 FLEX_LOOKED_AT = 8  # replicas searched for flex calls to preempt, at most
 # The most held calls of a tier that are tried in one step and do not fit:
 TRIED_AGAIN = 4  # calls that were set aside in earlier steps
-SET_ASIDE = 4  # other calls
+SET_ASIDE = 4  # other calls,
+SET_ASIDE_OF_ONE = 2  # of one tenant
 
 
 class Pool:
@@ -313,8 +314,10 @@ class Pool:
         delay them: it is set aside, and tried again before the others in later steps until its deadline.
 
         Each step tries all calls that an engine returned. For each tier it tries at most TRIED_AGAIN calls that were
-        set aside before, then the others until SET_ASIDE of them did not fit. If at most that many calls do not fit, no
-        call is held while there is a seat that it may take; if more do not, it takes several steps to try all of them.
+        set aside before, then the others until SET_ASIDE of them did not fit, SET_ASIDE_OF_ONE of one tenant. If there
+        is room after that, a call that fits may be behind those that were not tried, so the shortest prompts are tried.
+        No call is held while there is a seat that it may take, however many others do not fit; only a call that must
+        avoid a replica may have to wait until it is tried again.
         """
         if self.waiting.returned:
             for held in list(self.waiting.returned.values()):
@@ -329,7 +332,7 @@ class Pool:
         if not self._has_room(tier, now):
             return
         missed: Call | None = None  # did not fit in this step; a call that asks for as much does not fit either
-        for held in queue.candidates(TRIED_AGAIN, SET_ASIDE):
+        for held in chain(queue.candidates(TRIED_AGAIN, SET_ASIDE, SET_ASIDE_OF_ONE), queue.shortest_prompts()):
             if missed is not None and not held.avoid and _asks_as_much(held.call, missed):
                 continue
             replica = self.seat(held.call, held.avoid, now)

@@ -192,7 +192,31 @@ def test_each_step_tries_a_bounded_number_of_calls_that_do_not_fit() -> None:
     tries: list[str] = []
     find = m.pools["m"]._find
     m.pools["m"]._find = lambda call, *more: tries.append(call.id) or find(call, *more)  # type: ignore[method-assign, func-returns-value]
-    assert m.step(Left("standard0"), 2.0) == [Settled("standard0", 500_000)]
+    assert m.step(Left("standard0"), 2.0) == [Settled("standard0", 500_000), Board("small", "r0", "standard")]
     assert len(tries) <= TRIED_AGAIN + SET_ASIDE
-    boarded = [m.step(Ticked(), 2.0) for _ in range(6)]
-    assert [Board("small", "r0", "standard")] in boarded
+
+
+def test_a_tenant_with_many_calls_that_do_not_fit_holds_no_other_up() -> None:
+    """Held fast calls with long prompts kept another tenant's held for as many steps as it took to try them all."""
+    m = mixed()
+    m.step(ReplicaUp(Replica("r0", "m", 10, CURVE, prompt_tps=1_000.0)), 0.0)
+    for number in range(3):
+        arrive(m, f"f{number}", "fast", tenant="b")
+    for number in range(9):
+        arrive(m, f"long{number}", "fast", 1.0, tenant="a", prompt_tokens=2_000_000 - number)
+    arrive(m, "short", "fast", 1.0, tenant="b", prompt_tokens=10)
+    assert m.step(Finished("f0", 10, 10), 1.5)[1:] == [fast("short", "r0")]
+
+
+def test_a_tenant_with_many_calls_that_do_not_fit_does_not_change_the_order_of_others() -> None:
+    """Not even if all others have been served more, and one of them has a shorter prompt."""
+    m = machine(replicas=1, seats=4)
+    board_many(m, 4)
+    for number in range(90):
+        arrive(m, f"large{number}", "standard", 1.0, tenant="a", choices=3)
+    for tenant, tokens in (("b", 10), ("c", 20)):
+        m.pools["m"].waiting.queues["standard"].charge(tenant, tokens)
+    arrive(m, "second", "standard", 1.0, tenant="c", prompt_tokens=10)
+    arrive(m, "first", "standard", 1.0, tenant="b", prompt_tokens=1_000)
+    assert m.step(Left("standard0"), 2.0)[1:] == [Board("first", "r0", "standard")]
+    assert m.step(Left("standard1"), 2.0)[1:] == [Board("second", "r0", "standard")]

@@ -7,11 +7,20 @@ import os
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+)
 
 from headway.core.curve import Curve
 from headway.core.machine import Machine
-from headway.core.pool import TRIED_AGAIN, Pool
+from headway.core.pool import SET_ASIDE, TRIED_AGAIN, Pool
 from headway.core.types import (
     EXPRESS,
     Arrived,
@@ -52,8 +61,8 @@ OFFERS: dict[str, Offer] = {
         "p",
         {
             "ultrafast": TierPolicy(4, 2.0, floor_tps=60.0),
-            "fast": TierPolicy(4, 4.0, floor_tps=30.0),
-            "standard": TierPolicy(4, 8.0),
+            "fast": TierPolicy(12, 4.0, floor_tps=30.0),
+            "standard": TierPolicy(12, 8.0),
             "flex": TierPolicy(4, 16.0),
         },
     ),
@@ -210,7 +219,21 @@ class Walk(RuleBasedStateMachine):
         prompt_tokens=st.sampled_from([0, 0, 100, 5_000]),
         choices=st.sampled_from([1, 1, 1, 2, 3, 7]),
     )
-    def arrive(self, tier: Tier, model: str, tenant: str, falls_back: bool, prompt_tokens: int, choices: int) -> str:
+    def arrive_one(
+        self, tier: Tier, model: str, tenant: str, falls_back: bool, prompt_tokens: int, choices: int
+    ) -> str:
+        return self.arrive(tier, model, tenant, prompt_tokens, choices, falls_back=falls_back)
+
+    @rule(
+        target=calls, tier=st.sampled_from(["fast", "standard"]), does_not_fit=st.sampled_from([(2_000_000, 1), (0, 3)])
+    )
+    def arrive_many(self, tier: Tier, does_not_fit: tuple[int, int]) -> MultipleResults[str]:
+        """A tenant sends more calls that do not fit than are tried in one step."""
+        prompt_tokens, choices = does_not_fit
+        tries = range(SET_ASIDE + TRIED_AGAIN)
+        return multiple(*[self.arrive(tier, "m", "many", prompt_tokens, choices, falls_back=False) for _ in tries])
+
+    def arrive(self, tier: Tier, model: str, tenant: str, prompt_tokens: int, choices: int, *, falls_back: bool) -> str:
         call_id = f"c{len(self.arrivals)}"
         self.arrivals.append(call_id)
         call = Call(call_id, model, tier, tenant, falls_back, prompt_tokens=prompt_tokens, choices=choices)
@@ -340,22 +363,29 @@ class Walk(RuleBasedStateMachine):
     def nobody_waits_past_the_deadline(self) -> None:
         assert all(until > self.now for until in self.deadline.values())
 
+    def is_tried_in_each_step(self, call_id: str) -> bool:
+        """A call that must avoid a replica and was set aside may have to wait its turn (Pool.board_held)."""
+        waiting = self.machine.pools["p"].waiting
+        is_short = len(waiting.queues[self.tier[call_id]]) <= TRIED_AGAIN
+        return is_short or call_id in waiting.returned or not self.machine._journeys[call_id].avoid
+
     @invariant()
     def no_standard_call_is_held_beside_an_open_seat_on_a_heavy_replica(self) -> None:
         pool = self.machine.pools["p"]
         states = [state for name in self.open if (state := pool.replica_state(name)) is not None]
         for call_id in self.deadline:
-            if self.tier[call_id] == "standard" and len(pool.waiting.queues["standard"]) <= TRIED_AGAIN:
+            if self.tier[call_id] == "standard" and self.is_tried_in_each_step(call_id):
                 choices = self.choices(call_id)
                 free = {c.replica.name for c in states if not c.light and c.load + choices <= c.replica.seats}
                 assert free <= self.machine._journeys[call_id].avoid, f"{call_id} is held while {free} have seats"
 
     @invariant()
-    def nobody_is_held_beside_a_seat_because_of_a_call_that_does_not_fit(self) -> None:
+    def no_tenants_call_is_held_while_a_seat_that_it_could_take_is_free(self) -> None:
+        """However many calls of others do not fit."""
         pool = self.machine.pools["p"]
         for call_id in self.deadline if not self.has_closed else ():
-            journey, tier = self.machine._journeys[call_id], self.tier[call_id]
-            if call_id in pool.waiting.returned or len(pool.waiting.queues[tier]) <= TRIED_AGAIN:
+            journey = self.machine._journeys[call_id]
+            if self.is_tried_in_each_step(call_id):
                 found = pool._find(journey.call, self.policy(call_id).floor_tps, journey.avoid, self.now)
                 assert found is None, f"{call_id} is held while {found.replica.name} has a seat"
 

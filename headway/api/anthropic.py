@@ -16,6 +16,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from headway.api import limits
 from headway.api.anthropic_meter import MessagesForm
 from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error
+from headway.api.grammars import Grammars
 from headway.api.prompt import describe_prompt
 from headway.api.proof import proof_headers
 from headway.core.rate_limit import RateLimit
@@ -122,7 +123,7 @@ _encode = msgspec.json.Encoder().encode
 
 def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_messages(body)
-    _check_schemas(request)
+    _check_grammars(request)
     tier: Tier = "fast" if request.speed == "fast" else "standard"
     request.speed = request.service_tier = request.metadata = request.cache_control = UNSET
     streaming = bool(request.stream)
@@ -142,7 +143,7 @@ def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Req
 
 def read_count_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_prompt(body)
-    _check_schemas(request)
+    _check_grammars(request)
     call = Call(call_id, request.model, "standard")
     path = "/v1/messages/count_tokens"
     return Request(call, path, _encode(request), MessagesForm(), streaming=False, max_output_tokens=0)
@@ -158,11 +159,15 @@ def claims(path: str, headers: Headers) -> bool:
     return path.startswith("/v1/messages") or b"anthropic-version" in headers
 
 
-def _check_schemas(request: Prompt) -> None:
+def _check_grammars(request: Prompt) -> None:
+    grammars = Grammars()
+    choice = request.tool_choice if isinstance(request.tool_choice, ToolChoice) else ToolChoice("auto")
     for tool in request.tools if isinstance(request.tools, list) else ():
-        limits.check_schema(tool.input_schema, "tools")
+        # vLLM compiles the schemas of tools that are strict or must be called; others are only shown to the model.
+        is_forced = choice.type == "any" or (choice.type == "tool" and choice.name == tool.name)
+        grammars.add_schema(tool.input_schema, "tools", is_compiled=tool.strict is True or is_forced)
     if isinstance(request.output_config, OutputConfig) and isinstance(request.output_config.format, OutputFormat):
-        limits.check_schema(request.output_config.format.schema, "output_config")
+        grammars.add_schema(request.output_config.format.schema, "output_config", is_compiled=True)
 
 
 # --- headers ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from headway.api import limits
 from headway.api.answers import MAX_COUNT
 from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error
+from headway.api.grammars import Grammars
 from headway.api.openai_meter import OpenAIForm
 from headway.api.prompt import describe_prompt
 from headway.api.proof import proof_headers
@@ -78,6 +79,10 @@ class Function(Struct, forbid_unknown_fields=True):
     description: str | UnsetType | None = UNSET
     parameters: Raw | UnsetType = UNSET
     strict: bool | UnsetType | None = UNSET
+
+
+class NamedFunction(Struct):
+    name: str
 
 
 class ChatTool(Struct, forbid_unknown_fields=True):
@@ -153,10 +158,6 @@ _encode = msgspec.json.Encoder().encode
 
 def read_chat(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_chat(body)
-    if isinstance(request.tools, list):
-        for tool in request.tools:
-            if isinstance(tool.function.parameters, Raw):
-                limits.check_schema(tool.function.parameters, "tools")
     return _for_engine(request, "/v1/chat/completions", call_id)
 
 
@@ -173,7 +174,7 @@ def claims(_path: str, _headers: Headers) -> bool:
 
 
 def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -> Request:
-    _check_constraints(request)
+    _check_grammars(request)
     asked = request.stream_options if isinstance(request.stream_options, StreamOptions) else StreamOptions()
     if not request.stream and isinstance(request.stream_options, StreamOptions):
         raise InvalidRequest("`stream_options` requires `stream: true`.", "stream_options")
@@ -231,18 +232,34 @@ def _logprobs_per_token(request: ChatCompletion | Completion) -> int:
     return 1 + (request.top_logprobs if isinstance(request.top_logprobs, int) else 0)
 
 
-def _check_constraints(request: Sampling) -> None:
-    if isinstance(request.response_format, ResponseFormat) and isinstance(
-        request.response_format.json_schema, JsonSchema
-    ):
-        schema = request.response_format.json_schema.schema
-        if isinstance(schema, Raw):
-            limits.check_schema(schema, "response_format")
-    if isinstance(request.structured_outputs, StructuredOutputs):
-        if isinstance(request.structured_outputs.json, Raw):
-            limits.check_schema(request.structured_outputs.json, "structured_outputs")
-        if isinstance(request.structured_outputs.regex, str):
-            limits.check_regex(request.structured_outputs.regex, "structured_outputs")
+def _check_grammars(request: ChatCompletion | Completion) -> None:
+    grammars = Grammars()
+    if isinstance(request, ChatCompletion) and isinstance(request.tools, list):
+        for tool in request.tools:
+            if isinstance(tool.function.parameters, Raw):
+                is_compiled = tool.function.strict is True or _is_forced(tool.function.name, request.tool_choice)
+                grammars.add_schema(tool.function.parameters, "tools", is_compiled=is_compiled)
+    if isinstance(request.response_format, ResponseFormat):
+        wanted = request.response_format.json_schema
+        if isinstance(wanted, JsonSchema) and isinstance(wanted.schema, Raw):
+            grammars.add_schema(wanted.schema, "response_format", is_compiled=True)
+    if isinstance(constraints := request.structured_outputs, StructuredOutputs):
+        if isinstance(constraints.json, Raw):
+            grammars.add_schema(constraints.json, "structured_outputs", is_compiled=True)
+        if isinstance(constraints.regex, str):
+            grammars.add_regex(constraints.regex, "structured_outputs")
+        if isinstance(constraints.choice, list):
+            grammars.add_choices(constraints.choice, "structured_outputs")
+
+
+def _is_forced(tool: str, choice: str | dict[str, Raw] | UnsetType | None) -> bool:
+    """Whether vLLM compiles the tool's schema because it must be called; else only a strict tool's is compiled."""
+    if not isinstance(choice, dict):
+        return choice == "required"
+    try:
+        return msgspec.json.decode(choice["function"], type=NamedFunction).name == tool
+    except (KeyError, msgspec.MsgspecError):
+        return True
 
 
 def _tier(asked: ServiceTier | UnsetType | None) -> Tier:

@@ -93,7 +93,7 @@ def test_fields_not_on_the_list_are_refused(kind: str, field: str) -> None:
         ("messages", {"max_tokens": 2**40}),
         ("messages", {"stop_sequences": ["x"] * 17}),
         ("messages", {"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://x"}}]}]}),
-        ("messages", {"tools": [{"name": "f", "input_schema": {"pattern": "a{99999}"}}]}),
+        ("messages", {"tools": [{"name": "f", "input_schema": {"pattern": "a{99999}"}, "strict": True}]}),
         ("messages", {"mcp_servers": [{"url": "http://x"}]}),
         ("count_tokens", {"messages": [{"role": "user", "content": [{"type": "document", "source": {}}]}]}),
     ],
@@ -109,6 +109,143 @@ def test_a_schema_that_is_too_deep_is_refused() -> None:
         schema = {"properties": {"x": schema}}
     with pytest.raises(InvalidRequest, match="deep"):
         sent("messages", tools=[{"name": "f", "input_schema": schema}])
+
+
+# --- what an engine compiles -----------------------------------------------------------------------------------------
+
+BOMB = {"type": "array", "minItems": 100_000, "items": {"type": "string", "pattern": "(a{1,1000}){1,1000}"}}
+
+
+def doubled(levels: int) -> dict[str, Any]:
+    """A schema whose definitions refer to the next one twice."""
+    defs: dict[str, Any] = {f"d{levels}": {"type": "string"}}
+    for number in range(levels):
+        one = {"$ref": f"#/$defs/d{number + 1}"}
+        defs[f"d{number}"] = {"type": "object", "properties": {"a": one, "b": one}}
+    return {"$defs": defs, "$ref": "#/$defs/d0"}
+
+
+def schema_with(schema: object) -> dict[str, Any]:
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}}
+
+
+def nested_arrays(levels: int) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "string", "minLength": 1000}
+    for _ in range(levels):
+        schema = {"type": "array", "minItems": 1000, "items": schema}
+    return schema
+
+
+def tool(kind: str, schema: object, **more: object) -> dict[str, Any]:
+    if kind == "messages":
+        return {"name": "f", "input_schema": schema, **more}
+    return {"type": "function", "function": {"name": "f", "parameters": schema, **more}}
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(a{1,1000}){1,1000}", "(a{1,1000}b){1,1000}", "((a+))+", "(?:a+b?)+c", "(a+|b)+", "(x*x*)*y", "(a+$)+",
+        "(a+(|b))+", "((-a+)*)*", "[a-z]{1,1000}" * 60, "(" * 30 + "a" + ")?" * 30,
+    ],
+)  # fmt: skip
+def test_a_pattern_is_measured_with_its_nested_repeats(pattern: str) -> None:
+    with pytest.raises(InvalidRequest):
+        sent("chat", structured_outputs={"regex": pattern})
+    with pytest.raises(InvalidRequest):
+        sent("chat", **schema_with({"type": "string", "pattern": pattern}))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r"^[a-z]+(-[a-z0-9]+)*$", r"^\d{4}-\d{2}-\d{2}$", r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==)?$",
+        r"^[\w.+-]+@[\w-]+(\.[\w-]+)+$", r"^\p{L}+( \p{L}+)*$", r"^/(?:[^/]+/)*[^/]*$", r"^(\{\{[^}]*\}\})?$", "a{1,1000}",
+        r"^(?<major>0|[1-9]\d*)\.(?<minor>0|[1-9]\d*)$", "(a+?b)+",
+    ],
+)  # fmt: skip
+def test_a_harmless_pattern_passes(pattern: str) -> None:
+    sent("chat", structured_outputs={"regex": pattern})
+    sent("chat", **schema_with({"type": "string", "pattern": pattern}))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        BOMB, nested_arrays(2), nested_arrays(3), {"$ref": "#"}, doubled(20), {"$ref": "#/not/there"},
+        {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"},
+        {"minProperties": 1000, "additionalProperties": {"type": "string", "maxLength": 1000}},
+        {"enum": ["x" * 30_000, "y" * 30_000]},
+        {"properties": {f"p{number}": {"pattern": "a?" * 100} for number in range(100)}},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_schema_is_measured_with_its_nested_repeats_also_if_it_is_sent_as_text(
+    schema: dict[str, Any], as_text: bool
+) -> None:
+    with pytest.raises(InvalidRequest):
+        sent("chat", structured_outputs={"json": msgspec.json.encode(schema).decode() if as_text else schema})
+    with pytest.raises(InvalidRequest):
+        sent("chat", **schema_with(schema))
+    with pytest.raises(InvalidRequest):
+        sent("messages", output_config={"format": {"type": "json_schema", "schema": schema}})
+
+
+def test_text_that_is_no_schema_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        sent("chat", structured_outputs={"json": "{"})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "default": {"maxLength": 99_999, "pattern": "(a+)+", "$ref": "http://x"}},
+        {"enum": [{"maxItems": 99_999}], "examples": [{"pattern": "(a+)+"}]},
+        {"properties": {"pattern": {"type": "string"}, "maxLength": {"const": {"maxLength": 99_999}}}},
+        {"properties": {"children": {"type": "array", "items": {"$ref": "#"}}}},
+        {"$defs": {"a~b/c": {"type": "string"}}, "anyOf": [{"$ref": "#/$defs/a~0b~1c"}, {"type": "null"}]},
+    ],
+)
+def test_what_is_data_in_a_schema_and_what_recurs_is_no_grammar_that_explodes(schema: dict[str, Any]) -> None:
+    assert sent("chat", **schema_with(schema))["response_format"]["json_schema"]["schema"] == schema
+
+
+@pytest.mark.parametrize("kind", ["chat", "messages"])
+def test_a_tool_that_is_only_shown_to_the_model_may_say_what_it_likes(kind: str) -> None:
+    """One of Claude Code's own tools has a `maxLength` of 524,288."""
+    schema = {"properties": {"content": {"type": "string", "maxLength": 524_288, "pattern": "(a+)+"}}}
+    assert sent(kind, tools=[tool(kind, schema)])["tools"] == [tool(kind, schema)]
+    other: dict[str, Any] = {"type": "tool", "name": "g"}
+    if kind == "chat":
+        other = {"type": "function", "function": {"name": "g"}}
+    sent(kind, tools=[tool(kind, schema)], tool_choice=other)
+
+
+def test_a_tool_that_an_engine_compiles_is_measured() -> None:
+    with pytest.raises(InvalidRequest):
+        sent("chat", tools=[tool("chat", BOMB, strict=True)])
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}, {"type": "allowed_tools"}):
+        with pytest.raises(InvalidRequest):
+            sent("chat", tools=[tool("chat", BOMB)], tool_choice=choice)
+    with pytest.raises(InvalidRequest):
+        sent("messages", tools=[tool("messages", BOMB, strict=True)])
+    for choice in ({"type": "any"}, {"type": "tool", "name": "f"}):
+        with pytest.raises(InvalidRequest):
+            sent("messages", tools=[tool("messages", BOMB)], tool_choice=choice)
+
+
+def test_all_schemas_of_a_request_are_measured_together() -> None:
+    patterns = {f"{number:x}": {"pattern": "{1{1" * 8} for number in range(1000)}
+    for schema, choice in ((patterns, "auto"), (patterns, "required"), (nested_arrays(1), "required")):
+        with pytest.raises(InvalidRequest):
+            sent("chat", tools=[tool("chat", schema)] * 128, tool_choice=choice)
+
+
+def test_a_list_of_choices_is_measured_by_its_text() -> None:
+    """256 choices of 1,000 characters kept xgrammar busy for more than 20 s."""
+    sent("chat", structured_outputs={"choice": ["yes", "no"]})
+    with pytest.raises(InvalidRequest):
+        sent("chat", structured_outputs={"choice": ["x" * 1000 + str(number) for number in range(256)]})
 
 
 @pytest.mark.parametrize("tier", ["auto", "default", "standard", "standard_only", "scale", None])

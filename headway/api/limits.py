@@ -22,8 +22,10 @@ TopK = Annotated[int, Meta(ge=-1, le=2**20)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
 StopTexts = Annotated[list[StopText], Meta(max_length=16)]
-TokenIds = Annotated[list[Annotated[int, Meta(ge=0, le=2**31)]], Meta(max_length=256)]
-LogitBias = Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1_024)]
+# Engines index tensors by token ids. No vocabulary is as large as this; the engine knows how large its own is.
+TokenId = Annotated[int, Meta(ge=0, lt=2**20)]
+TokenIds = Annotated[list[TokenId], Meta(max_length=256)]
+LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1_024)]
 Metadata = Annotated[dict[ShortText, ShortText | None], Meta(max_length=16)]
 
 MAX_MESSAGES = 4_096

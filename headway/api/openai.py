@@ -141,7 +141,7 @@ class ChatCompletion(Sampling, kw_only=True):
 
 
 class Completion(Sampling, kw_only=True):
-    prompt: str | Annotated[list[Annotated[int, Meta(ge=0, le=2**31)]], Meta(min_length=1, max_length=2**20)]
+    prompt: str | Annotated[list[limits.TokenId], Meta(min_length=1, max_length=2**20)]
     echo: bool | UnsetType | None = UNSET
     logprobs: limits.TopLogprobs | UnsetType | None = UNSET
     suffix: UnsetType | None = UNSET

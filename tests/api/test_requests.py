@@ -248,6 +248,29 @@ def test_a_list_of_choices_is_measured_by_its_text() -> None:
         sent("chat", structured_outputs={"choice": ["x" * 1000 + str(number) for number in range(256)]})
 
 
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        ("chat", {"stop_token_ids": [2**31], "min_tokens": 3}),
+        ("chat", {"stop_token_ids": [2**20]}),
+        ("chat", {"stop_token_ids": [-1]}),
+        ("chat", {"logit_bias": {str(2**31): 1}}),
+        ("chat", {"logit_bias": {"-1": 1}}),
+        ("chat", {"logit_bias": {"word": 1}}),
+        ("completions", {"prompt": [2**31]}),
+    ],
+)
+def test_no_token_id_is_beyond_any_vocabulary(kind: str, fields: dict[str, Any]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        sent(kind, **fields)
+
+
+def test_token_ids_arrive_unchanged() -> None:
+    fields: dict[str, Any] = {"stop_token_ids": [0, 49_151], "logit_bias": {"17": -100.0, "49151": 2.5}}
+    got = sent("chat", **fields)
+    assert {key: got[key] for key in fields} == fields
+
+
 @pytest.mark.parametrize("tier", ["auto", "default", "standard", "standard_only", "scale", None])
 def test_words_for_standard_are_understood_and_not_sent_on(tier: str | None) -> None:
     assert "service_tier" not in sent("chat", service_tier=tier)

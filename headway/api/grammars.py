@@ -30,7 +30,7 @@ MAX_SCHEMAS_BYTES = 2**20
 MAX_SCHEMAS_NODES = 20_000
 # Of all its grammars: nodes as they are written, with references followed, and nodes times the repeats around them.
 MAX_GRAMMAR_NODES = 5_000
-MAX_GRAMMAR_SIZE = 50_000
+MAX_GRAMMAR_SIZE = 20_000
 
 ONE_SCHEMA = ("not", "if", "then", "else")
 REPEATED_ITEMS = ("items", "prefixItems", "additionalItems", "unevaluatedItems", "contains")

@@ -34,6 +34,7 @@ RefusalReason = Literal[
     "books_full",
     "books_away",
     "too_many_choices",
+    "held_bytes",
 ]
 
 # HTTP status and message. 429: retry later; 402: retry once there is budget; 503: Headway cannot serve now; 400: change
@@ -54,6 +55,11 @@ REFUSALS: dict[RefusalReason, tuple[int, str]] = {
     "too_many_choices": (
         400,
         "No replica of this model can serve so many choices at once at this tier; lower `n`.",
+    ),
+    "held_bytes": (
+        429,
+        "All seats for this model are taken, and the requests that wait, of this key or of all, are too large in sum "
+        "to keep another one waiting.",
     ),
 }
 

@@ -23,6 +23,7 @@ from headway.engines.kinds import KINDS
 from headway.errors import SetupError
 from headway.gateway.billing import Billing
 from headway.gateway.events import EventLog
+from headway.gateway.held_bytes import HeldBytes
 from headway.gateway.prompts import Keeping, PromptFile
 from headway.gateway.serve import Gateway, Timing
 from headway.ledger.books import Books, BooksSettings
@@ -43,7 +44,8 @@ def make_gateway(config: Config, record_to: Path | None = None, books: Books | N
     record = EventLog(record_to, pools, offers) if record_to else None
     prices = {model.name: prices_of(model) for model in config.models}
     prompts = {model.name: PromptFile(keeping_of(model.keep_prompts)) for model in config.models if model.keep_prompts}
-    return Gateway(Machine(pools, offers), fleet, timing, record, Billing(books, prices), prompts)
+    held_bytes = HeldBytes(config.gateway.max_held_bytes_per_key, config.gateway.max_held_bytes)
+    return Gateway(Machine(pools, offers), fleet, timing, record, Billing(books, prices), prompts, held_bytes)
 
 
 def engine_of(model: ModelTable, replica: ReplicaTable) -> Engine:

@@ -10,6 +10,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from headway.errors import InvalidRequest
+
 ModelName = Annotated[str, Meta(min_length=1, max_length=256)]
 ShortText = Annotated[str, Meta(max_length=1_024)]
 Choices = Annotated[int, Meta(ge=1, le=8)]

@@ -32,6 +32,16 @@ class GatewayTable(_Table):
         "If empty, anyone who can reach the address may send calls.",
     )
     max_body_bytes: int = Field(8 * 2**20, ge=1024, le=2**30, description="Maximum size of a request body.")
+    max_held_bytes: int = Field(
+        512 * 2**20,
+        ge=0,
+        le=2**40,
+        description="Maximum size, in all, of the requests that wait for a seat. Further calls that would have to wait "
+        "are refused with 429.",
+    )
+    max_held_bytes_per_key: int = Field(
+        128 * 2**20, ge=0, le=2**40, description="The same for the requests of one key."
+    )
     max_connections: int = Field(10_000, ge=1, le=1_000_000, description="Maximum number of open client connections.")
     probe_interval_s: float = Field(1.0, gt=0, le=60, description="Time between two health checks of a replica.")
     stall_s: float = Field(

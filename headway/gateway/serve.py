@@ -40,6 +40,7 @@ from headway.engines.base import Answer, Engine
 from headway.errors import AnswerTooLarge, ConnectionFailed, EngineAnswered, EngineFailed, EngineLost, ResponseTooLarge
 from headway.gateway.billing import Billing, make_receipt
 from headway.gateway.events import EventLog
+from headway.gateway.held_bytes import HeldBytes
 from headway.gateway.metrics import Metrics
 from headway.gateway.prompts import PromptFile
 from headway.gateway.relay import Relay, failure_of
@@ -77,6 +78,7 @@ class Gateway:
         record: EventLog | None = None,
         billing: Billing | None = None,
         prompts: Mapping[str, PromptFile] | None = None,
+        held_bytes: HeldBytes | None = None,
     ) -> None:
         self.machine = machine
         self.draining = False
@@ -92,6 +94,7 @@ class Gateway:
         self._record = record
         self._billing = billing or Billing()
         self._prompts = dict(prompts or {})  # by model, if the owner keeps its prompts
+        self._held_bytes = held_bytes or HeldBytes()
         self.books = self._billing.books
         if (books := self.books) is not None:
             self.metrics.bad_lines.set_function(lambda: books.spool.bad_lines)
@@ -223,17 +226,16 @@ class Gateway:
             return
         match action:
             case Board() if not trip.seat.done():
-                trip.stop_deadline()
+                self._held_bytes.end_hold(trip)
                 trip.boarded_at = now
                 trip.grant = trip.granted(action, self._billing.price(trip.call.model, action.tier))
                 trip.seat.set_result(self._replicas.engine(action.replica))
             case Refuse(reason=reason, retry_after_s=retry_after_s, rate_limit=rate_limit) if not trip.seat.done():
-                trip.stop_deadline()
+                self._held_bytes.end_hold(trip)
                 trip.outcome = "refused"
                 trip.seat.set_exception(NoSeat(reason, retry_after_s, rate_limit))
             case Hold(until=until):
-                trip.stop_deadline()
-                self._tick_at(until, trip)
+                self._hold(trip, until)
             case Downgrade(reason=reason):
                 trip.grant = replace(trip.grant, tier="standard", reason=reason)
             case Cut():
@@ -243,6 +245,16 @@ class Gateway:
                 trip.cut()
             case Settled(seat_us=seat_us) if not trip.settled.done():
                 trip.settled.set_result(seat_us)
+
+    def _hold(self, trip: Trip, until: float) -> None:
+        """Keep the request until core has a seat for it, or until then; refuse it if too many bytes are kept."""
+        self._held_bytes.end_hold(trip)
+        if self._held_bytes.take(trip):
+            self._tick_at(until, trip)
+            return
+        trip.outcome = "refused"
+        trip.seat.set_exception(NoSeat("held_bytes", 1, None))
+        self.tell(Left(trip.call.id))
 
     def _tick_at(self, until: float, trip: Trip) -> None:
         def tick() -> None:
@@ -318,7 +330,7 @@ class Gateway:
             if receipt.seat_us is None and trip.account is not None and outcome != "refused":
                 self._unsettled[trip.call.id] = trip.account
         finally:
-            trip.stop_deadline()
+            self._held_bytes.end_hold(trip)
             del self._trips[trip.call.id]
         self._record_end(trip, receipt)
         return receipt

@@ -25,6 +25,7 @@ class Trip:
     boardings: int = 0
     boarded_at: float | None = None
     deadline: asyncio.TimerHandle | None = None
+    held_bytes: int = 0  # of its request, while it waits for a seat
     # The scope in which an engine runs the call. It has no time limit; core's Cut and Preempt end it.
     aboard: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     is_aboard: bool = False

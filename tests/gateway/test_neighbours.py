@@ -1,0 +1,67 @@
+"""What one key does to the gateway leaves its neighbours their seats, their time, their memory and their secrets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+
+import pytest
+
+from headway.engines.scripted import Script, running
+from tests.running import MODEL, Running, config_for, post, running_gateway
+
+pytestmark = pytest.mark.anyio
+STILL = Script(model=MODEL, first_token_s=0.005, step_s=((1, 60.0),))  # one token, and then no other
+KEYS = ("key-of-a", "key-of-b")
+HASHES = [sha256(key.encode()).hexdigest() for key in KEYS]
+
+
+def chat(key: str, size: int) -> bytes:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "a" * size}], "max_tokens": 2}
+    return post("/v1/chat/completions", json.dumps(body).encode(), b"x-api-key: " + key.encode())
+
+
+def code_of(answer: bytes) -> object:
+    return json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"]
+
+
+@asynccontextmanager
+async def waiting(here: Running, *requests: bytes) -> AsyncIterator[None]:
+    """Send requests, one after the other, and leave them waiting: the first of all has the only seat."""
+    writers, before = [], here.gateway.machine.calls
+    try:
+        for number, request in enumerate(requests):
+            _, writer = await asyncio.open_connection("127.0.0.1", here.port)
+            writers.append(writer)
+            writer.write(request)
+            await writer.drain()
+            async with asyncio.timeout(20):
+                while here.gateway.machine.calls <= before + number:
+                    await asyncio.sleep(0.01)
+        yield
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+async def test_held_calls_have_a_byte_budget_per_key_and_in_all() -> None:
+    a, b = KEYS
+    async with running(STILL) as engine:
+        config = config_for(
+            [engine], seats=1, stall_s=60.0, key_hashes=HASHES, max_held_bytes_per_key=25_000, max_held_bytes=40_000
+        )
+        async with running_gateway(config) as here:
+            async with waiting(here, chat(a, 10_000), chat(a, 10_000), chat(a, 10_000)):
+                refused = await here.raw(chat(a, 10_000))
+                assert b" 429 " in refused.splitlines()[0]
+                assert b"retry-after: " in refused
+                assert code_of(refused) == "held_bytes"
+                async with waiting(here, chat(b, 10_000)):
+                    assert code_of(await here.raw(chat(b, 10_000))) == "held_bytes", "of all keys"
+                    page = here.gateway.metrics.page()
+                    assert b'headway_calls_total{model="scripted",outcome="refused",tier="standard"} 2.0' in page
+            await here.until_empty()
+            assert here.gateway._held_bytes.held == 0

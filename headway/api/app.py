@@ -120,12 +120,12 @@ class App:
                 self._authorize_page(route, headers)
                 await client.send_page(*route.page(params), headers=[])
             else:
-                key = self._keys.check(headers)
-                body = await read_body(receive, headers, self._max_body_bytes)
-                request = self._authorize(self._read(route, body, call_id, params, headers), key)
+                request = await self._receive(route, receive, headers, params, call_id)
+                if not connection.pipeline:
+                    connection.flow.resume_reading()  # paused after a large body, and then no one would see it end
                 tier_asked = request.call.tier
-                if request.call.model in self._autos:
-                    await self._handle_auto(self._rungs(route, body, request, key), client)
+                if isinstance(request, CallRungs):
+                    await self._handle_auto(request, client)
                 else:
                     await self._handle(request, client)
         except HeadwayError as error:
@@ -156,6 +156,15 @@ class App:
             self._keys.check(headers)
         elif route.who == "owner":
             self._keys.check_owner(headers)
+
+    async def _receive(
+        self, route: DialectRoute, receive: Receive, headers: Headers, params: Params, call_id: str
+    ) -> Request | CallRungs:
+        """Read the request. The body as it came is not kept: a call that waits has its request for the engine."""
+        key = self._keys.check(headers)
+        body = await read_body(receive, headers, self._max_body_bytes)
+        request = self._authorize(self._read(route, body, call_id, params, headers), key)
+        return self._rungs(route, body, request, key) if request.call.model in self._autos else request
 
     def _rungs(self, route: DialectRoute, body: bytes, request: Request, key: Key | None) -> CallRungs:
         """The same call for the student and for the full model. A key needs permission for the auto model only."""

@@ -39,8 +39,8 @@ class CallRungs:
         student_tiers: list[Tier],
     ) -> None:
         self._body: dict[str, Any] = msgspec.json.decode(body)
-        self.request = request
-        self._call = request.call
+        self.call = request.call
+        self.is_streaming = request.streaming
         self._read = read
         self._prepare = prepare
         self._student, self._full = models
@@ -59,20 +59,20 @@ class CallRungs:
             body.pop("stream_options", None)
             top = max(TOP_LOGPROBS, body.get("top_logprobs") or 0)
             body |= {"stream": False, "logprobs": True, "top_logprobs": top}
-        request = self._read(_encode(body), f"{self._call.id}-student")
-        if self._call.tier in self._student_tiers:
-            request = replace(request, call=replace(request.call, tier=self._call.tier))
+        request = self._read(_encode(body), f"{self.call.id}-student")
+        if self.call.tier in self._student_tiers:
+            request = replace(request, call=replace(request.call, tier=self.call.tier))
         return self._prepare(request)
 
     def to_full(self) -> Request:
-        return self._prepare(self._read(_encode({**self._body, "model": self._full}), self._call.id))
+        return self._prepare(self._read(_encode({**self._body, "model": self._full}), self.call.id))
 
     def to_audit(self) -> Request:
         """The same call to the full model, for the audit only: at the owner's cost, as flex if the model offers it."""
         body = {**self._body, "model": self._full, "stream": False}
         for field in ("stream_options", "service_tier", "logprobs", "top_logprobs"):
             body.pop(field, None)
-        request = self._read(_encode(body), f"{self._call.id}-audit")
+        request = self._read(_encode(body), f"{self.call.id}-audit")
         return replace(request, call=replace(request.call, tier=self._audit_tier))
 
     def read(self, whole: bytes) -> GateAnswer:

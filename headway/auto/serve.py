@@ -139,7 +139,7 @@ class Auto:
             metrics.auto_gate.labels(model).set_function(lambda trust=trust: float(not trust.is_closed))  # type: ignore[misc]
 
     async def handle(self, rungs: CallRungs, client: Client) -> Receipt:
-        call, began = rungs.request.call, time.monotonic()
+        call, began = rungs.call, time.monotonic()
         trust = self._trusts[call.model]
         limit = trust.limit(call.tenant)
         full_price = self._price_of(trust.calibration.full, call.tier)
@@ -195,7 +195,7 @@ class Auto:
         self._audit(trust, limit, rungs, answer if is_taken else None, rung.auto)
         if not is_taken:
             return _Escalated(evidence.doubt or "unsure", receipt)
-        await _deliver(client, whole, receipt.grant, is_stream=rungs.request.streaming)
+        await _deliver(client, whole, receipt.grant, is_stream=rungs.is_streaming)
         return receipt
 
     # --- audits ---

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -65,3 +66,26 @@ async def test_held_calls_have_a_byte_budget_per_key_and_in_all() -> None:
                     assert b'headway_calls_total{model="scripted",outcome="refused",tier="standard"} 2.0' in page
             await here.until_empty()
             assert here.gateway._held_bytes.held == 0
+
+
+async def test_a_held_call_keeps_its_bytes_once() -> None:
+    size, held = 2_000_000, 4
+    async with running(STILL) as engine, running_gateway(config_for([engine], seats=1, stall_s=60.0)) as here:
+        small, large = chat("any", 10), chat("any", size)
+        async with waiting(here, small):
+            tracemalloc.start()
+            try:
+                async with waiting(here, *[large] * held):
+                    kept, _ = tracemalloc.get_traced_memory()
+            finally:
+                tracemalloc.stop()
+        await here.until_empty()
+    assert size * held < kept < 1.75 * size * held  # what msgspec encodes has up to half as much unused space behind it
+
+
+async def test_a_client_with_a_large_request_that_leaves_is_noticed() -> None:
+    """Reading was paused after a large piece of the body, so that nobody saw the end of the connection."""
+    async with running(STILL) as engine, running_gateway(config_for([engine], seats=1, stall_s=60.0)) as here:
+        async with waiting(here, *[chat("any", 2_000_000)] * 2):
+            pass
+        await here.until_empty()

@@ -35,6 +35,7 @@ RefusalReason = Literal[
     "books_away",
     "too_many_choices",
     "held_bytes",
+    "check_time",
 ]
 
 # HTTP status and message. 429: retry later; 402: retry once there is budget; 503: Headway cannot serve now; 400: change
@@ -61,6 +62,7 @@ REFUSALS: dict[RefusalReason, tuple[int, str]] = {
         "All seats for this model are taken, and the requests that wait, of this key or of all, are too large in sum "
         "to keep another one waiting.",
     ),
+    "check_time": (429, "Reading this key's requests has taken too much time: send smaller or fewer requests."),
 }
 
 

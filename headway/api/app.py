@@ -18,6 +18,7 @@ import msgspec
 
 from headway.api import anthropic, openai
 from headway.api.auth import FindKey, Keys
+from headway.api.check_time import CheckTime
 from headway.api.dialect import Dialect, Headers, Params, Reader, RouteTable
 from headway.api.server import Connection, HTTPClient, Send
 from headway.auto.requests import CallRungs
@@ -92,6 +93,7 @@ class App:
         self._faults, self._logged_at = 0, -LOG_INTERVAL_S
         self._model_rows = _model_rows(config.models)
         self._models_page = _models_page(self._model_rows)
+        self._check_time = CheckTime()
         self.routes = RouteTable[DialectRoute | PageRoute]()
         for dialect in DIALECTS:
             for route in dialect.ROUTES:
@@ -162,9 +164,15 @@ class App:
     ) -> Request | CallRungs:
         """Read the request. The body as it came is not kept: a call that waits has its request for the engine."""
         key = self._keys.check(headers)
+        tenant = key.id if key is not None else ""
+        self._check_time.admit(tenant)
         body = await read_body(receive, headers, self._max_body_bytes)
-        request = self._authorize(self._read(route, body, call_id, params, headers), key)
-        return self._rungs(route, body, request, key) if request.call.model in self._autos else request
+        began = time.thread_time()
+        try:
+            request = self._authorize(self._read(route, body, call_id, params, headers), key)
+            return self._rungs(route, body, request, key) if request.call.model in self._autos else request
+        finally:
+            self._check_time.charge(tenant, time.thread_time() - began)
 
     def _rungs(self, route: DialectRoute, body: bytes, request: Request, key: Key | None) -> CallRungs:
         """The same call for the student and for the full model. A key needs permission for the auto model only."""

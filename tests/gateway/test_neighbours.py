@@ -11,10 +11,14 @@ from hashlib import sha256
 
 import pytest
 
+from headway.api import check_time
+from headway.core.rate_limit import TokenLimit
 from headway.engines.scripted import Script, running
+from headway.errors import Refused
 from tests.running import MODEL, Running, config_for, post, running_gateway
 
 pytestmark = pytest.mark.anyio
+QUICK = Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.002),))
 STILL = Script(model=MODEL, first_token_s=0.005, step_s=((1, 60.0),))  # one token, and then no other
 KEYS = ("key-of-a", "key-of-b")
 HASHES = [sha256(key.encode()).hexdigest() for key in KEYS]
@@ -89,3 +93,36 @@ async def test_a_client_with_a_large_request_that_leaves_is_noticed() -> None:
         async with waiting(here, *[chat("any", 2_000_000)] * 2):
             pass
         await here.until_empty()
+
+
+async def test_a_key_whose_requests_take_long_to_check_is_refused_and_others_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = KEYS
+    monkeypatch.setattr(check_time, "FREE_S", 0.0)
+    monkeypatch.setattr(check_time, "LIMIT", TokenLimit(input_tpm=1_000))
+    parts = json.dumps([{"type": "text", "text": ""}] * 1000)
+    message = f'{{"role":"user","content":{parts}}}'
+    body = f'{{"model":"{MODEL}","max_tokens":2,"messages":[{",".join([message] * 50)}],"wrong":0}}'.encode()
+    async with running(QUICK) as engine, running_gateway(config_for([engine], key_hashes=HASHES)) as here:
+        expensive = post("/v1/chat/completions", body, b"x-api-key: " + a.encode())
+        assert b" 400 " in (await here.raw(expensive)).splitlines()[0], "checked and refused, which took its time"
+        refused = await here.raw(chat(a, 10))
+        assert b" 429 " in refused.splitlines()[0]
+        assert b"retry-after: " in refused
+        assert code_of(refused) == "check_time"
+        assert b" 200 " in (await here.raw(chat(b, 10))).splitlines()[0]
+
+
+def test_time_for_checking_comes_back_and_short_checks_are_free() -> None:
+    now = [0.0]
+    time = check_time.CheckTime(clock=lambda: now[0])
+    for _ in range(10_000):
+        time.charge("a", check_time.FREE_S)
+    time.admit("a")
+    time.charge("a", 4.0)
+    with pytest.raises(Refused) as refused:
+        time.admit("a")
+    time.admit("b")
+    now[0] += refused.value.retry_after_s
+    time.admit("a")

@@ -54,7 +54,7 @@ Page = tuple[int, bytes, bytes]  # status, content type, body
 class PageRoute:
     """An endpoint that Headway answers itself."""
 
-    page: Callable[[Params], Page]
+    page: Callable[[Params, Key | None], Page]
     who: Literal["anyone", "caller", "owner"] = "caller"
 
 
@@ -92,16 +92,15 @@ class App:
         self._max_body_bytes = config.gateway.max_body_bytes
         self._faults, self._logged_at = 0, -LOG_INTERVAL_S
         self._model_rows = _model_rows(config.models)
-        self._models_page = _models_page(self._model_rows)
         self._check_time = CheckTime()
         self.routes = RouteTable[DialectRoute | PageRoute]()
         for dialect in DIALECTS:
             for route in dialect.ROUTES:
                 self.routes.add("POST", route.path, DialectRoute(dialect, route.read))
-        self.routes.add("GET", "/v1/models", PageRoute(lambda _: (200, b"application/json", self._models_page)))
+        self.routes.add("GET", "/v1/models", PageRoute(self._models_page))
         self.routes.add("GET", "/v1/models/{model}", PageRoute(self._model_page))
-        self.routes.add("GET", "/metrics", PageRoute(lambda _: (200, METRICS_TYPE, self._metrics_page()), "owner"))
-        self.routes.add("GET", "/health", PageRoute(lambda _: (200, b"text/plain", b"ok\n"), "anyone"))
+        self.routes.add("GET", "/metrics", PageRoute(lambda *_: (200, METRICS_TYPE, self._metrics_page()), "owner"))
+        self.routes.add("GET", "/health", PageRoute(lambda *_: (200, b"text/plain", b"ok\n"), "anyone"))
         self.routes.add("GET", "/ready", PageRoute(self._ready_page, "anyone"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,8 +118,8 @@ class App:
             if route is None:
                 raise InvalidPath(scope["method"], scope["path"])
             if isinstance(route, PageRoute):
-                self._authorize_page(route, headers)
-                await client.send_page(*route.page(params), headers=[])
+                key = self._authorize_page(route, headers)
+                await client.send_page(*route.page(params, key), headers=[])
             else:
                 request = await self._receive(route, receive, headers, params, call_id)
                 if not connection.pipeline:
@@ -153,11 +152,10 @@ class App:
         self._logged_at = now
         return True
 
-    def _authorize_page(self, route: PageRoute, headers: Headers) -> None:
-        if route.who == "caller":
-            self._keys.check(headers)
-        elif route.who == "owner":
+    def _authorize_page(self, route: PageRoute, headers: Headers) -> Key | None:
+        if route.who == "owner":
             self._keys.check_owner(headers)
+        return self._keys.check(headers) if route.who == "caller" else None
 
     async def _receive(
         self, route: DialectRoute, receive: Receive, headers: Headers, params: Params, call_id: str
@@ -169,7 +167,7 @@ class App:
         body = await read_body(receive, headers, self._max_body_bytes)
         began = time.thread_time()
         try:
-            request = self._authorize(self._read(route, body, call_id, params, headers), key)
+            request = self._authorize(self._read(route, body, call_id, params, headers, key), key)
             return self._rungs(route, body, request, key) if request.call.model in self._autos else request
         finally:
             self._check_time.charge(tenant, time.thread_time() - began)
@@ -221,14 +219,16 @@ class App:
         )
         return replace(request, call=call, body=body, max_output_tokens=max_output_tokens, cache_salt=cache_salt)
 
-    def _read(self, route: DialectRoute, body: bytes, call_id: str, params: Params, headers: Headers) -> Request:
+    def _read(
+        self, route: DialectRoute, body: bytes, call_id: str, params: Params, headers: Headers, key: Key | None
+    ) -> Request:
         try:
             request = route.read(body, call_id, params)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise _invalid(error) from None
         model = self._models.get(request.call.model)
         if model is None:
-            raise self._unknown_model(request.call.model)
+            raise self._unknown_model(request.call.model, key)
         if request.call.tier not in (offered := [tier.name for tier in model.tiers]):
             field = route.dialect.TIER_FIELD
             raise InvalidRequest(
@@ -236,15 +236,31 @@ class App:
             )
         return _choose_fallback(request, headers)
 
-    def _unknown_model(self, name: str) -> UnknownModel:
-        return UnknownModel(f"The model `{name}` does not exist. Available: {', '.join(self._models)}.", "model")
+    def _unknown_model(self, name: str, key: Key | None) -> UnknownModel:
+        available = ", ".join(self._rows_for(key))
+        return UnknownModel(f"The model `{name}` does not exist. Available: {available}.", "model")
 
-    def _model_page(self, params: Params) -> Page:
-        if (row := self._model_rows.get(params["model"])) is None:
-            raise self._unknown_model(params["model"][:256])
+    def _rows_for(self, key: Key | None) -> dict[str, dict[str, Any]]:
+        """The entries of the models that the key may use, with the tiers that it may use."""
+        rows = self._model_rows
+        if key is not None and key.models is not None:
+            rows = {name: row for name, row in rows.items() if name in key.models}
+        if key is not None and key.tiers is not None:
+            rows = {name: _with_tiers(row, key.tiers) for name, row in rows.items()}
+        return rows
+
+    def _models_page(self, _params: Params, key: Key | None) -> Page:
+        data = list(self._rows_for(key).values())
+        ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
+        page = msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends})
+        return 200, b"application/json", page
+
+    def _model_page(self, params: Params, key: Key | None) -> Page:
+        if (row := self._rows_for(key).get(params["model"])) is None:
+            raise self._unknown_model(params["model"][:256], key)
         return 200, b"application/json", msgspec.json.encode(row)
 
-    def _ready_page(self, _params: Params) -> Page:
+    def _ready_page(self, _params: Params, _key: Key | None) -> Page:
         return (200, b"text/plain", b"ready\n") if self._is_ready() else (503, b"text/plain", b"not ready\n")
 
 
@@ -357,10 +373,8 @@ def _model_rows(models: list[ModelTable]) -> dict[str, dict[str, Any]]:
     return rows
 
 
-def _models_page(rows: dict[str, dict[str, Any]]) -> bytes:
-    data = list(rows.values())
-    ends = {"first_id": data[0]["id"], "last_id": data[-1]["id"]}
-    return msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends})
+def _with_tiers(row: dict[str, Any], tiers: list[str]) -> dict[str, Any]:
+    return row | {"service_tiers": [tier for tier in row["service_tiers"] if tier["name"] in tiers]}
 
 
 def _model_row(name: str, model: ModelTable, created: int) -> dict[str, Any]:

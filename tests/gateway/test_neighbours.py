@@ -8,13 +8,18 @@ import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
+from pathlib import Path
 
+import openai
 import pytest
 
 from headway.api import check_time
+from headway.config import Config
 from headway.core.rate_limit import TokenLimit
 from headway.engines.scripted import Script, running
 from headway.errors import Refused
+from headway.ledger.keys import Key, key_hash
+from headway.ledger.sqlite import SQLiteStore
 from tests.running import MODEL, Running, config_for, post, running_gateway
 
 pytestmark = pytest.mark.anyio
@@ -126,3 +131,30 @@ def test_time_for_checking_comes_back_and_short_checks_are_free() -> None:
     time.admit("b")
     now[0] += refused.value.retry_after_s
     time.admit("a")
+
+
+async def test_a_key_sees_the_models_and_tiers_that_it_may_use(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "books.db")
+    store.migrate()
+    secrets = {"all": "hw-of-all", "some": "hw-of-some"}
+    store.put_key(Key(id="all", hash=key_hash(secrets["all"].encode())))
+    some = Key(id="some", hash=key_hash(secrets["some"].encode()), models=["other"], tiers=["standard"])
+    store.put_key(some)
+    ledger = {"store": f"sqlite:///{tmp_path}/books.db", "spool": str(tmp_path / "spool")}
+    async with running(QUICK) as engine:
+        tables = config_for([engine], ledger=ledger).model_dump()
+        other = {"name": "other", "replicas_of": MODEL, "tiers": [{"name": "standard"}, {"name": "flex"}]}
+        config = Config.model_validate({**tables, "models": [*tables["models"], other]})
+        async with running_gateway(config, key=secrets["all"]) as here:
+            assert [model.id async for model in here.openai.models.list()] == [MODEL, "other"]
+            sdk = here.openai.with_options(api_key=secrets["some"])
+            assert [model.id async for model in sdk.models.list()] == ["other"]
+            row = (await sdk.models.retrieve("other")).model_dump()
+            assert [tier["name"] for tier in row["service_tiers"]] == ["standard"]
+            with pytest.raises(openai.NotFoundError) as unknown:
+                await sdk.models.retrieve(MODEL)
+            assert "Available: other." in unknown.value.message
+            with pytest.raises(openai.NotFoundError) as unknown:
+                await sdk.completions.create(model="none", prompt="hi", max_tokens=1)
+            assert MODEL not in unknown.value.message
+    store.close()

@@ -106,6 +106,7 @@ def make_gateway_server(config: Config, gateway: Gateway, auto: Auto) -> Server:
         port=config.gateway.port,
         drain_timeout_s=config.gateway.drain_timeout_s,
         max_connections=config.gateway.max_connections,
+        keep_alive_s=config.gateway.keep_alive_s,
     )
 
 

@@ -57,7 +57,7 @@ class Running:
 
 
 def post(path: str, body: bytes, *headers: bytes) -> bytes:
-    head = [b"POST " + path.encode() + b" HTTP/1.1", b"host: x", b"connection: close", *headers]
+    head = [b"POST " + path.encode() + b" HTTP/1.1", b"host: 127.0.0.1", b"connection: close", *headers]
     return b"\r\n".join([*head, b"content-length: %d" % len(body), b"", body])
 
 

@@ -176,7 +176,8 @@ def test_core_is_pure(module: str) -> None:
 
 def test_there_is_one_http_client() -> None:
     parsing = [module for module, path in MODULES.items() if any(name == "httptools" for name, _ in imports_of(path))]
-    assert parsing == ["headway.http1"], (
+    # api/connection.py only catches the errors of uvicorn's parser.
+    assert parsing == ["headway.api.connection", "headway.http1"], (
         "Reuse, TLS, bounds and lost connections are easy to get nearly right: they are done once, in http1.py. "
         "A client that has to stamp each piece gives `ConnectionPool.send(...)` a sink of its own."
     )

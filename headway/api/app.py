@@ -19,8 +19,9 @@ import msgspec
 from headway.api import anthropic, openai
 from headway.api.auth import FindKey, Keys
 from headway.api.check_time import CheckTime
+from headway.api.connection import Connection
 from headway.api.dialect import Dialect, Headers, Params, Reader, RouteTable
-from headway.api.server import Connection, HTTPClient, Send
+from headway.api.server import HTTPClient, Send
 from headway.auto.requests import CallRungs
 from headway.auto.risk import CONFIDENCE
 from headway.config import Config, ModelTable
@@ -32,8 +33,11 @@ from headway.wire import Client, NoSeat, Receipt, Request, with_fields
 
 log = logging.getLogger("headway.api")
 
+# How long a body may pause, and how long it may take: this long, and more for what has arrived.
+BODY_STALL_S = 15.0
 BODY_TIMEOUT_S = 60.0
 LOG_INTERVAL_S = 1.0  # between two faults in the log, at least
+MIN_BODY_BYTES_PER_S = 64 * 1024
 FALLBACK_HEADER = b"headway-fallback"
 MISSING = "Object missing required field `"
 UNKNOWN = "Object contains unknown field `"
@@ -142,7 +146,8 @@ class App:
                 # The drain timeout is over. Tell the client; uvicorn closes the connection.
                 await _answer_error(client, dialect, Refused("draining", 1), call_id, tier_asked)
         finally:
-            connection.task = None
+            if connection.task is asyncio.current_task():  # else it is the next request's
+                connection.task = None
 
     def _may_log_fault(self) -> bool:
         """Whether a fault may be logged now: what one request can cause, a thousand can cause in a second."""
@@ -281,8 +286,9 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
         raise TooLarge(f"The request is larger than {max_bytes} bytes.")
     parts: list[bytes] = []
     size = 0
+    started_at = asyncio.get_running_loop().time()
     try:
-        async with asyncio.timeout(BODY_TIMEOUT_S):
+        async with asyncio.timeout_at(started_at + BODY_STALL_S) as limit:
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
@@ -293,8 +299,10 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
                     raise TooLarge(f"The request is larger than {max_bytes} bytes.")
                 if not message["more_body"]:
                     return b"".join(parts)
+                stalled_at = asyncio.get_running_loop().time() + BODY_STALL_S
+                limit.reschedule(min(stalled_at, started_at + BODY_TIMEOUT_S + size / MIN_BODY_BYTES_PER_S))
     except TimeoutError:
-        raise InvalidRequest(f"The request's body did not arrive within {BODY_TIMEOUT_S:g} s.") from None
+        raise InvalidRequest("The request's body arrives too slowly.") from None
 
 
 def _invalid(error: Exception) -> InvalidRequest:
@@ -353,8 +361,6 @@ async def _answer_error(
         headers.append((b"retry-after", b"%d" % error.retry_after_s))
     if isinstance(error, NoSeat):
         headers += dialect.limit_headers(tier_asked, error.rate_limit)
-    if isinstance(error, TooLarge):
-        headers.append((b"connection", b"close"))  # the rest of the body is not read
     body = dialect.error_body(error, call_id)
     await client.send_page(dialect.error_status(error), b"application/json", body, headers)
 

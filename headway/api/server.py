@@ -1,9 +1,7 @@
-"""The HTTP server: uvicorn, with three additions to its protocol.
+"""The HTTP server: uvicorn, with connections of our own (api/connection.py).
 
-- It limits request heads in bytes and in time; uvicorn limits neither.
-- It cancels a call's task when the client disconnects, whether the call is held, connecting or streaming.
-- It writes streams straight to the socket. With ASGI's `send` each event costs a coroutine, a dict and a dozen checks,
-  about a third of the cost of the whole relay (docs/design/0001).
+Streams are written straight to the socket. With ASGI's `send` each event costs a coroutine, a dict and a dozen checks,
+about a third of the cost of the whole relay (docs/design/0001).
 """
 
 from __future__ import annotations
@@ -13,92 +11,16 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from headway.api.connection import Connection, SmallReads
 from headway.api.dialect import HeaderList
+from headway.api.open_connections import OpenConnections
 from headway.wire import Grant
 
-MAX_HEAD_BYTES = 64 * 1024
-HEAD_TIMEOUT_S = 15.0
-# Unread bytes of an answer that may be buffered for one client before the gateway stops reading from the engine.
-MAX_UNREAD_BYTES = 256 * 1024
-
 Send = Callable[[Any], Any]
-
-
-class HeadTooLarge(Exception):
-    """Raised inside the parser, which answers 400 and closes the connection."""
-
-
-class Connection(HttpToolsProtocol):
-    """One client's connection."""
-
-    _head_bytes = 0
-    _head_timer: asyncio.TimerHandle | None = None
-    task: asyncio.Task[None] | None = None  # the call in progress
-    _pause: Callable[[], None] | None = None
-    _resume: Callable[[], None] | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        transport.set_write_buffer_limits(high=MAX_UNREAD_BYTES)
-        self._start_head_timer()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self._stop_head_timer()
-        if self.task is not None:
-            self.task.cancel()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._head_bytes = 0
-        self._start_head_timer()
-        self.scope["state"]["connection"] = self
-
-    def on_url(self, url: bytes) -> None:
-        self._count_head(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value) + 4)
-        super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._stop_head_timer()
-        super().on_headers_complete()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        if self._pause is not None:
-            self._pause()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._resume is not None:
-            self._resume()
-
-    def on_backpressure(self, pause: Callable[[], None] | None, resume: Callable[[], None] | None) -> None:
-        self._pause, self._resume = pause, resume
-        if pause is not None and self.flow.write_paused:
-            pause()
-
-    def _count_head(self, count: int) -> None:
-        self._head_bytes += count
-        if self._head_bytes > MAX_HEAD_BYTES:
-            raise HeadTooLarge
-
-    def _start_head_timer(self) -> None:
-        if self._head_timer is None:
-            self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self.transport.abort)
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
 
 
 class HTTPClient:
@@ -110,6 +32,7 @@ class HTTPClient:
         self.started = self.is_streaming = False
         self._answer_headers = answer_headers
         self._connection = connection
+        self._cycle = connection.cycle
         self._transport = connection.transport
         self._send = send
         self._headers = headers
@@ -144,7 +67,23 @@ class HTTPClient:
 
     async def _start(self, status: int, headers: HeaderList) -> None:
         self.started = True
-        await self._send({"type": "http.response.start", "status": status, "headers": self._headers + headers})
+        headers = self._headers + headers
+        if self._cycle.more_body:  # the rest of the request's body would be taken for the next request
+            self._connection.closes = True
+        if self._connection.closes:
+            headers.append((b"connection", b"close"))
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        if self._connection.closes:
+            self._cycle.keep_alive = True  # uvicorn would close at once; `_linger` closes later
+
+
+async def refuse_place(scope: Any, _receive: Any, send: Send) -> None:
+    """An ASGI application for requests that no regular place is free for."""
+    connection = cast(Connection, scope["state"]["connection"])
+    connection.closes = True
+    await HTTPClient(connection, send, [], lambda _: []).send_page(
+        503, b"text/plain", b"Too many connections.\n", [(b"retry-after", b"1")]
+    )
 
 
 class Server(uvicorn.Server):
@@ -170,13 +109,20 @@ class Server(uvicorn.Server):
             raise
 
 
-def make_server(app: Any, *, host: str, port: int, drain_timeout_s: float, max_connections: int) -> Server:
+def make_server(
+    app: Any, *, host: str, port: int, drain_timeout_s: float, max_connections: int, keep_alive_s: float
+) -> Server:
+    open_connections = OpenConnections(max_connections, keep_alive_s)
+
+    def make_connection(**settings: Any) -> SmallReads:
+        return SmallReads(Connection(open_connections, refuse_place, **settings))
+
     config = uvicorn.Config(
         app,
         host=host,
         port=port,
         loop="uvloop",
-        http=Connection,
+        http=cast(Any, make_connection),
         ws="none",
         lifespan="off",
         log_config=None,
@@ -184,7 +130,6 @@ def make_server(app: Any, *, host: str, port: int, drain_timeout_s: float, max_c
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=int(drain_timeout_s),
-        limit_concurrency=max_connections,
     )
     return Server(config)
 

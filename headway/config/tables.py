@@ -42,7 +42,21 @@ class GatewayTable(_Table):
     max_held_bytes_per_key: int = Field(
         128 * 2**20, ge=0, le=2**40, description="The same for the requests of one key."
     )
-    max_connections: int = Field(10_000, ge=1, le=1_000_000, description="Maximum number of open client connections.")
+    max_connections: int = Field(
+        10_000,
+        ge=1,
+        le=1_000_000,
+        description="Maximum number of open client connections. If there are more, the one that has waited longest for "
+        "a request is closed; if none waits, new ones get 503, except for `/health` and `/ready`.",
+    )
+    keep_alive_s: float = Field(
+        75.0,
+        gt=0,
+        le=3600,
+        description="A connection without a request is closed after this time. Must be longer than the idle timeout of "
+        "a load balancer in front (60 s by default in nginx and AWS, 600 s in Google Cloud), which otherwise sends "
+        "calls on connections that are just being closed.",
+    )
     probe_interval_s: float = Field(1.0, gt=0, le=60, description="Time between two health checks of a replica.")
     stall_s: float = Field(
         30.0,

@@ -1,8 +1,8 @@
 """The relay: passes an answer from the engine to the client, and counts and times it on the way.
 
 The engine's socket calls `_feed` for each piece, which writes to the client's socket. The relay queues nothing: if the
-client does not read, its write buffer fills to the limit set in api/server.py, then the relay stops reading from the
-engine, and after `stall_s` it aborts the client's connection.
+client does not read, its write buffer fills to the limit set in api/connection.py, then the relay stops reading from
+the engine, and after `stall_s` it aborts the client's connection.
 """
 
 from __future__ import annotations

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
+import socket
+from collections.abc import AsyncIterator
 from itertools import product
 from typing import Any
 
 import pytest
 
-from headway.api import server
+from headway.api import app as api_app
+from headway.api import connection, open_connections
 from headway.engines.scripted import Script, running
-from tests.running import MODEL, config_for, post, running_gateway
+from tests.running import MODEL, Running, config_for, post, running_gateway
 
 pytestmark = pytest.mark.anyio
 QUICK = Script(model=MODEL, first_token_s=0.001, step_s=((1, 0.001),))
@@ -19,12 +23,61 @@ KEY = "hw-right"
 HASH = hashlib.sha256(KEY.encode()).hexdigest()
 OPEN = {("GET", "/health"), ("GET", "/ready")}
 BODY = b'{"model":"scripted","messages":[{"role":"user","content":"hi"}],"max_tokens":1}'
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+LAST = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+# A call that streams for longer than a test takes.
+SLOW = Script(model=MODEL, first_token_s=0.001, step_s=((1, 0.05),))
+STREAM = b'{"model":"scripted","messages":[{"role":"user","content":"hi"}],"max_tokens":2000,"stream":true}'
 PATHS = ["{}", "/{}", "{}/", "{}?x=1", "{}#x", "/.{}", "/x/..{}", "{}%00", "{};x", "http://127.0.0.1{}", "%2f{}"]
 HOSTS = [b"x", b"127.0.0.1", b"x@y", b"/v1/models", b"x/health", b"health?", b"", b"[::1]", b"x:99999"]
 
 
 def status(answer: bytes) -> int:
     return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+VISITORS: list[Visitor] = []
+
+
+@pytest.fixture(autouse=True)
+async def visitors_leave() -> AsyncIterator[None]:
+    yield
+    while VISITORS:
+        VISITORS.pop().writer.close()
+
+
+class Visitor:
+    """A client that sends what it likes and looks at what comes back."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @classmethod
+    async def of(cls, here: Running) -> Visitor:
+        visitor = cls(*await asyncio.open_connection("127.0.0.1", here.port))
+        VISITORS.append(visitor)
+        return visitor
+
+    async def ask(self, request: bytes) -> int:
+        """Send a request and read its answer, which must have a content-length. Returns the status."""
+        self.writer.write(request)
+        async with asyncio.timeout(5):
+            head = await self.reader.readuntil(b"\r\n\r\n")
+            length = next(line for line in head.split(b"\r\n") if line.startswith(b"content-length: "))
+            await self.reader.readexactly(int(length.split(b" ")[1]))
+        return status(head)
+
+    async def start_stream(self) -> None:
+        self.writer.write(post("/v1/chat/completions", STREAM))
+        async with asyncio.timeout(5):
+            await self.reader.readuntil(b"data: ")
+
+    async def until_closed(self) -> bytes:
+        async with asyncio.timeout(5):
+            try:
+                return await self.reader.read()
+            except ConnectionError:
+                return b""
 
 
 async def test_no_route_opens_without_a_key_however_it_is_spelled() -> None:
@@ -54,21 +107,23 @@ async def test_no_route_opens_without_a_key_however_it_is_spelled() -> None:
 
 async def test_a_body_too_large_is_refused_before_it_is_read() -> None:
     async with running(QUICK) as engine, running_gateway(config_for([engine], max_body_bytes=2048)) as here:
-        announced = b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 999999999\r\n\r\n"
+        announced = b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 999999999\r\n\r\n"
         answer = await here.raw(announced)
         assert status(answer) == 413
         assert b"request_too_large" in answer
         chunk = b"400\r\n" + b" " * 1024 + b"\r\n"
-        chunked = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n" + chunk * 3
+        chunked = (
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n" + chunk * 3
+        )
         assert status(await here.raw(chunked)) == 413
 
 
 async def test_a_head_is_bounded_in_bytes_and_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.3)
     async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
         many = b"".join(b"x-%d: %b\r\n" % (number, b"y" * 1000) for number in range(100))
-        assert status(await here.raw(b"GET /health HTTP/1.1\r\n" + many + b"\r\n")) == 400
-        assert status(await here.raw(b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n")) in (0, 400)
+        assert status(await here.raw(b"GET /health HTTP/1.1\r\n" + many + b"\r\n")) == 431
+        assert status(await here.raw(b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n")) == 431
         async with asyncio.timeout(5):
             assert await here.raw(b"") == b""  # says nothing
             assert await here.raw(b"GET /health HTTP/1.1\r\nx-slow: ") == b""  # stops in the middle
@@ -79,14 +134,14 @@ async def test_a_head_is_bounded_in_bytes_and_in_time(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(
     "request_bytes",
     [
-        b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
-        b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: -5\r\n\r\nhello",
-        b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ncontent-length: 5, 6\r\n\r\nhello",
-        b"POST /v1/messages HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",
-        b"GET /health HTTP/1.1\r\nhost: x\r\nx: a\r\n b\r\n\r\n",
-        b"GET /health HTTP/1.1\nhost: x\r\nx\x00y: 1\r\n\r\n",
-        b"GET health HTTP/1.1\r\nhost: x\r\n\r\n",
+        b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\ncontent-length: 6\r\n\r\nhello",
+        b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: -5\r\n\r\nhello",
+        b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5, 6\r\n\r\nhello",
+        b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\nzz\r\nhello\r\n0\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nhost: localhost\r\nx: a\r\n b\r\n\r\n",
+        b"GET /health HTTP/1.1\nhost: localhost\r\nx\x00y: 1\r\n\r\n",
+        b"GET health HTTP/1.1\r\nhost: localhost\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     ],
@@ -116,6 +171,164 @@ async def test_bodies_that_make_no_sense_get_a_400_in_the_dialect(path: str, bod
 async def test_two_requests_sent_at_once_are_answered_in_order() -> None:
     async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
         first = post("/v1/messages", BODY).replace(b"connection: close\r\n", b"")
-        answer = await here.raw(first + b"GET /health HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+        answer = await here.raw(first + b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
         assert answer.count(b"HTTP/1.1 200") == 2
         assert answer.endswith(b"ok\n")
+
+
+@pytest.mark.parametrize("start", [b"GET /health HTTP/1.1\r\nx: ", b"GET /", b"GET /health HTTP/1.1\r\n", b"\r\n"])
+async def test_a_head_without_an_end_is_cut_by_the_bytes_that_came(start: bytes) -> None:
+    more = {b"\r\n": b"\r\n" * 500, b"GET /health HTTP/1.1\r\n": b"x: y\r\n" * 100}.get(start, b"a" * 1000)
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        visitor = await Visitor.of(here)
+        visitor.writer.write(start)
+        for _ in range(100):
+            visitor.writer.write(more)
+            await asyncio.sleep(0)
+        assert status(await visitor.until_closed()) == 431
+
+
+@pytest.mark.parametrize("trailer", [b"0\r\nx: ", b"1;"])
+async def test_trailers_and_extensions_of_chunks_are_cut_too(trailer: bytes) -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        visitor = await Visitor.of(here)
+        head = b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        visitor.writer.write(head + trailer + b"a" * 100_000)
+        assert status(await visitor.until_closed()) == 431
+
+
+@pytest.mark.parametrize("stray", [b"", b"\r\n", b"\r\n" * 20, b"G"])
+async def test_no_byte_keeps_an_idle_connection_open(stray: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HEAD_TIMEOUT_S", 0.4)
+    async with running(QUICK) as engine, running_gateway(config_for([engine], keep_alive_s=0.4)) as here:
+        visitor = await Visitor.of(here)
+        assert await visitor.ask(HEALTH) == 200
+        visitor.writer.write(stray)
+        assert await visitor.until_closed() == b""
+
+
+async def test_a_connection_is_kept_between_requests() -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        visitor = await Visitor.of(here)
+        for request in (
+            HEALTH,
+            b"\r\n" + HEALTH,
+            HEALTH.replace(b"\r\n\r\n", b"\r\nupgrade: h2c\r\nconnection: upgrade\r\n\r\n"),
+            HEALTH,
+        ):
+            assert await visitor.ask(request) == 200
+
+
+@pytest.mark.parametrize("key", [b"", b"x-api-key: hw-wrong\r\n"])
+async def test_an_answer_to_a_body_that_was_not_read_closes_the_connection(key: bytes) -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine], key_hashes=[HASH]), key=KEY) as here:
+        for path in (b"GET /health", b"POST /v1/messages"):
+            visitor = await Visitor.of(here)
+            visitor.writer.write(path + b" HTTP/1.1\r\nhost: x\r\n" + key + b"content-length: 400000\r\n\r\nab")
+            answer = await visitor.until_closed()  # the rest of the body never comes
+            assert status(answer) in (200, 401)
+            assert b"connection: close" in answer
+            # A client that sends the whole body before it reads still gets the answer.
+            visitor = await Visitor.of(here)
+            visitor.writer.write(path + b" HTTP/1.1\r\nhost: x\r\n" + key + b"content-length: 400000\r\n\r\n")
+            visitor.writer.write(b" " * 400_000)
+            await visitor.writer.drain()
+            assert status(await visitor.until_closed()) in (200, 401)
+
+
+async def test_a_body_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api_app, "BODY_STALL_S", 0.2)
+    monkeypatch.setattr(api_app, "BODY_TIMEOUT_S", 0.5)
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        head = b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
+        stalled, dripping = await Visitor.of(here), await Visitor.of(here)
+        stalled.writer.write(head + b"{")
+        assert status(await stalled.until_closed()) == 400
+        dripping.writer.write(head)
+        async with asyncio.timeout(5):
+            answer = asyncio.create_task(dripping.until_closed())
+            while not answer.done():
+                dripping.writer.write(b" ")
+                await asyncio.sleep(0.05)
+        assert status(await answer) == 400
+
+
+async def test_many_requests_sent_ahead_are_answered_one_by_one() -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        answer = await here.raw(HEALTH * 500 + post("/v1/messages", BODY))
+        assert answer.count(b"HTTP/1.1 200") == 501
+
+
+async def test_a_request_after_a_chunked_body_is_left_to_be_sent_again() -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        head = b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
+        chunked = head + b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
+        answer = await here.raw(chunked + HEALTH)
+        assert answer.count(b"HTTP/1.1 200") == 1
+        assert b"connection: close" in answer
+        visitor = await Visitor.of(here)
+        assert await visitor.ask(chunked) == 200
+        assert await visitor.ask(HEALTH) == 200
+
+
+async def test_a_client_that_sends_ahead_and_reads_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "WRITE_STALL_S", 0.3)
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        with socket.socket() as visitor:
+            visitor.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            visitor.connect(("127.0.0.1", here.port))
+            visitor.settimeout(0)
+            loop = asyncio.get_running_loop()
+            page = HEALTH.replace(b"/health", b"/metrics")  # a long one, which soon fills the buffers
+            with pytest.raises(ConnectionError):
+                async with asyncio.timeout(20):
+                    while True:
+                        await loop.sock_sendall(visitor, page * 100)
+
+
+async def test_malformed_requests_are_logged_at_most_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        caplog.set_level(logging.INFO)
+        for _ in range(50):
+            await here.raw(b"\x16\x03\x01 nonsense\r\n\r\n")
+        lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert 1 <= len(lines) <= 10, "a test of less than ten seconds"
+        warnings = open_connections.SparseLog()
+        caplog.clear()
+        for _ in range(5):
+            warnings.warn("odd")
+        warnings._logged_at -= 1
+        warnings.warn("odd")
+        assert [record.getMessage() for record in caplog.records] == ["odd", "odd (4 earlier warnings left out)"]
+
+
+async def test_connections_without_a_request_give_way_when_there_are_too_many() -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine], max_connections=3)) as here:
+        held = [await Visitor.of(here) for _ in range(3)]
+        assert await held[0].ask(HEALTH) == 200  # has now waited for less time than the others
+        held[1].writer.write(b"GET /health HTTP/1.1\r\nx: ")
+        newcomer = await Visitor.of(here)
+        assert await newcomer.ask(post("/v1/messages", BODY).replace(b"connection: close\r\n", b"")) == 200
+        assert await held[1].until_closed() == b""
+        assert await held[0].ask(HEALTH) == 200
+        for _ in range(20):
+            assert status(await here.raw(post("/v1/messages", BODY))) == 200
+
+
+async def test_health_is_answered_when_every_connection_is_busy() -> None:
+    async with running(SLOW) as engine, running_gateway(config_for([engine], max_connections=2)) as here:
+        busy = [await Visitor.of(here), await Visitor.of(here)]
+        for visitor in busy:
+            await visitor.start_stream()
+        for path, expected in ((b"/health", 200), (b"/ready?x", 200), (b"/v1/models", 503)):
+            assert status(await here.raw(LAST.replace(b"/health", path))) == expected
+        assert status(await here.raw(post("/v1/messages", BODY))) == 503
+        silent = [await Visitor.of(here) for _ in range(2 * open_connections.SPARE_CONNECTIONS)]
+        assert status(await here.raw(LAST)) == 200
+        assert await silent[0].until_closed() == b""
+        busy.pop().writer.close()
+        last = silent[-1]
+        async with asyncio.timeout(5):
+            while await last.ask(HEALTH.replace(b"/health", b"/v1/models")) == 503:
+                last = await Visitor.of(here)
+        busy.pop().writer.close()

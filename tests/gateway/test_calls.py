@@ -126,7 +126,7 @@ async def test_without_a_replica_the_answer_is_503_and_529() -> None:
             await here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=1)
         assert said.value.status_code == 529
         assert "overloaded_error" in str(said.value.body)
-        assert (await here.raw(b"GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).startswith(
+        assert (await here.raw(b"GET /ready HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")).startswith(
             b"HTTP/1.1 503"
         )
         engine.faults = Faults()
@@ -260,7 +260,7 @@ async def test_metrics_count_what_was_served() -> None:
     async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
         for _ in range(3):
             await here.raw(post("/v1/chat/completions", CHAT))
-        page = (await here.raw(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).decode()
+        page = (await here.raw(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")).decode()
         assert 'headway_calls_total{model="scripted",outcome="finished",tier="standard"} 3.0' in page
         assert 'headway_tokens_total{kind="output",model="scripted",tier="standard"} 60.0' in page
         assert 'headway_output_tokens_per_second_count{model="scripted",tier="standard"} 3.0' in page

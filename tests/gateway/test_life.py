@@ -134,7 +134,7 @@ async def read_until_up(port: int) -> None:
     async with asyncio.timeout(20):
         while True:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(b"GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            writer.write(b"GET /ready HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
             answer = await reader.read()
             writer.close()
             if b" 200 " in answer:

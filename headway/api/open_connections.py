@@ -1,0 +1,82 @@
+"""The open connections of a server, and who gives way when there are too many."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Protocol
+
+log = logging.getLogger("headway.api")
+
+# Connections beyond `max_connections`, on which only these pages are served. A health check must not fail because the
+# gateway is busy.
+SPARE_CONNECTIONS = 16
+SPARE_PAGES = (b"/health", b"/ready")
+
+
+class OneConnection(Protocol):
+    """A connection, as this module sees it."""
+
+    def close(self) -> None: ...
+
+
+class SparseLog:
+    """Logs at most one warning per second, because strangers cause them, and counts the others."""
+
+    def __init__(self) -> None:
+        self._logged_at = float("-inf")
+        self._left_out = 0
+
+    def warn(self, message: str) -> None:
+        now = time.monotonic()
+        if now - self._logged_at < 1:
+            self._left_out += 1
+            return
+        log.warning("%s%s", message, f" ({self._left_out} earlier warnings left out)" if self._left_out else "")
+        self._logged_at, self._left_out = now, 0
+
+
+class OpenConnections:
+    """The open connections of a server. If there are too many, the one that has waited longest for a request gives way
+    to a new one. If none waits, the new one gets a spare place, for SPARE_PAGES only."""
+
+    def __init__(self, max_connections: int, keep_alive_s: float) -> None:
+        self.keep_alive_s = keep_alive_s
+        self.log = SparseLog()
+        self._max = max_connections
+        self._regular: set[OneConnection] = set()
+        self._waiting: dict[OneConnection, None] = {}  # the regular ones without a request in progress, longest first
+        self._spare: dict[OneConnection, None] = {}  # oldest first
+
+    def add(self, connection: OneConnection) -> None:
+        if len(self._regular) >= self._max and self._waiting:
+            self._close(next(iter(self._waiting)))
+        if len(self._regular) < self._max:
+            self._regular.add(connection)
+            self._waiting[connection] = None
+            return
+        if len(self._spare) >= SPARE_CONNECTIONS:
+            self._close(next(iter(self._spare)))
+        self._spare[connection] = None
+
+    def remove(self, connection: OneConnection) -> None:
+        self._regular.discard(connection)
+        self._waiting.pop(connection, None)
+        self._spare.pop(connection, None)
+
+    def begin_waiting(self, connection: OneConnection) -> None:
+        if connection in self._regular:
+            self._waiting[connection] = None
+
+    def end_waiting(self, connection: OneConnection) -> None:
+        self._waiting.pop(connection, None)
+
+    def may_serve(self, connection: OneConnection, path: bytes) -> bool:
+        if connection in self._spare and len(self._regular) < self._max:
+            del self._spare[connection]
+            self._regular.add(connection)
+        return connection in self._regular or path in SPARE_PAGES
+
+    def _close(self, connection: OneConnection) -> None:
+        self.remove(connection)
+        connection.close()

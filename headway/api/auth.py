@@ -22,9 +22,13 @@ class Keys:
         self._hashes = hashes
         self._find_key = find_key
 
+    @property
+    def anyone_may_call(self) -> bool:
+        return not self._hashes and self._find_key is None
+
     def check(self, headers: Headers) -> Key | None:
-        """Returns the caller's key; None if everyone may call. Raises Unauthorized."""
-        if not self._hashes and self._find_key is None:
+        """Returns the caller's key; None if anyone may call. Raises Unauthorized."""
+        if self.anyone_may_call:
             return None
         hashed = _hash_of(headers)
         key = self._owner_key(hashed) or (self._find_key(hashed) if self._find_key is not None else None)
@@ -35,7 +39,7 @@ class Keys:
     def check_owner(self, headers: Headers) -> None:
         """For pages that show all tenants. If there are no owner's keys, everyone may see them without a ledger, and
         nobody with one. Raises Unauthorized or Forbidden."""
-        if not self._hashes and self._find_key is None:
+        if self.anyone_may_call:
             return
         self.check(headers)
         if not self._owner_key(_hash_of(headers)):

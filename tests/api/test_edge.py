@@ -286,6 +286,43 @@ async def test_a_client_that_sends_ahead_and_reads_nothing_is_cut_off(monkeypatc
                         await loop.sock_sendall(visitor, page * 100)
 
 
+async def test_without_keys_only_this_machine_is_answered() -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+
+        async def answer(host: bytes, *headers: bytes) -> int:
+            request = post("/v1/messages", BODY, b"content-type: text/plain", *headers)
+            return status(await here.raw(request.replace(b"host: 127.0.0.1", b"host: " + host)))
+
+        for host in (b"localhost", b"LOCALHOST:8000", b"127.0.0.1", b"127.1.2.3:80", b"[::1]", b"[::1]:8000"):
+            assert await answer(host) == 200, host
+            assert await answer(host, b"origin: http://" + host) == 200, host
+        for host in (
+            b"evil.example",
+            b"evil.example:8000",
+            b"127.0.0.1.evil.example",
+            b"0.0.0.0",
+            b"",
+            b"localhost.evil",
+        ):
+            assert await answer(host) == 403, host
+        for origin in (b"http://evil.example", b"null", b"https://localhost.evil.example", b"http://127.0.0.1:80@evil"):
+            assert await answer(b"localhost", b"origin: " + origin) == 403, origin
+        rebound = await here.raw(b"GET /metrics HTTP/1.1\r\nhost: evil.example\r\nconnection: close\r\n\r\n")
+        assert status(rebound) == 403
+
+
+@pytest.mark.parametrize(
+    ("hosts", "expected"),
+    [(b"", 400), (b"host: x\r\n", 200), (b"host: x\r\nhost: x\r\n", 400), (b"host: x\r\nHost: y\r\n", 400)],
+)
+async def test_a_request_has_one_host(hosts: bytes, expected: int) -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine], key_hashes=[HASH]), key=KEY) as here:
+        for path in (b"/health", b"/v1/models"):
+            head = b"GET " + path + b" HTTP/1.1\r\nconnection: close\r\nx-api-key: hw-right\r\n"
+            assert status(await here.raw(head + hosts + b"\r\n")) == expected
+        assert status(await here.raw(b"GET /health HTTP/1.0\r\n\r\n")) == 200
+
+
 async def test_malformed_requests_are_logged_at_most_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
     async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
         caplog.set_level(logging.INFO)

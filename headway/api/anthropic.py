@@ -102,7 +102,7 @@ class Prompt(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class Messages(Prompt, kw_only=True):
     max_tokens: limits.Tokens
-    metadata: limits.Metadata | UnsetType | None = UNSET
+    metadata: Raw | UnsetType = UNSET
     stop_sequences: limits.StopTexts | UnsetType | None = UNSET
     stream: bool | None = False
     temperature: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
@@ -123,6 +123,7 @@ _encode = msgspec.json.Encoder().encode
 
 def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_messages(body)
+    limits.check_raw(request.metadata, "metadata", limits.check_metadata)
     _check_grammars(request)
     tier: Tier = "fast" if request.speed == "fast" else "standard"
     request.speed = request.service_tier = request.metadata = request.cache_control = UNSET

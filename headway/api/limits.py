@@ -6,9 +6,11 @@ engines compile is measured in api/grammars.py.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
 
-from msgspec import Meta
+import msgspec
+from msgspec import Meta, Raw, Struct, UnsetType
 
 from headway.errors import InvalidRequest
 
@@ -30,6 +32,8 @@ TokenIds = Annotated[list[TokenId], Meta(max_length=256)]
 LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1_024)]
 Metadata = Annotated[dict[ShortText, ShortText | None], Meta(max_length=16)]
 
+MAX_SMALL_BYTES = 64 * 1024
+
 MAX_MESSAGES = 4_096
 MAX_PARTS = 1_024
 MAX_TOOLS = 128
@@ -40,6 +44,29 @@ MAX_LOGPROBS = 2**15  # of one answer; each takes about 100 bytes, with the long
 MAX_WHOLE_TOKENS = 2**17  # of an answer in one piece; the longest tokens take 256 bytes
 MAX_ECHO_BYTES = 2**20  # of the prompts in an answer; six times as much if all is escaped
 ECHOED_TOKEN_BYTES = 64  # of a prompt in token ids
+
+
+class AnyObject(Struct, gc=False):
+    """Any JSON object. Its fields are skipped, so it costs little."""
+
+
+check_metadata = msgspec.json.Decoder(Metadata | None).decode
+check_logit_bias = msgspec.json.Decoder(LogitBias | None).decode
+check_tool_choice = msgspec.json.Decoder(Literal["none", "auto", "required"] | AnyObject | None).decode
+check_tool_calls = msgspec.json.Decoder(Annotated[list[AnyObject], Meta(max_length=MAX_TOOLS)] | None).decode
+
+
+def check_raw(raw: Raw | UnsetType, param: str, check: Callable[[Raw], Any], max_bytes: int = MAX_SMALL_BYTES) -> None:
+    """Validate a field that is kept as it came. Decoded, many small values take thirty times their bytes, and a type's
+    `max_length` is looked at only when they all are there."""
+    if isinstance(raw, UnsetType):
+        return
+    if memoryview(raw).nbytes > max_bytes:
+        raise InvalidRequest(f"`{param}` is larger than {max_bytes} bytes.", param)
+    try:
+        check(raw)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"`{param}`: {error}.", param) from None
 
 
 def check_answer_size(tokens: int, choices: int = 1) -> None:

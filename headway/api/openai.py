@@ -38,7 +38,7 @@ class ChatMessage(Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[TextPart], Meta(max_length=limits.MAX_PARTS)] | UnsetType | None = UNSET
     name: limits.ShortText | UnsetType | None = UNSET
-    tool_calls: Annotated[list[Raw], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
+    tool_calls: Raw | UnsetType = UNSET
     tool_call_id: limits.ShortText | UnsetType | None = UNSET
     reasoning: str | UnsetType | None = UNSET
     # Clients send an answer's message back unchanged; it has these fields, and they are empty.
@@ -85,6 +85,12 @@ class NamedFunction(Struct):
     name: str
 
 
+class NamedTool(Struct):
+    """A `tool_choice` that names the tool to be called."""
+
+    function: NamedFunction
+
+
 class ChatTool(Struct, forbid_unknown_fields=True):
     type: Literal["function"]
     function: Function
@@ -106,7 +112,7 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
     top_p: limits.Probability | UnsetType | None = UNSET
     frequency_penalty: limits.Penalty | UnsetType | None = UNSET
     presence_penalty: limits.Penalty | UnsetType | None = UNSET
-    logit_bias: limits.LogitBias | UnsetType | None = UNSET
+    logit_bias: Raw | UnsetType = UNSET
     seed: limits.Seed | UnsetType | None = UNSET
     user: limits.ShortText | UnsetType | None = UNSET
     response_format: ResponseFormat | UnsetType | None = UNSET
@@ -130,11 +136,11 @@ class ChatCompletion(Sampling, kw_only=True):
     top_logprobs: limits.TopLogprobs | UnsetType | None = UNSET
     return_tokens_as_token_ids: bool | UnsetType = UNSET  # vLLM's own: logprobs name tokens by their ids
     tools: Annotated[list[ChatTool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
-    tool_choice: Literal["none", "auto", "required"] | dict[str, Raw] | UnsetType | None = UNSET
+    tool_choice: Raw | UnsetType = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
     reasoning_effort: limits.ShortText | UnsetType | None = UNSET
     # Clients send these for the vendor's own services; accepted, and not sent to the engine.
-    metadata: limits.Metadata | UnsetType | None = UNSET
+    metadata: Raw | UnsetType = UNSET
     store: bool | UnsetType | None = UNSET
     safety_identifier: limits.ShortText | UnsetType | None = UNSET
     prompt_cache_key: limits.ShortText | UnsetType | None = UNSET
@@ -151,13 +157,19 @@ class Completion(Sampling, kw_only=True):
 NOT_SENT_ON = ("service_tier", "stream_options", "metadata", "store", "safety_identifier", "prompt_cache_key")
 TIER_FIELD = "service_tier"
 
+ANY_TOOL = "*"  # not the name of a tool
 _read_chat = msgspec.json.Decoder(ChatCompletion).decode
 _read_completion = msgspec.json.Decoder(Completion).decode
+_read_tool_choice = msgspec.json.Decoder(str | NamedTool | None).decode
 _encode = msgspec.json.Encoder().encode
 
 
 def read_chat(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_chat(body)
+    limits.check_raw(request.tool_choice, "tool_choice", limits.check_tool_choice)
+    limits.check_raw(request.metadata, "metadata", limits.check_metadata)
+    for message in request.messages:
+        limits.check_raw(message.tool_calls, "tool_calls", limits.check_tool_calls, max_bytes=len(body))
     return _for_engine(request, "/v1/chat/completions", call_id)
 
 
@@ -174,6 +186,7 @@ def claims(_path: str, _headers: Headers) -> bool:
 
 
 def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -> Request:
+    limits.check_raw(request.logit_bias, "logit_bias", limits.check_logit_bias)
     _check_grammars(request)
     asked = request.stream_options if isinstance(request.stream_options, StreamOptions) else StreamOptions()
     if not request.stream and isinstance(request.stream_options, StreamOptions):
@@ -235,9 +248,10 @@ def _logprobs_per_token(request: ChatCompletion | Completion) -> int:
 def _check_grammars(request: ChatCompletion | Completion) -> None:
     grammars = Grammars()
     if isinstance(request, ChatCompletion) and isinstance(request.tools, list):
+        forced = _forced_tool(request.tool_choice)
         for tool in request.tools:
             if isinstance(tool.function.parameters, Raw):
-                is_compiled = tool.function.strict is True or _is_forced(tool.function.name, request.tool_choice)
+                is_compiled = tool.function.strict is True or forced in (ANY_TOOL, tool.function.name)
                 grammars.add_schema(tool.function.parameters, "tools", is_compiled=is_compiled)
     if isinstance(request.response_format, ResponseFormat):
         wanted = request.response_format.json_schema
@@ -252,14 +266,17 @@ def _check_grammars(request: ChatCompletion | Completion) -> None:
             grammars.add_choices(constraints.choice, "structured_outputs")
 
 
-def _is_forced(tool: str, choice: str | dict[str, Raw] | UnsetType | None) -> bool:
-    """Whether vLLM compiles the tool's schema because it must be called; else only a strict tool's is compiled."""
-    if not isinstance(choice, dict):
-        return choice == "required"
+def _forced_tool(choice: Raw | UnsetType) -> str | None:
+    """The tool whose schema vLLM compiles because it must be called; of others, only a strict tool's is compiled."""
+    if isinstance(choice, UnsetType):
+        return None
     try:
-        return msgspec.json.decode(choice["function"], type=NamedFunction).name == tool
-    except (KeyError, msgspec.MsgspecError):
-        return True
+        chosen = _read_tool_choice(choice)
+    except msgspec.ValidationError:
+        return ANY_TOOL
+    if isinstance(chosen, NamedTool):
+        return chosen.function.name
+    return ANY_TOOL if chosen == "required" else None
 
 
 def _tier(asked: ServiceTier | UnsetType | None) -> Tier:

@@ -36,7 +36,7 @@ WRITE_STALL_S = 30.0
 # After the last answer on a connection the gateway still reads, and drops, this much: a connection that is closed while
 # the client sends is reset, and the client may lose the answer.
 LINGER_S = 2.0
-LINGER_BYTES = 2**20
+LINGER_BYTES = 512 * 1024
 
 
 class HeadTooLarge(Exception):

@@ -71,6 +71,7 @@ class Connection(HttpToolsProtocol):
     _head_tail = b""
     _wants_body = False  # the application has asked for the body: before, not a byte of it is parsed
     _body_left: int | None = None  # None if the body is chunked
+    _is_body_unparsed = False
     _body_bytes = 0
     _framing_bytes = 0
     _ahead = b""  # received and not parsed yet
@@ -188,7 +189,12 @@ class Connection(HttpToolsProtocol):
             self._body_left -= len(piece)
         else:
             piece = self._take(len(self._ahead))
-        self._parse(piece)
+        if self._is_body_unparsed:
+            self.on_body(piece)
+            if not self._body_left:
+                self.on_message_complete()
+        else:
+            self._parse(piece)
         self._body_bytes += len(self.cycle.body) - size_before
         self._framing_bytes += len(piece) - (len(self.cycle.body) - size_before)
         if self._framing_bytes > MAX_FRAMING_BYTES + self._body_bytes * MAX_FRAMING_SHARE:
@@ -201,9 +207,11 @@ class Connection(HttpToolsProtocol):
     def _parse(self, piece: bytes) -> None:
         try:
             self.parser.feed_data(piece)
-        except httptools.HttpParserUpgrade as upgrade:
-            # No upgrade is offered: the request is answered as it is.
-            if upgrade.args[0] < len(piece):
+        except httptools.HttpParserUpgrade:
+            # No upgrade is offered, so the request is answered as it is. The parser has ended it with its head.
+            if self._body_left:
+                self.cycle.more_body = self._is_body_unparsed = True
+            elif any(name == b"transfer-encoding" for name, _ in self.headers):
                 self._stop_parsing()
         except httptools.HttpParserError as error:
             if isinstance(error.__context__, RequestAhead):
@@ -249,7 +257,7 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        self._in_head = self._wants_body = False
+        self._in_head = self._wants_body = self._is_body_unparsed = False
         self._body_bytes = self._framing_bytes = 0
         self._stop_timer()
         self._open_connections.end_waiting(self)

@@ -219,6 +219,22 @@ async def test_a_connection_is_kept_between_requests() -> None:
             assert await visitor.ask(request) == 200
 
 
+async def test_a_request_that_asks_for_an_upgrade_is_answered_with_its_body_read() -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        for protocol in (b"h2c", b"websocket"):
+            visitor = await Visitor.of(here)
+            request = post("/v1/messages", BODY, b"upgrade: " + protocol).replace(b"close", b"upgrade")
+            visitor.writer.write(request[:-30])
+            await asyncio.sleep(0.05)
+            assert await visitor.ask(request[-30:]) == 200
+            assert await visitor.ask(request + HEALTH) == 200
+            assert await visitor.ask(b"") == 200
+        chunked = b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n"
+        answer = await here.raw(chunked + b"connection: upgrade\r\nupgrade: h2c\r\n\r\n" + HEALTH)
+        assert answer.count(b"HTTP/1.1") == 1
+        assert status(answer) == 400
+
+
 @pytest.mark.parametrize("key", [b"", b"x-api-key: hw-wrong\r\n"])
 async def test_an_answer_to_a_body_that_was_not_read_closes_the_connection(key: bytes) -> None:
     async with running(QUICK) as engine, running_gateway(config_for([engine], key_hashes=[HASH]), key=KEY) as here:

@@ -128,7 +128,7 @@ async def test_the_gateway_counts_its_tasks_and_is_not_ready_without_one_that_ma
             while here.gateway.supervisor.restarts()["tick"] < supervise.MAX_FAILURES:
                 await asyncio.sleep(0.001)
         assert not here.gateway.is_ready()
-        page = (await here.raw(b"GET /metrics HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")).decode()
+        page = (await here.raw(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")).decode()
         assert f'headway_task_restarts_total{{task="prober {engine.url}"}} 0.0' in page
         assert 'headway_task_restarts_total{task="tick"}' in page
         assert "headway_loop_lag_seconds_bucket" in page

@@ -176,7 +176,7 @@ class Auto:
     async def _hold_student(
         self, trust: Trust, limit: _Limit, rungs: CallRungs, gate_call: GateCall, rung: Rung, client: Client
     ) -> Receipt | _Escalated:
-        held, call_id = _HeldAnswer(), rungs.request.call.id
+        held, call_id = _HeldAnswer(), rungs.call.id
         try:
             # With the log-probabilities that the gate needs, the answer may be larger than a request may ask for.
             receipt = await self._handle(replace(rungs.to_student(is_held=True), rung=rung), held)

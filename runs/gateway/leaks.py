@@ -136,7 +136,7 @@ async def measure(cycles: int, engine_port: int) -> Figures:
     while not pool.open_replicas:
         await asyncio.sleep(0.01)
     chance, body = random.Random(SEED), chat_request(MODEL, 40).body
-    head = f"POST {CHAT_PATH} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = f"POST {CHAT_PATH} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
     request = head.encode() + body
 
     async def left_now(clients: int, tasks: int = 0, files: int = 0) -> Figures:

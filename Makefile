@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: help setup engine check test e2e nightly docs format
+TOOLS := .tools/bin
+PIP_LOCKED := install --quiet --disable-pip-version-check --only-binary :all: --require-hashes
+
+.PHONY: help setup engine check test e2e nightly docs format lock
 help:  ## this list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /: /'
 
-$(BIN)/headway: pyproject.toml
+$(BIN)/headway: pyproject.toml requirements/dev.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(BIN)/pip $(PIP_LOCKED) -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
 setup: $(BIN)/headway  ## the gateway's environment, with what tests need
@@ -21,7 +25,7 @@ check: setup  ## lint, types, and the rules of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q tests/test_architecture.py tests/test_docs.py
+	$(BIN)/pytest -q tests/test_architecture.py tests/test_docs.py tests/test_locks.py
 
 test: setup  ## everything that needs no model
 	$(BIN)/pytest -q -m 'not engine' -n auto --dist worksteal
@@ -38,3 +42,11 @@ docs: setup  ## write the reference pages from the code
 format: setup  ## put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+$(TOOLS)/uv: requirements/tools.txt
+	$(PYTHON) -m venv .tools
+	$(TOOLS)/pip $(PIP_LOCKED) -r requirements/tools.txt
+	@touch $@
+
+lock: $(TOOLS)/uv  ## write the locks again (ARGS=--upgrade: with the newest versions)
+	PATH="$(CURDIR)/$(TOOLS):$$PATH" requirements/lock.sh $(ARGS)

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TOOLS := .tools/bin
 PIP_LOCKED := install --quiet --disable-pip-version-check --only-binary :all: --require-hashes
 
-.PHONY: help setup engine check test e2e nightly docs format lock
+.PHONY: help setup engine check test e2e nightly docs format lock audit sbom
 help:  ## this list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /: /'
 
@@ -48,5 +48,12 @@ $(TOOLS)/uv: requirements/tools.txt
 	$(TOOLS)/pip $(PIP_LOCKED) -r requirements/tools.txt
 	@touch $@
 
-lock: $(TOOLS)/uv  ## write the locks again (ARGS=--upgrade: with the newest versions)
+lock: $(TOOLS)/uv  ## write the locks and the SBOM again (ARGS=--upgrade: with the newest versions)
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" requirements/lock.sh $(ARGS)
+	PATH="$(CURDIR)/$(TOOLS):$$PATH" requirements/sbom.sh
+
+audit: $(TOOLS)/uv  ## look up known vulnerabilities of all that is locked (needs PyPI's advisories)
+	PATH="$(CURDIR)/$(TOOLS):$$PATH" requirements/audit.sh
+
+sbom: $(TOOLS)/uv  ## write requirements/sbom.cdx.json from the locks
+	PATH="$(CURDIR)/$(TOOLS):$$PATH" requirements/sbom.sh

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -25,6 +26,7 @@ PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 PACKAGE_LOCKS = ["base", *EXTRAS]
+USER_LOCKS = [name for name in PACKAGE_LOCKS if name != "dev"]
 ALL_LOCKS = [
     *[REQUIREMENTS / f"{name}.txt" for name in [*PACKAGE_LOCKS, "tools"]],
     engine_env.LOCK,
@@ -114,3 +116,19 @@ def test_the_locks_are_installed_with_the_package() -> None:
     data = PYPROJECT["tool"]["setuptools"]["package-data"]
     for module in (engine_env, training_env):
         assert module.LOCK.name in data[module.__package__]
+
+
+def test_the_sbom_lists_what_the_package_installs() -> None:
+    sbom = json.loads((REQUIREMENTS / "sbom.cdx.json").read_text())
+    assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.6")
+    root = sbom["metadata"]["component"]
+    assert (root["name"], root["version"]) == (PROJECT["name"], PROJECT["version"])
+    listed = {(component["name"], Version(component["version"])) for component in sbom["components"]}
+    locked = {
+        (name, version)
+        for lock in USER_LOCKS
+        for name, versions in pins(REQUIREMENTS / f"{lock}.txt").items()
+        for version in versions
+    }
+    assert listed == locked, "run `make sbom`"
+    assert {component["purl"] for component in sbom["components"]} == {f"pkg:pypi/{n}@{v}" for n, v in locked}

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headway.engines.scripted import Script, parse_curve, serve_scripted
+from headway.engines.scripted import Script, ScriptedEngine, parse_curve, serve_scripted
 
 
 def mock_engine(
@@ -17,4 +17,4 @@ def mock_engine(
     max_num_seqs: Annotated[int, typer.Option(help="Maximum number of running requests. Others wait.")] = 256,
 ) -> None:
     script = Script(model, first_token_ms / 1000, parse_curve(step_ms), max_num_seqs)
-    serve_scripted(script, "127.0.0.1", port)
+    serve_scripted(ScriptedEngine(script), "127.0.0.1", port)

@@ -312,6 +312,31 @@ def test_whole_answers() -> None:
     with_engine(QUICK, scenario)
 
 
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+def test_n_choices_are_n_requests_in_one_answer(path: str) -> None:
+    async def scenario(engine: ScriptedEngine) -> None:
+        *tokens, usage, done = await stream(engine.url, path, n=3, **USAGE)
+        for index in range(3):
+            own = [chunk for chunk in tokens if b'"choices":[{"index":%d,' % index in chunk]
+            assert b'"completion_tokens":3' in own[-1]
+            assert [word for word in (b" the", b" morning", b" train") if any(word in chunk for chunk in own)] == [
+                b" the", b" morning", b" train"
+            ]  # fmt: skip
+        assert b'"prompt_tokens":7,"total_tokens":16,"completion_tokens":9' in usage
+        assert done == b"data: [DONE]\n\n"
+        assert engine.record()["highest_running"] == 3
+        whole = await fetch_json(engine.url, path, body_for(path, n=2))
+        assert [choice["index"] for choice in whole["choices"]] == [0, 1]
+        assert whole["usage"]["completion_tokens"] == 6
+        leaver = await open_call(engine.url, path, body_for(path, n=4, max_tokens=8000))
+        await eventually(lambda: engine.record()["running"] == 4)
+        await leaver.close()
+        await eventually(lambda: engine.record()["aborted"] == 4)
+        assert engine.record()["running"] == 0
+
+    with_engine(QUICK, scenario)
+
+
 def test_a_stop_word_ends_the_answer_unsent_but_counted() -> None:
     async def scenario(engine: ScriptedEngine) -> None:
         *_, last, usage, _ = await stream(engine.url, CHAT, max_tokens=9, stop=["train"], **USAGE)

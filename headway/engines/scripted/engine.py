@@ -105,25 +105,25 @@ class ScriptedEngine:
         transport: asyncio.Transport = scope["state"]["transport"]
         try:
             ask, answer = self._read(scope, body)
-            answer_format = DIALECTS[scope["path"]][1](answer)
-            give = (lambda number: _write(transport, answer_format.token(number))) if ask.stream else _ignore
-            stream = self._board(answer, give)
+            choices = [DIALECTS[scope["path"]][1](answer, index) for index in range(answer.choices)]
+            streams = self._board(answer, [_giver(transport, one) if ask.stream else _ignore for one in choices])
         except wire.WireError as error:
             await _respond(send, error.status, JSON, _error_body(scope["path"], error))
             return
-        leaving = asyncio.create_task(self._abort_when_client_leaves(receive, stream))
-        if ask.stream and not stream.ended.done():
+        leaving = asyncio.create_task(self._abort_when_client_leaves(receive, streams))
+        if ask.stream and not all(stream.ended.done() for stream in streams):
             headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await stream.ended
-        if stream.record.state == "died":
+        await asyncio.gather(*[stream.ended for stream in streams])
+        states = {stream.record.state for stream in streams}
+        if "died" in states:
             # Close a stream instead of aborting it, so that the tokens recorded as sent still go out.
             transport.close() if ask.stream else transport.abort()
-        elif stream.record.state == "finished" and ask.stream:
-            _write(transport, answer_format.closing(_metrics_of(stream)))
+        elif states == {"finished"} and ask.stream:
+            _write(transport, choices[-1].closing(_metrics_of(streams[-1])))
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        elif stream.record.state == "finished":
-            await _respond(send, 200, JSON, answer_format.whole(_metrics_of(stream)))
+        elif states == {"finished"}:
+            await _respond(send, 200, JSON, choices[-1].whole(_metrics_of(streams[-1])))
         await leaving
 
     def _read(self, scope: Scope, body: bytes) -> tuple[wire.Ask, wire.ScriptedAnswer]:
@@ -150,18 +150,27 @@ class ScriptedEngine:
             stop=stop,
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
+            choices=1 if path == "/v1/messages" else ask.n or 1,
         )
 
-    def _board(self, answer: wire.ScriptedAnswer, give: Callable[[int], None]) -> ScriptedStream:
+    def _board(self, answer: wire.ScriptedAnswer, gives: list[Callable[[int], None]]) -> list[ScriptedStream]:
+        """As in vLLM, each choice is a request of its own to the scheduler."""
+        streams: list[ScriptedStream] = []
         try:
-            return self.steps.board(answer.request_id, answer.prompt_tokens, answer.total_tokens, give)
+            for index, give in enumerate(gives):
+                name = f"{index}_{answer.request_id}" if index else answer.request_id
+                streams.append(self.steps.board(name, answer.prompt_tokens, answer.total_tokens, give))
         except QueueFull:
+            for stream in streams:
+                self.steps.abort(stream)
             raise wire.WireError(503, "Service Unavailable", wire.BUSY) from None
+        return streams
 
-    async def _abort_when_client_leaves(self, receive: Receive, stream: ScriptedStream) -> None:
+    async def _abort_when_client_leaves(self, receive: Receive, streams: list[ScriptedStream]) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.steps.abort(stream)
+        for stream in streams:
+            self.steps.abort(stream)
 
     def _count_tokens(self, body: bytes) -> tuple[int, bytes, bytes]:
         try:
@@ -205,6 +214,10 @@ class ScriptedEngine:
             for name, kind, value in values
         )
         return 200, b"text/plain; version=0.0.4; charset=utf-8", text.encode()
+
+
+def _giver(transport: asyncio.Transport, choice: wire.Format) -> Callable[[int], None]:
+    return lambda number: _write(transport, choice.token(number))
 
 
 def _ignore(number: int) -> None:
@@ -309,9 +322,8 @@ async def running(script: Script, host: str = "127.0.0.1", port: int = 0) -> Asy
         await listener.wait_closed()
 
 
-def serve_scripted(script: Script, host: str, port: int) -> None:
+def serve_scripted(engine: ScriptedEngine, host: str, port: int) -> None:
     """Serve a scripted engine until interrupted, and print its URL. Port 0 selects a free port."""
-    engine = ScriptedEngine(script)
     with socket.create_server((host, port), backlog=2048) as listener:
         engine.url = f"http://{host}:{listener.getsockname()[1]}"
         print(f"scripted engine on {engine.url} (pid {os.getpid()})", flush=True)

@@ -53,6 +53,7 @@ class Ask(msgspec.Struct):
     prompt: str | list[Any] = ""
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    n: int | None = None
     stop: str | list[str] | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = False
@@ -73,6 +74,7 @@ class ScriptedAnswer:
     stop: str | None  # the stop string that ends it; None if it ends at its length limit
     include_usage: bool = False
     continuous_usage: bool = False
+    choices: int = 1  # all alike; `total_tokens` is of each
 
     def text(self) -> str:
         words = self.total_tokens if self.stop is None else self.total_tokens - 1
@@ -175,13 +177,14 @@ class _OpenAIFormat:
     """What chat and completions share. Constant bytes are made once, because a stream has thousands of tokens."""
 
     object_name: str
-    before_word: bytes
+    before_word: bytes  # formatted with the index of the choice
     after_word: bytes
     after_last_word: bytes  # formatted with the finish reason and the stop reason
     usage_end: bytes
 
-    def __init__(self, answer: ScriptedAnswer) -> None:
+    def __init__(self, answer: ScriptedAnswer, index: int = 0) -> None:
         self._answer = answer
+        self._index = index
         self._head = b'data: {"id":%b,"object":"%b","created":%d,"model":%b,"choices":[' % (
             msgspec.json.encode(answer.id),
             self.object_name.encode(),
@@ -189,7 +192,7 @@ class _OpenAIFormat:
             msgspec.json.encode(answer.model),
         )
         self._usage_head = b',"usage":{"prompt_tokens":%d,"total_tokens":' % answer.prompt_tokens
-        self._before = self._head + self.before_word
+        self._before = self._head + self.before_word % index
         self._after = self.after_word + (self._usage_head if answer.continuous_usage else b"")
         self._end = self.usage_end + b"}\n\n" if answer.continuous_usage else b"}\n\n"
         self._constant_length = len(self._before) + len(self._after) + len(self._end)
@@ -228,8 +231,8 @@ class _OpenAIFormat:
         event = b'%b]%b%d,"completion_tokens":%d},"system_fingerprint":"%b","metrics":%b}\n\n' % (
             self._head,
             self._usage_head,
-            answer.prompt_tokens + answer.total_tokens,
-            answer.total_tokens,
+            answer.prompt_tokens + answer.choices * answer.total_tokens,
+            answer.choices * answer.total_tokens,
             FINGERPRINT.encode(),
             msgspec.json.encode(metrics),
         )
@@ -237,7 +240,7 @@ class _OpenAIFormat:
 
     def envelope(self, choice: dict[str, Any], prompt: dict[str, Any], metrics: dict[str, float | None]) -> bytes:
         answer = self._answer
-        prompt_tokens, tokens = answer.prompt_tokens, answer.total_tokens
+        prompt_tokens, tokens = answer.prompt_tokens, answer.choices * answer.total_tokens
         usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + tokens, "completion_tokens": tokens}
         details = {"prompt_tokens_details": None, "completion_tokens_details": None}
         body = {
@@ -245,7 +248,7 @@ class _OpenAIFormat:
             "object": self.object_name.removesuffix(".chunk"),
             "created": answer.created,
             "model": answer.model,
-            "choices": [choice],
+            "choices": [{"index": index, **choice} for index in range(answer.choices)],
             "service_tier": None,
             "system_fingerprint": FINGERPRINT,
             "usage": {**usage, **details},
@@ -263,25 +266,26 @@ class _OpenAIFormat:
 
 class ChatFormat(_OpenAIFormat):
     object_name = "chat.completion.chunk"
-    before_word = b'{"index":0,"delta":{"content":"'
+    before_word = b'{"index":%d,"delta":{"content":"'
     after_word = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]'
     after_last_word = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":null}]'
     usage_end = b',"completion_tokens_details":null}'
 
     def opening(self) -> bytes:
-        role = b'{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
+        role %= self._index
         return _chunk(b'%b%b%b,"prompt_token_ids":null,"prompt_text":null}\n\n' % (self._head, role, self.usage(0)))
 
     def whole(self, metrics: dict[str, float | None]) -> bytes:
         message = {"role": "assistant", "content": self._answer.text(), "refusal": None, "annotations": None}
         message |= {"audio": None, "function_call": None, "reasoning": None}
-        choice = {"index": 0, "message": message, "logprobs": None, **self.ending(), "routed_experts": None}
+        choice = {"message": message, "logprobs": None, **self.ending(), "routed_experts": None}
         return self.envelope(choice, {"prompt_logprobs": None, "prompt_token_ids": None, "prompt_text": None}, metrics)
 
 
 class CompletionFormat(_OpenAIFormat):
     object_name = "text_completion"
-    before_word = b'{"index":0,"text":"'
+    before_word = b'{"index":%d,"text":"'
     after_word = b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
     after_last_word = (
         b'","logprobs":null,"finish_reason":"%b","stop_reason":%b,"prompt_token_ids":null,"token_ids":null}]'
@@ -289,7 +293,7 @@ class CompletionFormat(_OpenAIFormat):
     usage_end = b"}"
 
     def whole(self, metrics: dict[str, float | None]) -> bytes:
-        choice = {"index": 0, "text": self._answer.text(), "logprobs": None, **self.ending()}
+        choice = {"text": self._answer.text(), "logprobs": None, **self.ending()}
         choice |= {"prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
         return self.envelope(choice, {}, metrics)
 
@@ -299,7 +303,7 @@ class MessagesFormat:
         b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"'
     )
 
-    def __init__(self, answer: ScriptedAnswer) -> None:
+    def __init__(self, answer: ScriptedAnswer, index: int = 0) -> None:  # noqa: ARG002 (this dialect has one choice)
         self._answer = answer
 
     @staticmethod

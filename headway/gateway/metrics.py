@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -80,6 +81,7 @@ class Metrics:
             "Lines of the spool that could not be read and were set aside in its folder `bad`.",
             registry=self.registry,
         )
+        self._tasks = Gauge("headway_tasks", "Tasks of the gateway's event loop.", registry=self.registry)
         self.registry.register(_Seats(machine, replicas))
         self.registry.register(_Tasks(supervisor))
 
@@ -99,6 +101,7 @@ class Metrics:
             self.promises.labels(model, tier, "kept" if receipt.kept else "missed").inc()
 
     def page(self) -> bytes:
+        self._tasks.set(len(asyncio.all_tasks()))
         return generate_latest(self.registry)
 
 

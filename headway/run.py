@@ -25,7 +25,8 @@ from headway.gateway.billing import Billing
 from headway.gateway.events import EventLog
 from headway.gateway.held_bytes import HeldBytes
 from headway.gateway.prompts import Keeping, PromptFile
-from headway.gateway.serve import Gateway, Timing
+from headway.gateway.serve import Gateway
+from headway.gateway.timing import Timing
 from headway.ledger.books import Books, BooksSettings
 from headway.ledger.opening import open_store
 

@@ -7,39 +7,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from ipaddress import ip_address
 from typing import Any, Literal, cast
 
 import msgspec
 
 from headway.api import anthropic, openai
 from headway.api.auth import FindKey, Keys
+from headway.api.body import Receive, read_body
 from headway.api.check_time import CheckTime
 from headway.api.connection import Connection
 from headway.api.dialect import Dialect, Headers, Params, Reader, RouteTable
+from headway.api.origin import Scope, check_origin
 from headway.api.server import HTTPClient, Send
 from headway.auto.requests import CallRungs
 from headway.auto.risk import CONFIDENCE
 from headway.config import Config, ModelTable
 from headway.core.rate_limit import TokenLimit
 from headway.core.types import Tier
-from headway.errors import Forbidden, HeadwayError, InternalError, InvalidRequest, Refused, TooLarge, UnknownModel
+from headway.errors import Forbidden, HeadwayError, InternalError, InvalidRequest, Refused, UnknownModel
 from headway.ledger.keys import Key
 from headway.wire import Client, NoSeat, Receipt, Request, with_fields
 
 log = logging.getLogger("headway.api")
 
-# How long a body may pause, and how long it may take: this long, and more for what has arrived.
-BODY_STALL_S = 15.0
-BODY_TIMEOUT_S = 60.0
 LOG_INTERVAL_S = 1.0  # between two faults in the log, at least
-MIN_BODY_BYTES_PER_S = 64 * 1024
 FALLBACK_HEADER = b"headway-fallback"
 MISSING = "Object missing required field `"
 UNKNOWN = "Object contains unknown field `"
@@ -49,10 +45,6 @@ DIALECTS: tuple[Dialect, ...] = (anthropic, openai)  # the first that claims an 
 
 Handle = Callable[[Request, Client], Awaitable[Receipt]]
 HandleAuto = Callable[[CallRungs, Client], Awaitable[Receipt]]
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[Any]]
-
-
 Page = tuple[int, bytes, bytes]  # status, content type, body
 
 
@@ -282,54 +274,6 @@ class InvalidPath(InvalidRequest):
 def new_call_id() -> str:
     """A unique id that sorts by time: milliseconds, then 80 random bits."""
     return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
-
-
-def check_origin(scope: Scope, *, anyone_may_call: bool) -> None:
-    """Require one Host header. If anyone may call, a web page in a browser on this machine could call too. So the Host
-    must be this machine, which it is not for a page whose name was rebound to it by DNS, and so must be the Origin."""
-    hosts = [value for name, value in scope["headers"] if name == b"host"]
-    if len(hosts) != 1 and not (not hosts and scope["http_version"] == "1.0"):
-        raise InvalidRequest("A request must have exactly one Host header.")
-    if not anyone_may_call:
-        return
-    origins = [value.partition(b"://")[2] for name, value in scope["headers"] if name == b"origin"]
-    if not all(_is_this_machine(host) for host in hosts + origins):
-        raise Forbidden(
-            "This gateway has no keys, so it only takes requests to localhost or a loopback address, and none from web "
-            "pages of other hosts. Configure keys to lift this."
-        )
-
-
-def _is_this_machine(host: bytes) -> bool:
-    name = re.sub(rb":\d*$", b"", host.lower())
-    try:
-        return name == b"localhost" or ip_address(name.strip(b"[]").decode("ascii")).is_loopback
-    except ValueError:
-        return False
-
-
-async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes:
-    if int(headers.get(b"content-length", b"0") or b"0") > max_bytes:
-        raise TooLarge(f"The request is larger than {max_bytes} bytes.")
-    parts: list[bytes] = []
-    size = 0
-    started_at = asyncio.get_running_loop().time()
-    try:
-        async with asyncio.timeout_at(started_at + BODY_STALL_S) as limit:
-            while True:
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise asyncio.CancelledError
-                parts.append(message["body"])
-                size += len(message["body"])
-                if size > max_bytes:
-                    raise TooLarge(f"The request is larger than {max_bytes} bytes.")
-                if not message["more_body"]:
-                    return b"".join(parts)
-                stalled_at = asyncio.get_running_loop().time() + BODY_STALL_S
-                limit.reschedule(min(stalled_at, started_at + BODY_TIMEOUT_S + size / MIN_BODY_BYTES_PER_S))
-    except TimeoutError:
-        raise InvalidRequest("The request's body arrives too slowly.") from None
 
 
 def _invalid(error: Exception) -> InvalidRequest:

@@ -14,6 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from headway.api.answers import MAX_COUNT, Count, Fields, cut_object, is_text, join_object, read_fields
 from headway.api.dialect import engine_error
+from headway.api.limits import AnyObject
 from headway.api.proof import proof_of
 from headway.api.sse import MAX_EVENT_BYTES, EventSplitter, data_of, readable
 from headway.core.types import MIN_TOKENS_FOR_PROMISE
@@ -37,10 +38,6 @@ class CompletionUsage(Struct):
     prompt_tokens: Count
     completion_tokens: Count
     prompt_tokens_details: PromptDetails | None = None
-
-
-class AnyObject(Struct):
-    """A JSON object with whatever fields."""
 
 
 class ChoiceHead(Struct):

@@ -70,6 +70,11 @@ class Metrics:
             ("model",),
             registry=self.registry,
         )
+        self._watch_process()
+        self.registry.register(_Seats(machine, replicas))
+        self.registry.register(_Tasks(supervisor))
+
+    def _watch_process(self) -> None:
         self.loop_lag = Histogram(
             "headway_loop_lag_seconds",
             "How late the event loop wakes a task that sleeps. No stream moves meanwhile.",
@@ -82,8 +87,6 @@ class Metrics:
             registry=self.registry,
         )
         self._tasks = Gauge("headway_tasks", "Tasks of the gateway's event loop.", registry=self.registry)
-        self.registry.register(_Seats(machine, replicas))
-        self.registry.register(_Tasks(supervisor))
 
     def count(self, model: str, receipt: Receipt, *, held_s: float | None, first_token_s: float | None) -> None:
         """Count an ended call. `held_s` is None if it never had a seat, `first_token_s` if nothing was streamed."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from headway.core.machine import Machine
 from headway.core.types import (
@@ -45,6 +45,7 @@ from headway.gateway.metrics import Metrics
 from headway.gateway.prompts import PromptFile
 from headway.gateway.relay import Relay, failure_of
 from headway.gateway.replicas import Replicas
+from headway.gateway.timing import Timing
 from headway.gateway.trip import Trip
 from headway.ledger.books import Account
 from headway.supervise import Supervisor, measure_lag
@@ -58,15 +59,6 @@ TICK_S = 1.0
 SEAT_RELEASE_S = 0.1
 # How long a receipt waits for the call's seat-time. A core in the same process reports it at once.
 SETTLE_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Intervals and timeouts for replicas and clients; see docs/reference/configuration.md."""
-
-    probe_interval_s: float = 1.0
-    stall_s: float = 30.0
-    reader_stall_s: float = 30.0
 
 
 class Gateway:
@@ -250,20 +242,11 @@ class Gateway:
         """Keep the request until core has a seat for it, or until then; refuse it if too many bytes are kept."""
         self._held_bytes.end_hold(trip)
         if self._held_bytes.take(trip):
-            self._tick_at(until, trip)
+            trip.wait_until(until, self._clock, lambda: self.tell(Ticked()))
             return
         trip.outcome = "refused"
         trip.seat.set_exception(NoSeat("held_bytes", 1, None))
         self.tell(Left(trip.call.id))
-
-    def _tick_at(self, until: float, trip: Trip) -> None:
-        def tick() -> None:
-            if self._clock() < until:  # the event loop's timers can fire a millisecond early
-                self._tick_at(until, trip)
-            else:
-                self.tell(Ticked())
-
-        trip.deadline = asyncio.get_running_loop().call_later(until - self._clock() + 0.001, tick)
 
     # --- trips ---
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from headway.core.types import Board, Call
@@ -61,6 +62,17 @@ class Trip:
             self.aboard.reschedule(0)
         else:  # it got its seat in this turn of the loop and has not been sent yet
             self.aboard = asyncio.timeout(0)
+
+    def wait_until(self, until: float, clock: Callable[[], float], tick: Callable[[], None]) -> None:
+        """Call `tick` when the time is over for which the call may be held."""
+
+        def check() -> None:
+            if clock() < until:  # the event loop's timers can fire a millisecond early
+                self.wait_until(until, clock, tick)
+            else:
+                tick()
+
+        self.deadline = asyncio.get_running_loop().call_later(until - clock() + 0.001, check)
 
     def stop_deadline(self) -> None:
         if self.deadline is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headway.api import app as api_app
+from headway.api import body as api_body
 from headway.api import connection, open_connections
 from headway.engines.scripted import Script, running
 from tests.running import MODEL, Running, config_for, post, running_gateway
@@ -253,8 +253,8 @@ async def test_an_answer_to_a_body_that_was_not_read_closes_the_connection(key: 
 
 
 async def test_a_body_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(api_app, "BODY_STALL_S", 0.2)
-    monkeypatch.setattr(api_app, "BODY_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(api_body, "BODY_STALL_S", 0.2)
+    monkeypatch.setattr(api_body, "BODY_TIMEOUT_S", 0.5)
     async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
         head = b"POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
         stalled, dripping = await Visitor.of(here), await Visitor.of(here)

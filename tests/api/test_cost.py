@@ -20,8 +20,10 @@ import msgspec
 import pytest
 import uvloop
 
+from headway.api import check_time
 from headway.api.server import Server
 from headway.config import Config
+from headway.core.rate_limit import TokenLimit
 from headway.run import make_auto, make_gateway, make_gateway_server
 
 KEY = b"hw-right"
@@ -48,6 +50,14 @@ class Door:
                 while piece := visitor.recv(65536):
                     answer = answer or piece
             return answer
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _each_request_is_read() -> Iterator[None]:
+    """The time that a key's requests may take in a minute is tested elsewhere. Here each of them is measured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(check_time, "LIMIT", TokenLimit(input_tpm=10**12))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from headway.core.types import MIN_TOKENS_FOR_PROMISE
 from headway.errors import EngineLost
 from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
 
-CLOSING_BRACE = ord("}")
+USAGE_AFTER_TOKEN = b'}],"usage":{'
 
 # An event of a client that reads slowly has many tokens, each with the log-probabilities that it asked for
 # (api/limits.py bounds them).
@@ -133,12 +133,12 @@ class OpenAIMeter:
             and data.find(b"\n") == len(data) - 2
             and (data.isascii() or is_text(data))
         ):
-            start = data.rfind(b',"usage":{')
+            start = data.rfind(USAGE_AFTER_TOKEN)
             # True only if the usage object is flat, ends the event (`...}}\n\n`) and follows a token.
-            if start > 0 and data.find(b"}", start) == len(data) - 4 and data[start - 2] == CLOSING_BRACE:
+            if start > 0 and data.find(b"}", start + 1) == len(data) - 4:
                 self.last_at = now
                 self._last = data
-                return data if self._wants_all else data[:start] + b"}\n\n"
+                return data if self._wants_all else data[: start + 2] + b"}\n\n"
         with readable():
             return b"".join([self._parse(event, now) for event in self._splitter.split(data)])
 

@@ -300,6 +300,17 @@ def test_a_last_event_that_ends_with_its_usage_is_no_token() -> None:
     assert meter.last_at == float(len(WORDS))
 
 
+def test_nor_is_it_one_if_other_objects_come_before_its_usage() -> None:
+    last = (
+        b'data: {"id":"1","choices":[],"metrics":{"speculation":{}},'
+        b'"usage":{"prompt_tokens":7,"total_tokens":14,"completion_tokens":7}}\n\n'
+    )
+    meter = openai_meter(wants_usage=True)
+    got = payloads(through(meter, [*events(STREAM)[:-2], last, b"data: [DONE]\n\n"]))
+    assert got[-2]["usage"]["headway"]["tier_served"] == "standard"
+    assert meter.last_at == float(len(WORDS))
+
+
 def choice_event(index: int, count: int) -> bytes:
     usage = f'"usage":{{"prompt_tokens":7,"total_tokens":{7 + count},"completion_tokens":{count}}}'
     return f'data: {{"choices":[{{"index":{index},"delta":{{"content":"x"}}}}],{usage}}}\n\n'.encode()

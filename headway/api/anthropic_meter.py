@@ -22,6 +22,7 @@ from headway.errors import EngineLost
 from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
 
 TOKEN = b"event: content_block_delta\n"
+NO_TOKEN = b'"signature_delta"'  # of a thinking block: the engine's mark, not the model's output
 START = b"event: message_start\n"
 DELTA = b"event: message_delta\n"
 STOP = b"event: message_stop\n"
@@ -125,10 +126,11 @@ class AnthropicMeter:
         if self.is_final and not event.startswith((STOP, PING, COMMENT)):
             raise ValueError("it went on after its last usage")
         if event.startswith(TOKEN):
-            if self.first_at is None:
-                self.first_at = now
-            self.last_at = now
-            self._deltas += 1
+            if NO_TOKEN not in event:
+                if self.first_at is None:
+                    self.first_at = now
+                self.last_at = now
+                self._deltas += 1
         elif event.startswith(START):
             start = msgspec.json.decode(data_of(event))
             usage = start["message"].setdefault("usage", {})
@@ -191,7 +193,9 @@ class AnthropicMeter:
         self.is_final = self.is_complete = True
 
     def usage(self) -> Usage:
-        return Usage(self._prompt or 0, self._cached, (max(self._output, self._deltas),))
+        # The engine's last count is exact. Before it, a delta is at least one token.
+        is_exact = self.is_final and self._output
+        return Usage(self._prompt or 0, self._cached, (self._output if is_exact else max(self._output, self._deltas),))
 
     def speed_tps(self) -> float | None:
         return stream_speed_tps(self.usage().output_tokens, self.first_at, self.last_at)

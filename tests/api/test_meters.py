@@ -311,6 +311,24 @@ def test_nor_is_it_one_if_other_objects_come_before_its_usage() -> None:
     assert meter.last_at == float(len(WORDS))
 
 
+SIGNATURE = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta",'
+    b'"delta":{"type":"signature_delta","signature":"s"},"index":0}\n\n'
+)
+
+
+def test_the_signature_of_a_thinking_block_is_no_token() -> None:
+    start, block, *tokens, stop, delta, end = events(MESSAGES)
+    meter = anthropic_meter()
+    thought = [start, block, *tokens, SIGNATURE]
+    assert SIGNATURE.decode() in through(meter, thought), "but it is passed on"
+    assert meter.usage() == Usage(9, 0, (len(tokens),))
+    assert meter.last_at == 4.0
+    exact = delta.replace(b'"output_tokens":4', b'"output_tokens":2')
+    through(meter, [stop, exact, end])
+    assert meter.usage() == Usage(9, 0, (2,)), "the engine's last count, not the number of its deltas"
+
+
 def choice_event(index: int, count: int) -> bytes:
     usage = f'"usage":{{"prompt_tokens":7,"total_tokens":{7 + count},"completion_tokens":{count}}}'
     return f'data: {{"choices":[{{"index":{index},"delta":{{"content":"x"}}}}],{usage}}}\n\n'.encode()

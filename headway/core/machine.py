@@ -174,10 +174,21 @@ class Machine:
             journey.pool.stays(event.call_id, journey.replica, now)
 
     def _finished(self, event: Finished, now: float, actions: list[Action]) -> None:
-        self._end(event, now, actions, speed_tps=event.speed_tps)
+        self._end(event.call_id, (event.prompt_tokens, event.output_tokens), now, actions, speed_tps=event.speed_tps)
 
     def _left(self, event: Left, now: float, actions: list[Action]) -> None:
-        self._end(event, now, actions)
+        output_tokens, judged_tokens = event.output_tokens, 0
+        if output_tokens is None:
+            output_tokens = judged_tokens = self._judge_tokens(event, now)
+        self._end(event.call_id, (event.prompt_tokens, output_tokens), now, actions, judged_tokens=judged_tokens)
+
+    def _judge_tokens(self, event: Left, now: float) -> int:
+        """The output tokens of a call that leaves before anybody could count them, by its time aboard."""
+        journey = self._journeys.get(event.call_id)
+        if journey is None or journey.replica is None:
+            return 0
+        tokens = journey.pool.tokens_given(event.call_id, journey.replica, now)
+        return tokens if event.max_output_tokens is None else min(tokens, event.max_output_tokens)
 
     def _failed(self, event: Failed, now: float, actions: list[Action]) -> None:
         journey = self._journeys.get(event.call_id)
@@ -307,19 +318,29 @@ class Machine:
             retry_after_s = journey.rate_limit.retry_after_s
         actions.append(Refuse(journey.call.id, reason, retry_after_s, journey.rate_limit))
 
-    def _end(self, event: Finished | Left, now: float, actions: list[Action], speed_tps: float | None = None) -> None:
-        journey = self._journeys.pop(event.call_id, None)
+    def _end(
+        self,
+        call_id: str,
+        tokens: tuple[int, int],
+        now: float,
+        actions: list[Action],
+        *,
+        speed_tps: float | None = None,
+        judged_tokens: int = 0,
+    ) -> None:
+        """`tokens` are of the prompt and of the answer."""
+        journey = self._journeys.pop(call_id, None)
         if journey is None:
             return  # it has ended already: a driver may report the end twice
         pool = journey.pool
-        pool.waiting.charge(journey.call, event.prompt_tokens + event.output_tokens)
+        pool.waiting.charge(journey.call, sum(tokens))
         if (bucket := self._bucket(journey.call)) is not None:
-            self._rate_limiter.spend(*bucket, now, input=event.prompt_tokens, output=event.output_tokens)
+            self._rate_limiter.spend(*bucket, now, input=tokens[0], output=tokens[1])
         if journey.replica is None:
             pool.waiting.drop(journey.call)
         else:
-            journey.seat_us += pool.free(event.call_id, journey.replica, now, speed_tps)
-        actions.append(Settled(event.call_id, journey.seat_us))
+            journey.seat_us += pool.free(call_id, journey.replica, now, speed_tps)
+        actions.append(Settled(call_id, journey.seat_us, judged_tokens))
         self._no_longer_express(journey, now)
         self._settle(pool, now, actions)
 

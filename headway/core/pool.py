@@ -244,6 +244,11 @@ class Pool:
         self.waiting.seat_freed(now)
         return seat_us
 
+    def tokens_given(self, call_id: str, replica: str, now: float) -> int:
+        """The output tokens that the call was given where it sits, by the replica's curve."""
+        state = self.doors.replicas.get(replica)
+        return state.tokens_given(call_id, now) if state is not None and call_id in state.aboard else 0
+
     def _leave(self, state: ReplicaState, call_id: str, now: float) -> tuple[Stream, int]:
         stream, seat_us = state.leave(call_id, now)
         self.seat_us[stream.call.model][stream.call.tier] += seat_us

@@ -14,6 +14,10 @@ from headway.core.fare import SeatTime
 from headway.core.feedback import Feedback
 from headway.core.types import Call, Replica
 
+# Tokens per second of a stream on a replica without a curve, where its tokens cannot be counted: a common speed of one
+# stream on one GPU. Without it the work of such a replica would be free for clients that leave.
+UNKNOWN_TPS = 40.0
+
 PROMPT_SHARE = 0.05  # the share of a light replica's time that may be spent on prompts of new calls,
 PROMPT_WINDOW_S = 5.0  # in a window of this length
 
@@ -128,6 +132,15 @@ class ReplicaState:
             if not self.express[floor_tps]:
                 del self.express[floor_tps]
         return stream, seat_us
+
+    def tokens_given(self, call_id: str, now: float) -> int:
+        """The tokens that the curve predicts for all choices of a call aboard, until now."""
+        self.advance(now)
+        stream = self.aboard[call_id]
+        given = self.given - stream.boarded_given
+        if self.replica.curve is None:
+            given = (now - stream.boarded_at) * UNKNOWN_TPS
+        return int(given * stream.call.choices)
 
     def foreseen_s(self, stream: Stream, now: float) -> float:
         """Seconds per token that the curve predicts for the stream since it boarded; 0 if there is no prediction."""

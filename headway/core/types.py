@@ -140,11 +140,14 @@ class Failed:
 @dataclass(slots=True)
 class Left:
     """The call ended in any other way than Finished: for example, the client disconnected or the engine failed in the
-    middle of the answer. The tokens served until then count as served."""
+    middle of the answer. What the engine did for it until then counts as served. `output_tokens` is None if they could
+    not be counted, because the answer was to come in one piece: they are then estimated from the time aboard, and are at
+    most `max_output_tokens`."""
 
     call_id: str
     prompt_tokens: int = 0
-    output_tokens: int = 0
+    output_tokens: int | None = 0
+    max_output_tokens: int | None = None  # of all choices; None is no limit
 
 
 @dataclass(slots=True)
@@ -275,10 +278,12 @@ class Downgrade:
 
 @dataclass(slots=True)
 class Settled:
-    """The answer to Finished and Left: the call's seat-time on all replicas it boarded, in microseconds."""
+    """The answer to Finished and Left: the call's seat-time on all replicas it boarded, in microseconds, and the output
+    tokens that were estimated because they could not be counted."""
 
     call_id: str
     seat_us: int
+    judged_tokens: int = 0
 
 
 Action = Board | Hold | Refuse | Cut | Preempt | Downgrade | Settled

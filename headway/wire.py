@@ -23,6 +23,7 @@ from headway.errors import RefusalReason, Refused
 from headway.price import Bill, Price
 
 Outcome = Literal["finished", "left", "failed", "error", "refused"]
+Collect = Literal["never", "if_same", "always"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,9 @@ class Request:
     body: bytes  # a JSON object in the client's dialect, without the fields that only Headway reads
     form: AnswerForm
     streaming: bool  # the client gets the answer as a stream
-    collects: bool = False  # the engine streams, and the client gets the answer in one piece
+    # Whether the engine may stream an answer that the client gets in one piece, so that its tokens are counted and
+    # timed: `if_same` where the collected answer is the one that this engine gives in one piece.
+    collect: Collect = "never"
     max_output_tokens: int | None = None  # the client's limit for each choice; 0 if nothing is generated
     is_bounded: bool = True  # its answer is no larger than api/limits.py allows; False if the client sets no limit
     cache_salt: str = ""  # keeps tenants apart in the engine's prefix cache; empty if they share it

@@ -22,7 +22,7 @@ from headway.api.proof import proof_headers
 from headway.core.rate_limit import RateLimit
 from headway.core.types import EXPRESS, Call, Tier
 from headway.errors import EngineAnswered, HeadwayError, InvalidRequest
-from headway.wire import Grant, Request
+from headway.wire import Collect, Grant, Request
 
 # --- request fields --------------------------------------------------------------------------------------------------
 
@@ -104,7 +104,7 @@ class Messages(Prompt, kw_only=True):
     max_tokens: limits.Tokens
     metadata: Raw | UnsetType = UNSET
     stop_sequences: limits.StopTexts | UnsetType | None = UNSET
-    stream: bool | None = False
+    stream: bool | UnsetType | None = False
     temperature: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
     top_k: limits.TopK | UnsetType | None = UNSET
     top_p: limits.Probability | UnsetType | None = UNSET
@@ -130,16 +130,21 @@ def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Req
     streaming = bool(request.stream)
     if not streaming:
         limits.check_answer_size(request.max_tokens)
-    # Engines report no timing in this dialect. If a floor is promised and the client wants the answer in one piece, the
-    # engine streams it, and the gateway times and collects the stream.
-    collects = tier in EXPRESS and not streaming
-    request.stream = streaming or collects
+    collect = _collect(request, tier) if not streaming else "never"
+    request.stream = streaming or UNSET  # the engine adds it if the answer is collected
     encoded = _encode(request)
     affinity, prompt_tokens = describe_prompt(encoded, None, b"system", b"messages")
     # In this dialect a call that gets no express seat is refused with a retry-after, never served at another tier.
     call = Call(call_id, request.model, tier, falls_back=False, affinity=affinity, prompt_tokens=prompt_tokens)
-    form = MessagesForm(collects, request.max_tokens)
-    return Request(call, "/v1/messages", encoded, form, streaming, collects, request.max_tokens)
+    form = MessagesForm(collect != "never", request.max_tokens)
+    return Request(call, "/v1/messages", encoded, form, streaming, collect, request.max_tokens)
+
+
+def _collect(request: Messages, tier: Tier) -> Collect:
+    """Engines report no timing in this dialect, so an answer with a floor is always streamed. Tools as in openai.py."""
+    if tier in EXPRESS:
+        return "always"
+    return "never" if request.tools or request.tool_choice else "if_same"
 
 
 def read_count_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:

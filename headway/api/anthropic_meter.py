@@ -30,9 +30,7 @@ ERROR = b"event: error\n"
 PING = b"event: ping\n"
 COMMENT = b":"
 
-# What a message may have after its last usage, and what one that is collected may have in all.
-MAX_CLOSING_BYTES = 64 * 1024
-MAX_COLLECTED_BYTES = 32 * 2**20
+MAX_CLOSING_BYTES = 64 * 1024  # that a message may have after its last usage
 
 
 class MessageUsage(Struct):
@@ -58,7 +56,7 @@ _encode = msgspec.json.Encoder().encode
 class MessagesForm:
     """The form in which a client of this dialect wants its answer; implements wire.AnswerForm."""
 
-    collects: bool = False  # the engine streams, and the client gets the answer in one piece
+    collects: bool = False  # the client wants the answer in one piece, also if the engine streams it
     max_tokens: int = MAX_COUNT
 
     def meter(self, grant: Grant) -> AnthropicMeter:
@@ -70,7 +68,6 @@ class AnthropicMeter:
         "_answer",
         "_cached",
         "_closing",
-        "_collected_bytes",
         "_collector",
         "_delta",
         "_deltas",
@@ -94,7 +91,6 @@ class AnthropicMeter:
         self._max_tokens = form.max_tokens
         self._splitter = EventSplitter()
         self._collector = MessageCollector() if form.collects else None
-        self._collected_bytes = 0
         self._prompt: int | None = None
         self._cached = self._output = self._deltas = 0
         self._delta: dict[str, Any] | None = None  # the event with the last usage
@@ -108,6 +104,7 @@ class AnthropicMeter:
             and data.startswith(TOKEN)
             and self._collector is None
             and not self.is_final
+            and NO_TOKEN not in data
             and (data.isascii() or is_text(data))
         ):
             if self.first_at is None:
@@ -121,8 +118,8 @@ class AnthropicMeter:
     def _read(self, event: bytes, now: float) -> bytes:
         if not is_text(event):
             raise ValueError("not UTF-8")
-        if self._collector is not None:
-            self._collect(self._collector, event)
+        if self._collector is not None and (payload := data_of(event)):
+            self._collector.add(payload)
         if self.is_final and not event.startswith((STOP, PING, COMMENT)):
             raise ValueError("it went on after its last usage")
         if event.startswith(TOKEN):
@@ -155,13 +152,6 @@ class AnthropicMeter:
         if len(self._closing) > MAX_CLOSING_BYTES:
             raise ValueError("it does not end")
         return b""
-
-    def _collect(self, collector: MessageCollector, event: bytes) -> None:
-        self._collected_bytes += len(event)
-        if self._collected_bytes > MAX_COLLECTED_BYTES:
-            raise ValueError("it is too large to be collected")
-        if payload := data_of(event):
-            collector.add(msgspec.json.decode(payload))
 
     def _take_usage(self, usage: MessageUsage) -> None:
         if usage.input_tokens is not None:

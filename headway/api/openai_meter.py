@@ -6,6 +6,7 @@ meter removes the usage that the client did not ask for.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from headway.api.answers import MAX_COUNT, Count, Fields, cut_object, is_text, join_object, read_fields
+from headway.api.collect_stream import AnswerCollector
 from headway.api.dialect import engine_error
 from headway.api.limits import AnyObject
 from headway.api.proof import proof_of
@@ -68,6 +70,7 @@ class OpenAIForm:
     choices: int = 1
     max_tokens: int = MAX_COUNT  # of each choice
     wants_logprobs: bool = False
+    collects: bool = False  # the client wants the answer in one piece, also if the engine streams it
 
     def meter(self, grant: Grant) -> OpenAIMeter:
         return OpenAIMeter(self, grant)
@@ -85,9 +88,11 @@ class OpenAIMeter:
     choices, and those that arrive in pieces."""
 
     __slots__ = (
+        "_answer",
         "_cached",
         "_choices",
         "_closing",
+        "_collector",
         "_engine_speed_tps",
         "_fault",
         "_form",
@@ -114,6 +119,7 @@ class OpenAIMeter:
         self._tier = form.service_tier(grant)
         self._wants_all = form.wants_continuous_usage
         self._is_fast = False  # the next event may be cut by position
+        self._collector = AnswerCollector(form.choices) if form.collects else None
         self._splitter = EventSplitter(MAX_LOGPROBS_EVENT_BYTES if form.wants_logprobs else MAX_EVENT_BYTES)
         self._last = b""  # event of the newest token, if its usage has not been parsed
         self._prompt = self._cached = 0
@@ -124,6 +130,7 @@ class OpenAIMeter:
         self._fault: EngineLost | None = None  # found in a usage that has passed already
         self._closing: Fields | None = None  # the event with the last usage
         self._whole: tuple[bytes, Fields] | None = None  # an answer that came in one piece, as cut by `cut_object`
+        self._answer: dict[str, Any] | None = None  # the collected answer
 
     def feed(self, data: bytes, now: float) -> bytes:
         # One line and one event: the JSON contains no newline. (Finding one byte takes a third of the time of two.)
@@ -152,6 +159,9 @@ class OpenAIMeter:
             self._read_last()
             if not self._is_counted:
                 raise ValueError("no usage")
+            if self._collector is not None:
+                closing = {name: msgspec.json.decode(value) for name, value in (self._closing or {}).items()}
+                self._answer = self._collector.whole(closing)
             self.is_final = self.is_complete = True
             self._is_fast = False
             return b""  # `end` writes it
@@ -160,8 +170,9 @@ class OpenAIMeter:
         return self._read_chunk(event, payload, now)
 
     def _read_chunk(self, event: bytes, payload: bytes, now: float) -> bytes:
-        # Which choice a large event belongs to is in the part that is not read, so of several choices all is read.
-        head, fields = cut_object(payload) if self._form.choices == 1 else (b"", read_fields(payload))
+        # The index of a large event's choice is in the part that is not read, so with several choices all is read.
+        is_all_read = self._form.choices > 1 or self._collector is not None
+        head, fields = (b"", read_fields(payload)) if is_all_read else cut_object(payload)
         if "error" in fields:
             raise EngineLost(f"the engine failed during its answer: {engine_error(payload).get('message')}")
         usage = _read_usage(fields["usage"]) if "usage" in fields else None
@@ -174,12 +185,16 @@ class OpenAIMeter:
         self._choices[choices[0].index].saw_token(usage, now)
         is_first = self.first_at is None
         self.last_at = now
+        if is_first:
+            self.first_at = now
+            self._is_fast = not is_all_read
+        if self._collector is not None:
+            self._collector.add(payload)
+            return b""
         if not is_first and (not usage or self._wants_all):
             return event
         shown: dict[str, Any] = dict(fields)
         if is_first:
-            self.first_at = now
-            self._is_fast = self._form.choices == 1
             shown["service_tier"] = self._tier
         if usage and not self._wants_all:
             del shown["usage"]
@@ -265,17 +280,19 @@ class OpenAIMeter:
 
     def end(self, receipt: Receipt) -> bytes:
         proof = proof_of(receipt)
+        if self._answer is not None:
+            return _encode(self._with_proof(self._answer, self._answer["usage"], proof))
         if self._whole is not None:
             head, fields = self._whole
-            return join_object(head, self._with_proof(fields, proof))
+            return join_object(head, self._with_proof(fields, msgspec.json.decode(fields["usage"]), proof))
         done = b"data: [DONE]\n\n"
         if self._closing is None or not self._form.wants_usage:
             return done
-        return b"data: " + _encode(self._with_proof(self._closing, proof)) + b"\n\n" + done
+        usage = msgspec.json.decode(self._closing["usage"])
+        return b"data: " + _encode(self._with_proof(self._closing, usage, proof)) + b"\n\n" + done
 
-    def _with_proof(self, fields: Fields, proof: dict[str, Any]) -> dict[str, Any]:
-        usage = {**msgspec.json.decode(fields["usage"]), "headway": proof}
-        return {**fields, "service_tier": self._tier, "usage": usage}
+    def _with_proof(self, fields: Mapping[str, Any], usage: dict[str, Any], proof: dict[str, Any]) -> dict[str, Any]:
+        return {**fields, "service_tier": self._tier, "usage": {**usage, "headway": proof}}
 
 
 @dataclass(slots=True)

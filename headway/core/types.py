@@ -140,9 +140,9 @@ class Failed:
 @dataclass(slots=True)
 class Left:
     """The call ended in any other way than Finished: for example, the client disconnected or the engine failed in the
-    middle of the answer. What the engine did for it until then counts as served. `output_tokens` is None if they could
-    not be counted, because the answer was to come in one piece: they are then estimated from the time aboard, and are at
-    most `max_output_tokens`."""
+    middle of the answer. What the engine did until then counts as served. `output_tokens` is None if they could not be
+    counted, because the answer was to come in one piece: they are then estimated from the time aboard, up to
+    `max_output_tokens`."""
 
     call_id: str
     prompt_tokens: int = 0

@@ -47,6 +47,7 @@ class EngineRequest:
     path: str
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
+    collects: bool = False  # the engine streams an answer that the client gets in one piece
 
 
 class Engine(Protocol):
@@ -54,7 +55,7 @@ class Engine(Protocol):
     pulse: Pulse
 
     def prepare(self, request: Request) -> EngineRequest:
-        """Add what only this kind of engine understands."""
+        """Add what only this kind of engine understands, and decide whether to collect a whole answer from a stream."""
 
     async def send(self, request: EngineRequest) -> Answer:
         """Post the request; returns at the first byte of the answer's body, or at its end if it is empty.

@@ -18,7 +18,8 @@ from headway.errors import ConnectionFailed, EngineLost
 from headway.http1 import ConnectionPool, fetch
 from headway.wire import Request, with_fields
 
-USAGE_ON_REQUEST = ("/v1/chat/completions", "/v1/completions")  # vLLM's Messages endpoint always sends usage
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+USAGE_ON_REQUEST = (CHAT, COMPLETIONS)  # vLLM's Messages endpoint always sends usage
 HEALTH_TIMEOUT_S = 2.0
 TOKEN_TIMEOUT_S = 30.0
 MAX_METRICS_BYTES = 4 * 2**20
@@ -42,18 +43,26 @@ class VLLMEngine:
         self.name = name
         self.pulse = Pulse()
         self._pool = ConnectionPool(url)
-        self._one_token = msgspec.json.encode({"model": model, "prompt": "1", "max_tokens": 1, "temperature": 0})
+        one_token = {"model": model, "max_tokens": 1, "temperature": 0}
+        self._one_chat_token = msgspec.json.encode({**one_token, "messages": [{"role": "user", "content": "1"}]})
+        self._one_token = msgspec.json.encode({**one_token, "prompt": "1"})
+        self._has_plain_chat = False  # chat answers pass through no reasoning parser
 
     def prepare(self, request: Request) -> EngineRequest:
         """Add continuous usage, so that the token count is exact wherever a stream is cut, and `cache_salt`, which
-        keeps tenants apart in the prefix cache."""
-        added: dict[str, object] = {}
-        if request.streaming and request.path in USAGE_ON_REQUEST:
+        keeps tenants apart in the prefix cache.
+
+        vLLM parses reasoning in a stream by other code than in a whole answer, and not always to the same result. So an
+        engine with a reasoning parser is asked for chat answers in one piece."""
+        is_same = self._has_plain_chat or request.path == COMPLETIONS
+        collects = request.collect == "always" or (request.collect == "if_same" and is_same)
+        added: dict[str, object] = {"stream": True} if collects else {}
+        if (request.streaming or collects) and request.path in USAGE_ON_REQUEST:
             added["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         if request.cache_salt:
             added["cache_salt"] = request.cache_salt
         headers = ((b"x-request-id", request.call.id.encode()),)
-        return EngineRequest(request.path, headers, with_fields(request.body, added))
+        return EngineRequest(request.path, headers, with_fields(request.body, added), collects)
 
     async def send(self, request: EngineRequest) -> Answer:
         return await self._pool.request(b"POST", request.path, request.body, request.headers)
@@ -81,15 +90,30 @@ class VLLMEngine:
         return read_metrics(page, COUNTS)
 
     async def produces_a_token(self) -> bool:
+        """Also finds out whether the engine has a reasoning parser, which shows in the usage of a chat answer."""
         try:
             async with asyncio.timeout(TOKEN_TIMEOUT_S):
-                status, _ = await self._pool.exchange(b"POST", "/v1/completions", self._one_token)
+                status, body = await self._pool.exchange(b"POST", CHAT, self._one_chat_token)
+                self._has_plain_chat = status == 200 and is_plain_chat(body)
+                if status != 200:  # such as a model without a chat template
+                    status, _ = await self._pool.exchange(b"POST", COMPLETIONS, self._one_token)
                 return status == 200
         except (ConnectionFailed, TimeoutError):
             return False
 
     def close(self) -> None:
         self._pool.close()
+
+
+def is_plain_chat(body: bytes) -> bool:
+    """Whether a chat answer shows that the engine has no reasoning parser. With one, vLLM counts reasoning tokens."""
+    try:
+        answer = msgspec.json.decode(body)
+        [choice] = answer["choices"]
+        counted = answer["usage"].get("completion_tokens_details")
+        return counted is None and choice["message"].get("reasoning") is None
+    except (msgspec.MsgspecError, LookupError, TypeError, AttributeError, ValueError):
+        return False
 
 
 def read_metrics(page: bytes, names: tuple[bytes, ...]) -> tuple[float, ...]:

@@ -120,7 +120,9 @@ class Gateway:
             async with trip.aboard:
                 trip.is_aboard = True
                 self._replicas.count_aboard(engine.name, +1)
-                answer = await engine.send(engine.prepare(trip.request))
+                asked = engine.prepare(trip.request)
+                trip.is_counted = trip.request.streaming or asked.collects
+                answer = await engine.send(asked)
                 try:
                     if answer.status != 200:
                         raise await failure_of(answer)
@@ -152,7 +154,7 @@ class Gateway:
 
     async def _send_whole(self, trip: Trip, answer: Answer, engine: Engine, client: Client) -> None:
         meter = trip.meter
-        if trip.request.collects:
+        if trip.is_counted and answer.content_type.startswith(b"text/event-stream"):
 
             def feed(data: bytes) -> None:
                 now = engine.pulse.at = self._clock()

@@ -32,6 +32,7 @@ class Trip:
     is_aboard: bool = False
     is_preempted: bool = False
     is_finished: bool = False  # core has been told that the answer is complete
+    is_counted: bool = False  # the engine streams, so the meter counts tokens as they come
     relay: Relay | None = None
     outcome: Outcome = "left"
     receipt: Receipt | None = None

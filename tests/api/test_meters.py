@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.api import answers
-from headway.api import anthropic_meter as anthropic_meter_module
+from headway.api import answers, collect_stream
 from headway.api.answers import read_fields
 from headway.api.anthropic_meter import AnthropicMeter, MessagesForm
 from headway.api.openai_meter import OpenAIForm, OpenAIMeter
@@ -329,6 +328,49 @@ def test_the_signature_of_a_thinking_block_is_no_token() -> None:
     assert meter.usage() == Usage(9, 0, (2,)), "the engine's last count, not the number of its deltas"
 
 
+def collected(form: Any, parts: list[bytes]) -> dict[str, Any]:
+    meter = form.meter(STANDARD)
+    assert b"".join(meter.feed(part, float(n)) for n, part in enumerate(parts)) == b""
+    answer: dict[str, Any] = msgspec.json.decode(meter.end(receipt_of(meter)))
+    return answer
+
+
+@given(st.lists(st.integers(0, 10_000), max_size=30))
+def test_a_stream_is_collected_into_one_answer_and_counted_as_it_comes(cuts: list[int]) -> None:
+    form = OpenAIForm(collects=True)
+    meter = form.meter(STANDARD)
+    for part in events(STREAM)[:4]:
+        meter.feed(part, 0.0)
+    assert meter.usage() == Usage(7, 0, (3,)), "what a client that leaves now is charged"
+    answer = collected(form, pieces(STREAM, cuts))
+    assert answer["object"] == "chat.completion"
+    assert answer["choices"][0]["message"]["content"] == "".join(WORDS)
+    assert answer["usage"]["completion_tokens"] == 7
+    assert answer["usage"]["headway"]["tier_served"] == "standard"
+    assert (answer["system_fingerprint"], answer["service_tier"]) == ("v", "default")
+
+
+def test_each_choice_is_collected_by_itself() -> None:
+    head = '"id":"1","object":"text_completion","created":1,"model":"m"'
+    texts = [(1, "b", "null"), (0, "a", "null"), (1, "B", '"stop"'), (0, "A", '"length"')]
+    parts = [
+        f'data: {{{head},"choices":[{{"index":{index},"text":"{text}","logprobs":{{"tokens":["{text}"]}},'
+        f'"finish_reason":{finish}}}]}}\n\n'.encode()
+        for index, text, finish in texts
+    ]
+    last = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":4}}\n\n'
+    answer = collected(OpenAIForm(choices=2, collects=True), [*parts, last, b"data: [DONE]\n\n"])
+    assert [(one["text"], one["finish_reason"], one["logprobs"]) for one in answer["choices"]] == [
+        ("aA", "length", {"tokens": ["a", "A"]}),
+        ("bB", "stop", {"tokens": ["b", "B"]}),
+    ]
+
+
+def test_a_stream_without_a_token_cannot_be_collected() -> None:
+    with pytest.raises(EngineLost, match="cannot be read"):
+        collected(OpenAIForm(collects=True), [b"data: [DONE]\n\n"])
+
+
 def choice_event(index: int, count: int) -> bytes:
     usage = f'"usage":{{"prompt_tokens":7,"total_tokens":{7 + count},"completion_tokens":{count}}}'
     return f'data: {{"choices":[{{"index":{index},"delta":{{"content":"x"}}}}],{usage}}}\n\n'.encode()
@@ -590,10 +632,27 @@ def test_a_collected_message_that_cannot_be_put_together_is_a_lost_engine() -> N
     assert not meter.is_complete
 
 
-def test_a_message_that_does_not_end_is_not_collected_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anthropic_meter_module, "MAX_COLLECTED_BYTES", 1000)
-    meter = MessagesForm(collects=True).meter(STANDARD)
-    delta = b'event: ping\ndata: {"type": "ping"}\n\n'
+CHUNK = b'data: {"id":"x","created":1,"model":"m","object":"text_completion","choices":[%b]}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("form", "event"),
+    [
+        (MessagesForm(collects=True), b'event: ping\ndata: {"type": "ping"}\n\n'),
+        (OpenAIForm(collects=True), CHUNK % b'{"index":0,"text":"word"}'),
+    ],
+)
+def test_an_answer_that_does_not_end_is_not_collected_for_ever(
+    form: MessagesForm | OpenAIForm, event: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collect_stream, "MAX_COLLECTED_BYTES", 1000)
+    meter = form.meter(STANDARD)
     with pytest.raises(EngineLost, match="too large"):
         for _ in range(100):
-            meter.feed(delta, 0.0)
+            meter.feed(event, 0.0)
+
+
+@pytest.mark.parametrize("part", [b'{"index":0}', b'{"text":5}', b'{"text":"a","logprobs":[1]}', b'{"delta":[]}', b"7"])
+def test_a_choice_that_cannot_be_collected_is_a_lost_engine(part: bytes) -> None:
+    with pytest.raises(EngineLost, match="cannot be read"):
+        OpenAIForm(collects=True).meter(STANDARD).feed(CHUNK % part, 0.0)

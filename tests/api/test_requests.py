@@ -373,3 +373,30 @@ def test_large_answers_within_the_bounds_may_be_asked_for() -> None:
 def test_only_a_client_that_sets_a_limit_has_bounded_its_answer() -> None:
     assert openai.read_chat(msgspec.json.encode({**CHAT, "max_tokens": 5}), "id").is_bounded
     assert not openai.read_chat(msgspec.json.encode(CHAT), "id").is_bounded
+
+
+TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f"}}
+SCHEMA: dict[str, Any] = {"type": "json_schema", "json_schema": {"name": "s", "schema": {"type": "object"}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "collect"),
+    [
+        ("chat", {}, "if_same"),
+        ("chat", {"n": 2, "logprobs": True, "response_format": SCHEMA, "stop": "x"}, "if_same"),
+        ("chat", {"stream": True}, "never"),
+        ("chat", {"tools": [TOOL]}, "never"),
+        ("completions", {"logprobs": 2, "n": 2}, "if_same"),
+        ("completions", {"echo": True}, "never"),
+        ("messages", {}, "if_same"),
+        ("messages", {"tools": [{"name": "f", "input_schema": {}}]}, "never"),
+        ("messages", {"tools": [{"name": "f", "input_schema": {}}], "speed": "fast"}, "always"),
+        ("messages", {"stream": True, "speed": "fast"}, "never"),
+        ("count_tokens", {}, "never"),
+    ],
+)
+def test_whole_answers_are_collected_where_that_changes_nothing(kind: str, fields: Any, collect: str) -> None:
+    read, body = READERS[kind]
+    request = read(msgspec.json.encode({**body, **fields}), "id")
+    assert request.collect == collect
+    assert msgspec.json.decode(request.body).get("stream") is (True if request.streaming else None)

@@ -32,6 +32,7 @@ name = "standard"
 name = "fast"
 floor_tps = 0.5
 """
+TOOL_PARSER = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 CURVE = "curve = [[1, 20.0], [8, 15.0]]"
 
 
@@ -105,7 +106,7 @@ def engines() -> Iterator[list[EngineProcess]]:
                 SEATS,
                 on_cpu=True,
                 core=core,
-                extra_args=("--served-model-name", MODEL_NAME, SPARK_NAME),
+                extra_args=("--served-model-name", MODEL_NAME, SPARK_NAME, *TOOL_PARSER),
             )
         )
         for core in (0, 1)

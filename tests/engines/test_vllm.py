@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 from headway.api import anthropic, openai
 from headway.engines.vllm import VLLMEngine
 from headway.wire import Request
+from tests.running import raw_server
 
+pytestmark = pytest.mark.anyio
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 ENGINE = VLLMEngine("r0", "http://127.0.0.1:1", "m")
 
@@ -65,3 +68,43 @@ def test_a_time_that_cannot_be_is_not_believed(took: object) -> None:
 
 def test_a_time_too_short_to_be_measured_is_unknown() -> None:
     assert ENGINE.generation_s({"metrics": {"generation_time_ms": 1e-300}}) is None
+
+
+PLAIN = {"choices": [{"message": {"reasoning": None}}], "usage": {"completion_tokens_details": None}}
+THINKING = {"choices": [{"message": {}}], "usage": {"completion_tokens_details": {"reasoning_tokens": 0}}}
+
+
+async def up(chat: bytes, status: int = 200) -> VLLMEngine:
+    """An engine that has answered its probe."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+        code, body = (status, chat) if b"/chat/" in head else (200, b"{}")
+        writer.write(b"HTTP/1.1 %d X\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (code, len(body), body))
+
+    async with raw_server(answer) as url:
+        engine = VLLMEngine("r0", url, "m")
+        assert await engine.produces_a_token()
+        engine.close()
+        return engine
+
+
+async def test_whole_answers_are_collected_from_engines_without_a_reasoning_parser() -> None:
+    plain = await up(msgspec.json.encode(PLAIN))
+    prepared = plain.prepare(request())
+    assert prepared.collects
+    asked = msgspec.json.decode(prepared.body)
+    assert (asked["stream"], asked["stream_options"]["continuous_usage_stats"]) == (True, True)
+    assert plain.prepare(request(anthropic.read_messages, max_tokens=5)).collects
+    assert not plain.prepare(request(tools=[{"type": "function", "function": {"name": "f"}}])).collects
+    for body in (msgspec.json.encode(THINKING), b"no JSON"):
+        thinking = await up(body)
+        assert not thinking.prepare(request()).collects
+        assert thinking.prepare(completion()).collects, "completions pass through no parser"
+        assert thinking.prepare(request(anthropic.read_messages, max_tokens=5, speed="fast")).collects
+
+
+async def test_a_model_without_a_chat_template_is_probed_by_a_completion() -> None:
+    engine = await up(b"{}", status=400)
+    assert not engine.prepare(request()).collects

@@ -176,6 +176,25 @@ async def test_an_engine_that_dies_in_the_middle_gives_an_error_and_no_terminato
         await here.until_empty()
 
 
+async def test_an_engine_that_answers_in_one_piece_although_a_stream_was_asked_for_is_read_so() -> None:
+    whole = b'{"choices":[{"index":0,"message":{"content":"all"}}],"usage":{"prompt_tokens":1,"completion_tokens":1}}'
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        length = head.partition(b"content-length: ")[2].partition(b"\r\n")[0]
+        asked.append(await reader.readexactly(int(length or 0)))
+        head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        writer.write(head % len(whole) + whole)
+
+    async with raw_server(answer) as url:
+        engine: Any = SimpleNamespace(url=url)
+        async with running_gateway(config_for([engine])) as here:
+            got = await here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5)
+            assert got.choices[0].message.content == "all"
+            assert any(b'"stream":true' in body for body in asked)
+
+
 async def test_an_engine_whose_answer_is_not_json_is_a_lost_engine() -> None:
     """Whole, or in the middle of a stream, after an event that was sound."""
     sound = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}]}\n\n'

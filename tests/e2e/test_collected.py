@@ -1,0 +1,127 @@
+"""Whole answers that the gateway collects from a stream are those that vLLM itself gives in one piece.
+
+The requests here are of the kinds that the dialects collect, on engines with a parser for tools, as most have. Where
+sampling is needed a seed makes it repeatable.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from headway.api import anthropic, openai
+from headway.engines.vllm import VLLMEngine
+from headway.local.engine_env import MODEL_NAME as MODEL
+from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2
+from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
+from tests.e2e.conftest import SEATS, GatewayProcess
+
+pytestmark = [pytest.mark.engine, pytest.mark.anyio]
+READERS = {
+    "/v1/chat/completions": openai.read_chat,
+    "/v1/completions": openai.read_completion,
+    "/v1/messages": anthropic.read_messages,
+}
+GREEDY: dict[str, Any] = {"model": MODEL, "max_tokens": 24, "temperature": 0}
+SEVERAL: dict[str, Any] = {"n": 3, "temperature": 1.0, "seed": 7}
+SCHEMA = {"type": "object", "properties": {"animal": {"enum": ["cat", "dog"]}}, "required": ["animal"]}
+WANTED = {"type": "json_schema", "json_schema": {"name": "animal", "schema": SCHEMA}}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": text}]}
+
+
+CHAT, PROMPT = said("Count from one to five."), {"prompt": "Once upon a time"}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "chat": ("/v1/chat/completions", CHAT),
+    "chat, to its end": ("/v1/chat/completions", CHAT | {"max_tokens": 300}),
+    "chat, one token": ("/v1/chat/completions", CHAT | {"max_tokens": 1}),
+    "chat, stopped": ("/v1/chat/completions", CHAT | {"stop": ["o", "three"]}),
+    "chat, wide characters": ("/v1/chat/completions", said("Repeat: 日本語 🙂🙂 é") | {"max_tokens": 60}),
+    "chat, logprobs": ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 3}),
+    "chat, logprobs and a stop": ("/v1/chat/completions", CHAT | {"logprobs": True, "stop": ["three"]}),
+    "chat, choices": ("/v1/chat/completions", CHAT | SEVERAL),
+    "chat, choices with logprobs": ("/v1/chat/completions", CHAT | SEVERAL | {"logprobs": True}),
+    "chat, schema": ("/v1/chat/completions", said("Which animal barks?") | {"response_format": WANTED}),
+    "chat, JSON": ("/v1/chat/completions", CHAT | {"response_format": {"type": "json_object"}}),
+    "chat, regex": ("/v1/chat/completions", CHAT | {"structured_outputs": {"regex": "[a-z]{3,9}"}}),
+    "completions": ("/v1/completions", PROMPT),
+    "completions, logprobs": ("/v1/completions", PROMPT | {"logprobs": 2}),
+    "completions, logprobs and a stop": ("/v1/completions", PROMPT | {"logprobs": 2, "stop": ["the"]}),
+    "completions, choices": ("/v1/completions", PROMPT | SEVERAL | {"logprobs": 1}),
+    "messages": ("/v1/messages", CHAT | {"system": "Be brief."}),
+    "messages, stopped": ("/v1/messages", CHAT | {"stop_sequences": ["three"]}),
+    "messages, schema": (
+        "/v1/messages",
+        said("Which animal barks?") | {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+    ),
+}
+
+
+def ask(url: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+    with opener.open(request, timeout=120) as answer:
+        fields: dict[str, Any] = json.loads(answer.read())
+    return fields
+
+
+def comparable(answer: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs from call to call, and what the gateway adds. Of timings only the names are compared."""
+    fields = {name: value for name, value in answer.items() if name not in ("id", "created", "service_tier")}
+    fields["usage"] = {name: value for name, value in answer["usage"].items() if name not in ("headway", "speed")}
+    if fields.get("metrics") is not None:
+        fields["metrics"] = {name for name, value in fields["metrics"].items() if value is not None}
+    return fields
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_collected_answer_is_the_engines_whole_answer(
+    kind: str, gateway: GatewayProcess, engines: list[EngineProcess]
+) -> None:
+    path, fields = KINDS[kind]
+    body = GREEDY | fields
+    assert READERS[path](json.dumps(body).encode(), "id").collect == "if_same"
+    whole, collected = ask(engines[0].url, path, body), ask(gateway.url, path, body)
+    assert comparable(collected) == comparable(whole)
+
+
+def collects(engine: VLLMEngine, path: str) -> bool:
+    fields = PROMPT if path == "/v1/completions" else CHAT
+    return engine.prepare(READERS[path](json.dumps(GREEDY | fields).encode(), "id")).collects
+
+
+async def test_an_engine_that_parses_only_tools_has_its_answers_collected(engines: list[EngineProcess]) -> None:
+    engine = VLLMEngine("r0", engines[0].url, MODEL)
+    assert await engine.produces_a_token()
+    assert [collects(engine, path) for path in READERS] == [True, True, True]
+    engine.close()
+
+
+@pytest.fixture
+def reasoning_engine() -> Iterator[EngineProcess]:
+    python = ensure_cpu_engine(print)
+    model, parser = str(ensure_smollm2(python, print)), ("--reasoning-parser", "granite")
+    engine = EngineProcess(
+        LocalEngine(cpu_vllm(python), model, MODEL, free_port(), SEATS, on_cpu=True, core=1, extra_args=parser)
+    )
+    try:
+        engine.start()
+        engine.wait_ready(300)
+        yield engine
+    finally:
+        engine.stop()
+
+
+async def test_an_engine_with_a_reasoning_parser_is_asked_for_whole_chat_answers(
+    reasoning_engine: EngineProcess,
+) -> None:
+    engine = VLLMEngine("r0", reasoning_engine.url, MODEL)
+    assert await engine.produces_a_token()
+    assert [collects(engine, path) for path in READERS] == [False, True, False]
+    engine.close()

@@ -79,6 +79,7 @@ class Receipt:
     answer_s: float  # from arrival to this receipt
     boardings: int
     reader_was_slow: bool = False  # the client read more slowly than the engine wrote, so the speed is not the engine's
+    undelivered: Usage | None = None  # what the engine did for a client that got nothing of it; not billed
 
     @property
     def paid_micro(self) -> int:

@@ -104,7 +104,8 @@ def verify_ledger(
         console.print(table)
     console.print(
         f"{verdict.entries} entries of {verdict.calls} calls, {verdict.open_calls} running: "
-        f"{money(verdict.billed)} billed, {money(verdict.held)} held.",
+        f"{money(verdict.billed)} billed, {money(verdict.held)} held, {money(verdict.undelivered)} not delivered and "
+        "not billed.",
         highlight=False,
     )
     for problem in verdict.problems[:MAX_SHOWN]:

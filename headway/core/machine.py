@@ -177,10 +177,10 @@ class Machine:
         self._end(event.call_id, (event.prompt_tokens, event.output_tokens), now, actions, speed_tps=event.speed_tps)
 
     def _left(self, event: Left, now: float, actions: list[Action]) -> None:
-        output_tokens, judged_tokens = event.output_tokens, 0
+        output_tokens, estimated_tokens = event.output_tokens, 0
         if output_tokens is None:
-            output_tokens = judged_tokens = self._judge_tokens(event, now)
-        self._end(event.call_id, (event.prompt_tokens, output_tokens), now, actions, judged_tokens=judged_tokens)
+            output_tokens = estimated_tokens = self._judge_tokens(event, now)
+        self._end(event.call_id, (event.prompt_tokens, output_tokens), now, actions, estimated_tokens=estimated_tokens)
 
     def _judge_tokens(self, event: Left, now: float) -> int:
         """The output tokens of a call that leaves before anybody could count them, by its time aboard."""
@@ -326,7 +326,7 @@ class Machine:
         actions: list[Action],
         *,
         speed_tps: float | None = None,
-        judged_tokens: int = 0,
+        estimated_tokens: int = 0,
     ) -> None:
         """`tokens` are of the prompt and of the answer."""
         journey = self._journeys.pop(call_id, None)
@@ -340,7 +340,7 @@ class Machine:
             pool.waiting.drop(journey.call)
         else:
             journey.seat_us += pool.free(call_id, journey.replica, now, speed_tps)
-        actions.append(Settled(call_id, journey.seat_us, judged_tokens))
+        actions.append(Settled(call_id, journey.seat_us, estimated_tokens))
         self._no_longer_express(journey, now)
         self._settle(pool, now, actions)
 

@@ -283,7 +283,7 @@ class Settled:
 
     call_id: str
     seat_us: int
-    judged_tokens: int = 0
+    estimated_tokens: int = 0
 
 
 Action = Board | Hold | Refuse | Cut | Preempt | Downgrade | Settled

@@ -66,6 +66,7 @@ def make_receipt(
     seat_us: int | None,
     answer_s: float,
     boardings: int,
+    undelivered: Usage | None = None,
 ) -> Receipt:
     """Tokens that are not delivered are not billed."""
     usage, speed_tps = meter.usage() if is_delivered else Usage(), meter.speed_tps()
@@ -73,7 +74,9 @@ def make_receipt(
     due = Bill(0)
     if grant.price is not None and is_delivered:
         due = bill(grant.price, usage.prompt_tokens, usage.output_tokens, is_missed=kept is False)
-    return Receipt(grant, outcome, usage, speed_tps, kept, due, seat_us, answer_s, boardings, reader_was_slow)
+    return Receipt(
+        grant, outcome, usage, speed_tps, kept, due, seat_us, answer_s, boardings, reader_was_slow, undelivered
+    )
 
 
 def _kept(grant: Grant, usage: Usage, speed_tps: float | None, *, reader_was_slow: bool) -> bool | None:

@@ -216,7 +216,7 @@ class Gateway:
         trip = self._trips.get(action.call_id)
         if trip is None:
             if isinstance(action, Settled) and (account := self._unsettled.pop(action.call_id, None)) is not None:
-                account.add_seat_time(action.seat_us)
+                account.add_seat_time(action.seat_us, action.estimated_tokens)
             return
         match action:
             case Board() if not trip.seat.done():
@@ -284,6 +284,7 @@ class Gateway:
             seat_us=trip.settled.result() if trip.settled.done() else None,
             answer_s=self._clock() - trip.arrived_at,
             boardings=trip.boardings,
+            undelivered=trip.work() if trip.leaves_seat(outcome) and not is_delivered else None,
         )
 
     def _close_trip(self, trip: Trip, client: Client) -> Receipt:
@@ -321,14 +322,15 @@ class Gateway:
         return receipt
 
     def _leave(self, trip: Trip, outcome: Outcome) -> None:
-        """Tell core that the call left its engine early, once the engine has noticed."""
-        usage = trip.meter.usage()
-        left = Left(trip.call.id, usage.prompt_tokens, usage.output_tokens)
-        if outcome == "left" and trip.boarded_at is not None:
-            self._leaving[trip.call.id] = left
-            asyncio.get_running_loop().call_later(SEAT_RELEASE_S, self._release_seat, trip.call.id)
-        else:
-            self.tell(left)
+        """Tell core that the call is over early: if its client left an engine, once the engine has noticed."""
+        if not trip.leaves_seat(outcome):
+            usage = trip.meter.usage()
+            self.tell(Left(trip.call.id, usage.prompt_tokens, usage.output_tokens))
+            return
+        work = trip.work()
+        output_tokens = work.output_tokens if trip.is_counted else None
+        self._leaving[trip.call.id] = Left(trip.call.id, work.prompt_tokens, output_tokens, trip.max_output_tokens)
+        asyncio.get_running_loop().call_later(SEAT_RELEASE_S, self._release_seat, trip.call.id)
 
     def _release_seat(self, call_id: str) -> None:
         if (left := self._leaving.pop(call_id, None)) is not None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from headway.core.types import Board, Call
 from headway.engines.base import Engine
 from headway.gateway.relay import Relay
 from headway.ledger.books import Account
 from headway.price import Price
-from headway.wire import Grant, Meter, Outcome, Receipt, Request
+from headway.wire import Grant, Meter, Outcome, Receipt, Request, Usage
 
 
 @dataclass(slots=True)
@@ -57,6 +57,22 @@ class Trip:
             rate_limit=board.rate_limit,
             rung=self.request.rung,
         )
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        """Of all choices."""
+        limit = self.request.max_output_tokens
+        return limit * self.call.choices if limit is not None else None
+
+    def leaves_seat(self, outcome: Outcome) -> bool:
+        """Whether the client left while the call had a seat, so that an engine worked for it until then."""
+        return outcome == "left" and self.seat.done() and not self.seat.cancelled()
+
+    def work(self) -> Usage:
+        """What the engine did for the call that has a seat, as far as it is known. Until the engine has reported the
+        length of the prompt, it is estimated from its size."""
+        usage = self.meter.usage()
+        return usage if usage.prompt_tokens else replace(usage, prompt_tokens=self.call.prompt_tokens)
 
     def cut(self) -> None:
         if self.is_aboard:

@@ -5,7 +5,7 @@
     served     the call has ended; the amount is the price of its tokens at the tier served
     refunded   the floor was missed; the amount (negative) is the difference to the standard price
     released   the reservation ends; the amount (negative) is what was reserved
-    seated     seat-time that was not known when `served` was written; the amount is 0
+    seated     what was not known when `served` was written: seat-time, undelivered tokens; the amount is 0
 
 The sum of reserved and released is held for running calls, and the sum of served and refunded was billed. A call
 that was sent to an engine gets exactly one `served`, however it ends.
@@ -63,6 +63,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # made at that time and the full model's entry the correction, so only their sum is meaningful.
     all_full: Amount = 0
     cached_tokens: Count | None = None  # part of the prompt tokens; None in entries of versions that did not count them
+    # The price, in micro-units, of what an engine did for a client that left and got nothing of it. Not billed.
+    undelivered: Amount | None = None
 
     @property
     def id(self) -> str:
@@ -76,7 +78,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def has_wrong_sign(self) -> bool:
         """Whether the amount has the sign of another kind of entry, or a count is negative."""
         is_taken = self.kind in ("refunded", "released")
-        counts = (self.prompt_tokens, self.output_tokens, self.cached_tokens or 0, self.seat_us)
+        counts = (self.prompt_tokens, self.output_tokens, self.cached_tokens or 0, self.seat_us, self.undelivered or 0)
         return (self.amount > 0 if is_taken else self.amount < 0) or min(counts) < 0
 
     def closing(self, receipt: Receipt, at_us: int) -> list[Entry]:
@@ -100,6 +102,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             cached_tokens=usage.cached_tokens,
             seat_us=receipt.seat_us or 0,
             all_full=_all_full(receipt),
+            undelivered=_cost(price, receipt.undelivered) if receipt.undelivered is not None else None,
         )
         return self._closed_by(served, receipt.bill)
 
@@ -127,7 +130,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         entries.append(served.followed_by("released", -self.amount))
         return entries
 
-    def followed_by(self, kind: Kind, amount: int = 0, seat_us: int = 0) -> Entry:
+    def followed_by(self, kind: Kind, amount: int = 0, seat_us: int = 0, undelivered: int | None = None) -> Entry:
         """Return another entry of the same call, without the tokens that `served` already counts."""
         return msgspec.structs.replace(
             self,
@@ -138,6 +141,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             output_tokens=0,
             cached_tokens=None,
             all_full=0,
+            undelivered=undelivered,
         )
 
 
@@ -146,11 +150,11 @@ def _all_full(receipt: Receipt) -> int:
     rung = receipt.grant.rung
     if rung is None or rung.full_price is None:
         return 0
-    noted = _full_cost(rung.full_price, rung.student.usage) if rung.student is not None else 0
-    return _full_cost(rung.full_price, receipt.usage) - noted
+    noted = _cost(rung.full_price, rung.student.usage) if rung.student is not None else 0
+    return _cost(rung.full_price, receipt.usage) - noted
 
 
-def _full_cost(price: Price, usage: Usage) -> int:
+def _cost(price: Price, usage: Usage) -> int:
     return price.amount(usage.prompt_tokens, usage.output_tokens)
 
 

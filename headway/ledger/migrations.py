@@ -41,4 +41,5 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
     "2026-11-17-gateways": (
         "CREATE TABLE gateways (name TEXT PRIMARY KEY, number BIGINT NOT NULL, nonce TEXT NOT NULL)",
     ),
+    "2026-11-17-undelivered": ("ALTER TABLE entries ADD COLUMN undelivered BIGINT",),
 }

@@ -26,6 +26,7 @@ class Verdict:
     entries: int = 0
     billed: int = 0
     held: int = 0
+    undelivered: int = 0  # not billed
     problems: list[str] = field(default_factory=list)
     tokens: dict[str, list[tuple[int, int, int]]] = field(default_factory=lambda: defaultdict(list))
     spent: dict[tuple[str, str, str], int] = field(default_factory=lambda: defaultdict(int))  # key, period, gateway
@@ -48,6 +49,7 @@ def _check_call(call_id: str, entries: list[Entry], verdict: Verdict) -> None:
     for entry in entries:
         if entry.has_wrong_sign:
             verdict.report(f"{entry.id}: a negative figure, or an amount with the wrong sign: {money(entry.amount)}")
+    verdict.undelivered += sum(entry.undelivered or 0 for entry in entries)
     kinds = {kind: [entry for entry in entries if entry.kind == kind] for kind in {entry.kind for entry in entries}}
     for kind, some in kinds.items():
         if len(some) > 1:

@@ -39,7 +39,7 @@ def arrive(to: Machine, name: str, tenant: str = "t", now: float = 0.0, choices:
 
 def judged(m: Machine, left: Left, now: float) -> int:
     [settled] = [action for action in m.step(left, now) if isinstance(action, Settled)]
-    return settled.judged_tokens
+    return settled.estimated_tokens
 
 
 def test_tokens_that_nobody_counted_are_judged_by_the_time_aboard_and_the_load() -> None:

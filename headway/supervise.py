@@ -68,7 +68,7 @@ class Supervisor:
                 task.restarts += 1
                 task.failures += 1
                 task.is_waiting = True
-                wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2 ** (task.failures - 1))
+                wait_s = min(MAX_WAIT_S, FIRST_WAIT_S * 2.0 ** min(task.failures - 1, 64))
                 log.error("the task %s failed and is started again in %.1f s", name, wait_s, exc_info=error)
             await asyncio.sleep(wait_s)
 

@@ -152,7 +152,7 @@ class Machine:
             self._refuse(journey, "no_replica", now, actions)
             return
         if call.choices > 1 and not pool.could_seat(call):
-            if not (self._falls_back(call) and pool.could_seat(replace(call, tier="standard"))):
+            if not self._falls_back(journey):
                 self._refuse(journey, "too_many_choices", now, actions)
                 return
             self._downgrade(journey, "too_many_choices", now, actions)
@@ -293,11 +293,13 @@ class Machine:
             actions.append(Preempt(call_id))
 
     @staticmethod
-    def _falls_back(call: Call) -> bool:
-        return call.falls_back and call.tier in EXPRESS
+    def _falls_back(journey: _Journey) -> bool:
+        """Whether the call may be served as standard, and some replica could carry all its choices then."""
+        call = journey.call
+        return call.falls_back and call.tier in EXPRESS and journey.pool.could_seat(replace(call, tier="standard"))
 
     def _refuse_or_downgrade(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
-        if not self._falls_back(journey.call):
+        if not self._falls_back(journey):
             self._refuse(journey, reason, now, actions)
             return
         self._downgrade(journey, reason, now, actions)

@@ -12,7 +12,8 @@ Invariants (invariants.py, tests/core/test_walk.py):
 - a heavy replica carries no express stream;
 - no replica becomes light beyond the number that the standard share allows;
 - a call is held only while there is no seat that it may take. Seats that become available because other replicas closed
-  are found at the next tick.
+  are found at the next tick. If some light replicas have no time for its prompt, another one that has may be missed:
+  of light replicas with the same number of free seats only the first is looked at.
 
 Cost: O(1) per call in the number of replicas and held calls, and O(log held) for fairness and deadlines. Replicas are
 in buckets by load or free seats, and a bit mask says which buckets are not empty.
@@ -321,8 +322,8 @@ class Pool:
         Each step tries all calls that an engine returned. For each tier it tries at most TRIED_AGAIN calls that were
         set aside before, then the others until SET_ASIDE of them did not fit, SET_ASIDE_OF_ONE of one tenant. If there
         is room after that, a call that fits may be behind those that were not tried, so the shortest prompts are tried.
-        No call is held while there is a seat that it may take, however many others do not fit; only a call that must
-        avoid a replica may have to wait until it is tried again.
+        So a call finds its seat however many others do not fit; only a call that must avoid a replica may have to wait
+        until it is tried again.
         """
         if self.waiting.returned:
             for held in list(self.waiting.returned.values()):

@@ -385,7 +385,10 @@ class Walk(RuleBasedStateMachine):
         pool = self.machine.pools["p"]
         for call_id in self.deadline if not self.has_closed else ():
             journey = self.machine._journeys[call_id]
-            if self.is_tried_in_each_step(call_id):
+            is_anywhere_too_long = not all(
+                one.has_time_for(journey.call, self.now) for one in pool.doors.replicas.values()
+            )
+            if self.is_tried_in_each_step(call_id) and not is_anywhere_too_long:
                 found = pool._find(journey.call, self.policy(call_id).floor_tps, journey.avoid, self.now)
                 assert found is None, f"{call_id} is held while {found.replica.name} has a seat"
 

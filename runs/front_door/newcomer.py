@@ -81,6 +81,7 @@ def visit(clone: Path) -> Visit:
     script = "set -e\n" + "".join(f"{line}\necho '::{number}::'\n" for number, line in enumerate(here.lines))
     pid, terminal = pty.fork()
     if pid == 0:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored if this run is a shell's background job
         os.chdir(clone)
         env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         os.execvpe("bash", ["bash", "-c", script], {**env, "TERM": "xterm-256color"})

@@ -203,6 +203,8 @@ class Terminal:
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         env = {**os.environ, "TERM": "xterm-256color", "TMPDIR": str(temporary), "HEADWAY_CACHE": str(temporary)}
         env.pop("NO_COLOR", None)
+        # A shell starts background jobs with SIGINT ignored, and then all that they start ignores it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         self.process = subprocess.Popen(
             COMMAND, stdin=slave, stdout=slave, stderr=slave, env=env, start_new_session=True
         )

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from headway.api.answers import MAX_COUNT, Count, Fields, cut_object, is_text, join_object
+from headway.api.answers import MAX_COUNT, Count, cut_object, is_text, join_object
 from headway.api.collect_stream import MessageCollector
 from headway.api.dialect import engine_error
 from headway.api.proof import proof_of
@@ -96,7 +96,8 @@ class AnthropicMeter:
         self._delta: dict[str, Any] | None = None  # the event with the last usage
         self._closing = b""  # the events after it
         self._answer: dict[str, Any] | None = None  # the collected answer
-        self._whole: tuple[bytes, Fields] | None = None  # an answer that came in one piece, as cut by `cut_object`
+        # An answer that came in one piece, as cut by `cut_object`. Its usage is decoded.
+        self._whole: tuple[bytes, dict[str, Any]] | None = None
 
     def feed(self, data: bytes, now: float) -> bytes:
         if (
@@ -175,7 +176,7 @@ class AnthropicMeter:
                 raise ValueError("not UTF-8")
             head, fields = cut_object(body)
             if "usage" in fields:
-                self._whole = head, fields
+                self._whole = head, {**fields, "usage": msgspec.json.decode(fields["usage"])}
                 self._take_last_usage(_read_usage(fields["usage"]))
             else:  # an answer of count_tokens, which is passed on unchanged
                 _read_token_count(body)
@@ -194,7 +195,7 @@ class AnthropicMeter:
         proof = {"speed": self._speed, "headway": proof_of(receipt)}
         if self._whole is not None:
             head, fields = self._whole
-            return join_object(head, {**fields, "usage": {**msgspec.json.decode(fields["usage"]), **proof}})
+            return join_object(head, {**fields, "usage": {**fields["usage"], **proof}})
         if self._answer is not None:
             return _encode({**self._answer, "usage": {**self._answer["usage"], **proof}})
         if self._delta is None:

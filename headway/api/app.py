@@ -18,7 +18,7 @@ import msgspec
 
 from headway.api import anthropic, openai
 from headway.api.auth import FindKey, Keys
-from headway.api.body import Receive, read_body
+from headway.api.body import Receive, check_text, read_body
 from headway.api.check_time import CheckTime
 from headway.api.connection import Connection
 from headway.api.dialect import Dialect, Headers, Params, Reader, RouteTable
@@ -122,7 +122,7 @@ class App:
             else:
                 request = await self._receive(route, receive, headers, params, call_id)
                 if not connection.pipeline:
-                    connection.flow.resume_reading()  # paused after a large body, and then no one would see it end
+                    connection.flow.resume_reading()  # paused after a large body, it would not see the client leave
                 tier_asked = request.call.tier
                 if isinstance(request, CallRungs):
                     await self._handle_auto(request, client)
@@ -223,6 +223,7 @@ class App:
         self, route: DialectRoute, body: bytes, call_id: str, params: Params, headers: Headers, key: Key | None
     ) -> Request:
         try:
+            check_text(body)
             request = route.read(body, call_id, params)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise _invalid(error) from None

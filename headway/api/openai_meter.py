@@ -6,7 +6,6 @@ meter removes the usage that the client did not ask for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -128,8 +127,9 @@ class OpenAIMeter:
         self._choices = [_Choice() for _ in range(form.choices)]
         self._engine_speed_tps: float | None = None
         self._fault: EngineLost | None = None  # found in a usage that has passed already
-        self._closing: Fields | None = None  # the event with the last usage
-        self._whole: tuple[bytes, Fields] | None = None  # an answer that came in one piece, as cut by `cut_object`
+        # The event with the last usage, and an answer that came in one piece, as cut by `cut_object`. Usage is decoded.
+        self._closing: dict[str, Any] | None = None
+        self._whole: tuple[bytes, dict[str, Any]] | None = None
         self._answer: dict[str, Any] | None = None  # the collected answer
 
     def feed(self, data: bytes, now: float) -> bytes:
@@ -160,8 +160,7 @@ class OpenAIMeter:
             if not self._is_counted:
                 raise ValueError("no usage")
             if self._collector is not None:
-                closing = {name: msgspec.json.decode(value) for name, value in (self._closing or {}).items()}
-                self._answer = self._collector.whole(closing)
+                self._answer = self._collector.whole(self._closing or {})
             self.is_final = self.is_complete = True
             self._is_fast = False
             return b""  # `end` writes it
@@ -217,7 +216,7 @@ class OpenAIMeter:
     def _take_last_usage(self, fields: Fields, usage: CompletionUsage) -> bytes:
         self._read_last()
         self._take_total(usage)
-        self._closing = fields
+        self._closing = {**fields, "usage": msgspec.json.decode(fields["usage"])}
         self.is_final = True
         return b""
 
@@ -244,14 +243,15 @@ class OpenAIMeter:
     def _read_whole(self, body: bytes, generation_s: GenerationTime) -> None:
         if not is_text(body):
             raise ValueError("not UTF-8")
-        self._whole = _, fields = cut_object(body)
+        head, fields = cut_object(body)
         self._choices_of(fields)
         if (usage := _read_usage(fields["usage"])) is None:
             raise ValueError("no usage")
         self._take_total(usage)
+        others = {name: msgspec.json.decode(value) for name, value in fields.items() if name != "choices"}
+        self._whole = head, {**fields, "usage": others["usage"]}
         self.is_final = self.is_complete = True
         # Nothing was streamed, so the engine's own timing is used. For several choices only the mean is known.
-        others = {name: msgspec.json.decode(value) for name, value in fields.items() if name != "choices"}
         took_s, tokens = generation_s(others), usage.completion_tokens / len(self._choices)
         if took_s and tokens > 1:
             self._engine_speed_tps = (tokens - 1) / took_s
@@ -281,18 +281,17 @@ class OpenAIMeter:
     def end(self, receipt: Receipt) -> bytes:
         proof = proof_of(receipt)
         if self._answer is not None:
-            return _encode(self._with_proof(self._answer, self._answer["usage"], proof))
+            return _encode(self._with_proof(self._answer, proof))
         if self._whole is not None:
             head, fields = self._whole
-            return join_object(head, self._with_proof(fields, msgspec.json.decode(fields["usage"]), proof))
+            return join_object(head, self._with_proof(fields, proof))
         done = b"data: [DONE]\n\n"
         if self._closing is None or not self._form.wants_usage:
             return done
-        usage = msgspec.json.decode(self._closing["usage"])
-        return b"data: " + _encode(self._with_proof(self._closing, usage, proof)) + b"\n\n" + done
+        return b"data: " + _encode(self._with_proof(self._closing, proof)) + b"\n\n" + done
 
-    def _with_proof(self, fields: Mapping[str, Any], usage: dict[str, Any], proof: dict[str, Any]) -> dict[str, Any]:
-        return {**fields, "service_tier": self._tier, "usage": {**usage, "headway": proof}}
+    def _with_proof(self, fields: dict[str, Any], proof: dict[str, Any]) -> dict[str, Any]:
+        return {**fields, "service_tier": self._tier, "usage": {**fields["usage"], "headway": proof}}
 
 
 @dataclass(slots=True)

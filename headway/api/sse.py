@@ -15,21 +15,26 @@ from headway.errors import AnswerTooLarge, EngineLost
 
 END = b"\n\n"
 MAX_EVENT_BYTES = 8 * 2**20
+# Every event costs a call of Python code. Those of engines have a hundred bytes and more; only the last ones are short.
+MIN_MEAN_EVENT_BYTES = 32
+SHORT_EVENTS = 64
 
 
 class EventSplitter:
-    __slots__ = ("_max_bytes", "rest")
+    __slots__ = ("_bytes", "_events", "_max_bytes", "rest")
 
     def __init__(self, max_bytes: int = MAX_EVENT_BYTES) -> None:
         self.rest = bytearray()  # of an event that is not complete
         self._max_bytes = max_bytes
+        self._bytes = self._events = 0  # that were split
 
     def is_one_event(self, data: bytes) -> bool:
         """Whether `data` is exactly one complete event, as nearly every piece is."""
-        return not self.rest and data.find(END) == len(data) - 2
+        return not self.rest and 0 <= data.find(END) == len(data) - 2
 
     def split(self, data: bytes) -> list[bytes]:
         """Returns the events that are now complete, each with its blank line."""
+        self._bytes += len(data)
         if self.rest:
             # Only what is new is searched: an event in thousands of pieces must not be copied with each of them.
             searched = len(self.rest) - 1
@@ -38,6 +43,9 @@ class EventSplitter:
                 self._check_size()
                 return []
             data = bytes(self.rest)
+        self._events += data.count(END)
+        if (self._events - SHORT_EVENTS) * MIN_MEAN_EVENT_BYTES > self._bytes:
+            raise EngineLost("the engine sent too many events without content")
         *events, rest = data.split(END)
         self.rest = bytearray(rest)
         self._check_size()

@@ -92,8 +92,8 @@ class Account:
         self._books.settle(self._tenant, self._day, self._worst, spent)
 
     def add_seat_time(self, seat_us: int, estimated_tokens: int) -> None:
-        """Add what core reports after the receipt was written: seat-time, and an estimate of the output tokens that were
-        neither counted nor delivered."""
+        """Add what core reports after the receipt was written: seat-time, and an estimate of the output tokens that
+        were neither counted nor delivered."""
         if self._served is not None and seat_us:
             undelivered = self._served.price.amount(0, estimated_tokens) if estimated_tokens else None
             self._books.spool.add(self._served.followed_by("seated", seat_us=seat_us, undelivered=undelivered))

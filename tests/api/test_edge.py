@@ -394,3 +394,12 @@ async def test_health_is_answered_when_every_connection_is_busy() -> None:
             while await last.ask(HEALTH.replace(b"/health", b"/v1/models")) == 503:
                 last = await Visitor.of(here)
         busy.pop().writer.close()
+
+
+async def test_a_body_that_is_not_text_is_refused_also_in_fields_that_are_not_decoded() -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        call = b'{"model":"scripted","messages":[{"role":"user","content":"%b"}],"logit_bias":{"5":1,"\xfe":2}}'
+        for text in (b"hi", b"x" * 100_000, "🚂".encode() * 50_000):
+            answer = await here.raw(post("/v1/chat/completions", call % text))
+            assert status(answer) == 400
+            assert b"invalid_request_error" in answer

@@ -656,3 +656,32 @@ def test_an_answer_that_does_not_end_is_not_collected_for_ever(
 def test_a_choice_that_cannot_be_collected_is_a_lost_engine(part: bytes) -> None:
     with pytest.raises(EngineLost, match="cannot be read"):
         OpenAIForm(collects=True).meter(STANDARD).feed(CHUNK % part, 0.0)
+
+
+def test_a_single_byte_is_not_an_event() -> None:
+    assert not EventSplitter().is_one_event(b"n")
+    assert EventSplitter().split(b"n") == []
+
+
+@pytest.mark.parametrize("event", [b"\n\n", b"x\n\n", b": x\n\n"])
+def test_a_flood_of_events_without_content_is_a_lost_engine(event: bytes) -> None:
+    splitter = EventSplitter()
+    with pytest.raises(EngineLost, match="too many events"):
+        for _ in range(1_000):
+            splitter.split(event)
+    with pytest.raises(EngineLost, match="too many events"):
+        EventSplitter().split(event * 1_000)
+
+
+def test_a_few_short_events_are_not_a_flood() -> None:
+    assert len(EventSplitter().split(b": x\n\n" * 64)) == 64
+
+
+@pytest.mark.parametrize("meter", [OpenAIForm(wants_usage=True).meter(STANDARD), MessagesForm().meter(STANDARD)])
+def test_a_number_that_cannot_be_read_is_found_before_the_end(meter: Meter) -> None:
+    """In a field of the usage that is not counted."""
+    tokens = '"prompt_tokens":7,"completion_tokens":1,"input_tokens":7,"output_tokens":1'
+    body = f'{{"choices":[],"usage":{{{tokens},"x":1e999}}}}'.encode()
+    with pytest.raises(EngineLost, match="cannot be read"):
+        meter.read_whole(body, lambda _: None)
+    assert not meter.is_complete

@@ -57,7 +57,7 @@ async def gateway_before(answer: bytes, suspects: list[str] | None = None, **set
             head = await reader.readuntil(b"\r\n\r\n")
             length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             body = await reader.readexactly(int(length or 0))
-            is_probe = head.startswith(b"GET") or b'"prompt":"1"' in body
+            is_probe = head.startswith(b"GET") or b'"content":"1"' in body
             writer.write(whole(b"{}") if is_probe else answer)
             await writer.drain()
 
@@ -137,7 +137,7 @@ async def test_books_and_checkpoints_go_on_after_odd_figures_in_a_stream(tmp_pat
             head = await reader.readuntil(b"\r\n\r\n")
             length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             body = await reader.readexactly(int(length or 0))
-            if head.startswith(b"GET") or b'"prompt":"1"' in body:
+            if head.startswith(b"GET") or b'"content":"1"' in body:
                 writer.write(whole(b"{}"))
                 continue
             odd = b'data: {"choices":[{"index":0,"delta":{"content":"a"}}],"usage":{}}\n\n'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,10 @@ from headway.evals.shares import Share
 from runs.bench import frontier, referee, truth
 from runs.engine import long_prompts, speculation
 from runs.express import fast_mode, report, rule
-from runs.gateway import leaks, relay_change, tax
+from runs.gateway import leaks, neighbours, relay_change, soak, tax
+from runs.gateway.tenant import HOSTILE, Work
+from runs.hostile import run as hostile
+from runs.hostile.live import Left, LiveFigures
 from runs.ledger import budget_race, cost, outages, torture
 from runs.ledger.torture_judge import Judgement
 from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish, none_of
@@ -75,6 +79,48 @@ def leaks_case() -> Case:
     counts = dict.fromkeys(("calls_in_core", "seats_taken", "calls_held", "on_engine", "tasks_more", "files_more"), 1)
     sockets = [replace(good, sockets=one) for one in (leaks.Sockets(2, 0, 14), leaks.Sockets(1, 1, 14))]
     return Case(leaks.verdict, good, [*each(good, clients=0, **counts), *sockets])
+
+
+def neighbours_case() -> Case:
+    honest = neighbours.Turn(1_900.0, 0, Work(24_000, 120))
+    hostile = neighbours.Turn(1_850.0, 0, Work(hostile=40, ended={"left": 40}))
+    pairs = [neighbours.Pair(honest, hostile)] * 3
+    good = dict.fromkeys(HOSTILE, pairs)
+    slower, idle = replace(hostile, tokens_per_s=1_700.0), replace(hostile, neighbour=Work(24_000, 120, hostile=3))
+    bad: list[Any] = []
+    for kind in HOSTILE:
+        bad.append({**good, kind: [pairs[0], *[neighbours.Pair(honest, slower)] * 2]})
+        bad.append({**good, kind: [*pairs, neighbours.Pair(honest, idle)]})  # one turn without hostile work is enough
+    return Case(neighbours.verdict, good, bad)
+
+
+def soak_case() -> Case:
+    flat = soak.Trend(0.4, -1.1, 1.9)
+    ended = Counter(answered=64_000, left=3_300)
+    good = soak.Figures(60, 0.7, ended, soak.Trend(1.2, 0.8, 1.6), flat, flat, flat, 0, 0, 0)
+    grows = soak.Trend(6.0, 0.1, 12.0)
+    few_left, cut = Counter(answered=64_000, left=2_000), Counter(answered=64_000, left=3_300, cut=1)
+    bad = each(good, load=0.6, files=grows, tasks=grows, seats=grows, files_more=1, tasks_more=1, seats_left=1)
+    bad += each(good, memory=soak.Trend(2.1, -9.0, 13.0)) + each(good, ended=few_left) + each(good, ended=cut)
+    nothing = soak.Trend(math.nan, math.nan, math.nan)
+    return Case(soak.verdict, good, [*bad, *each(good, memory=nothing, files=nothing)])
+
+
+def hostile_case() -> Case:
+    live = LiveFigures(300_000, {}, Left(0, 0, 0, 0), 0, 2, 0, 0, (), 4.2, 12.0)
+    good = hostile.Figures(hostile.Wanted(10_000_000, 20_000, 300_000), 10_000_000, 20_000, 0, 0, live)
+    worse = each(
+        live, requests=299_999, problems={"an unexpected 500": 1}, tracebacks=1, restarts=1, missing=1, left_in_spool=1,
+        ledger_problems=("billed twice",), lag_ms=30.1, grown_mb=50.1,
+    )  # fmt: skip
+    worse += [
+        replace(live, left=left) for left in (Left(1, 0, 0, 0), Left(0, 1, 0, 0), Left(0, 0, 1, 0), Left(0, 0, 0, 1))
+    ]
+    bad = [
+        *each(good, inputs=9_999_999, fewest_examples=19_999, failures=1, tasks=1),
+        *[replace(good, live=one) for one in worse],
+    ]
+    return Case(hostile.verdict, good, bad)
 
 
 def budget_race_case() -> Case:
@@ -271,6 +317,7 @@ CASES = {
     "express-rule": express_rule(),
     "fast-mode": fast_mode_case(),
     "frontier": frontier_case(),
+    "hostile": hostile_case(),
     "internet-scale": internet_scale_case(),
     "leaks": leaks_case(),
     "ledger-cost": ledger_cost(),
@@ -279,11 +326,13 @@ CASES = {
     "long-prompts": long_prompts_case(),
     "mistake-budget": mistake_budget(),
     "mistakes": mistakes_case(),
+    "neighbours": neighbours_case(),
     "referee": referee_case(),
     "relay-change": relay_change_case(),
     "sim-fidelity": sim_fidelity(),
     "sim-parity": sim_parity(),
     "sim-speed": sim_speed(),
+    "soak": soak_case(),
     "speculation": speculation_case(),
     "tax": tax_case(),
 }

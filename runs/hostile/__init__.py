@@ -1,0 +1,1 @@
+"""Hostile input: fuzzed parsers, a hostile engine and hostile clients."""

@@ -174,21 +174,27 @@ class Machine:
             journey.pool.stays(event.call_id, journey.replica, now)
 
     def _finished(self, event: Finished, now: float, actions: list[Action]) -> None:
+        journey = self._journeys.get(event.call_id)
+        if journey is not None and journey.replica is not None:
+            journey.pool.pace.learn(event.output_tokens, journey.pool.seat_s(event.call_id, journey.replica, now))
         self._end(event.call_id, (event.prompt_tokens, event.output_tokens), now, actions, speed_tps=event.speed_tps)
 
     def _left(self, event: Left, now: float, actions: list[Action]) -> None:
-        output_tokens, estimated_tokens = event.output_tokens, 0
-        if output_tokens is None:
-            output_tokens = estimated_tokens = self._judge_tokens(event, now)
-        self._end(event.call_id, (event.prompt_tokens, output_tokens), now, actions, estimated_tokens=estimated_tokens)
-
-    def _judge_tokens(self, event: Left, now: float) -> int:
-        """The output tokens of a call that leaves before anybody could count them, by its time aboard."""
+        """In the fair queue a call that is left costs its tenant at least its time aboard. Else a client that always
+        leaves would take more of the seats than others: while its prompts are read, and until engines notice."""
         journey = self._journeys.get(event.call_id)
-        if journey is None or journey.replica is None:
-            return 0
-        tokens = journey.pool.tokens_given(event.call_id, journey.replica, now)
-        return tokens if event.max_output_tokens is None else min(tokens, event.max_output_tokens)
+        output_tokens, estimated_tokens = event.output_tokens, 0
+        if journey is not None and journey.replica is not None:
+            pool = journey.pool
+            if output_tokens is None:
+                estimated_tokens = pool.tokens_given(event.call_id, journey.replica, now)
+                if event.max_output_tokens is not None:
+                    estimated_tokens = min(estimated_tokens, event.max_output_tokens)
+                output_tokens = estimated_tokens
+            in_that_time = pool.pace.tokens(pool.seat_s(event.call_id, journey.replica, now))
+            pool.waiting.charge(journey.call, max(0, in_that_time - output_tokens))
+        tokens = (event.prompt_tokens, output_tokens or 0)
+        self._end(event.call_id, tokens, now, actions, estimated_tokens=estimated_tokens)
 
     def _failed(self, event: Failed, now: float, actions: list[Action]) -> None:
         journey = self._journeys.get(event.call_id)

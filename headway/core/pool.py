@@ -28,6 +28,7 @@ from headway.core.caps import Caps
 from headway.core.doors import Doors
 from headway.core.fairness import FairQueue
 from headway.core.fare import SeatTime
+from headway.core.pace import Pace
 from headway.core.prefix_affinity import PrefixAffinity
 from headway.core.replicas import ReplicaState, Stream
 from headway.core.reserve import Reserve
@@ -54,6 +55,7 @@ class Pool:
         self.seat_us: dict[str, dict[Tier, int]] = {name: dict.fromkeys(one.tiers, 0) for name, one in offers.items()}
         self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that were removed
         self.leaving = 0  # seats of flex calls that are being preempted
+        self.pace = Pace()
         self._affinity = PrefixAffinity()
         floors = {tier: {one.tiers[tier].floor_tps for one in offers.values() if tier in one.tiers} for tier in EXPRESS}
         self._loosest = {tier: min(promised) for tier, promised in floors.items() if promised}
@@ -246,9 +248,18 @@ class Pool:
         return seat_us
 
     def tokens_given(self, call_id: str, replica: str, now: float) -> int:
-        """The output tokens that the call was given where it sits, by the replica's curve."""
+        """The output tokens that the call was given where it sits: by the replica's curve, else by the pool's pace."""
         state = self.doors.replicas.get(replica)
-        return state.tokens_given(call_id, now) if state is not None and call_id in state.aboard else 0
+        if state is None or call_id not in state.aboard:
+            return 0
+        if state.replica.curve is None:
+            return self.pace.tokens(state.seat_s(call_id, now))
+        return state.tokens_given(call_id, now)
+
+    def seat_s(self, call_id: str, replica: str, now: float) -> float:
+        """How long the call has taken its seats, added up."""
+        state = self.doors.replicas.get(replica)
+        return state.seat_s(call_id, now) if state is not None and call_id in state.aboard else 0.0
 
     def _leave(self, state: ReplicaState, call_id: str, now: float) -> tuple[Stream, int]:
         stream, seat_us = state.leave(call_id, now)

@@ -14,10 +14,6 @@ from headway.core.fare import SeatTime
 from headway.core.feedback import Feedback
 from headway.core.types import Call, Replica
 
-# Tokens per second of a stream on a replica without a curve, where its tokens cannot be counted: a common speed of one
-# stream on one GPU. Without it the work of such a replica would be free for clients that leave.
-UNKNOWN_TPS = 40.0
-
 PROMPT_SHARE = 0.05  # the share of a light replica's time that may be spent on prompts of new calls,
 PROMPT_WINDOW_S = 5.0  # in a window of this length
 
@@ -137,10 +133,12 @@ class ReplicaState:
         """The tokens that the curve predicts for all choices of a call aboard, until now."""
         self.advance(now)
         stream = self.aboard[call_id]
-        given = self.given - stream.boarded_given
-        if self.replica.curve is None:
-            given = (now - stream.boarded_at) * UNKNOWN_TPS
-        return int(given * stream.call.choices)
+        return int((self.given - stream.boarded_given) * stream.call.choices)
+
+    def seat_s(self, call_id: str, now: float) -> float:
+        """How long the call has taken its seats, added up."""
+        stream = self.aboard[call_id]
+        return (now - stream.boarded_at) * stream.call.choices
 
     def foreseen_s(self, stream: Stream, now: float) -> float:
         """Seconds per token that the curve predicts for the stream since it boarded; 0 if there is no prediction."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from headway.core.curve import Curve
 from headway.core.machine import Machine
+from headway.core.pace import UNKNOWN_TPS
 from headway.core.rate_limit import TokenLimit
-from headway.core.replicas import UNKNOWN_TPS
 from headway.core.types import (
     Action,
     Arrived,
@@ -68,6 +68,14 @@ def test_a_replica_without_a_curve_is_taken_to_give_a_common_speed() -> None:
     assert judged(m, Left("a", 5, None), 2.0) == 2 * UNKNOWN_TPS
 
 
+def test_a_replica_without_a_curve_gives_what_it_gave_before() -> None:
+    m = machine(curve=None)
+    arrive(m, "a", choices=2)
+    m.step(Finished("a", 5, 1_000), 2.0)  # 250 tokens a second on each of two seats
+    arrive(m, "b", now=2.0)
+    assert judged(m, Left("b", 5, None), 5.0) == 750
+
+
 def test_a_call_that_had_no_seat_is_charged_nothing() -> None:
     m = machine(seats=1, output_tpm=100)
     arrive(m, "a", "other")
@@ -98,3 +106,16 @@ def test_who_leaves_each_time_comes_after_who_was_served_less() -> None:
     arrive(m, "of other", "other")
     assert m.step(Left("first", 5, None), 2.0)[1] == Board("of other", "r0", "standard")
     assert m.step(Finished("of other", 1, 1), 3.0)[1] == Board("again", "r0", "standard")
+
+
+def test_who_leaves_pays_for_the_time_that_gave_no_tokens() -> None:
+    m = machine(seats=1)
+    arrive(m, "before")
+    m.step(Finished("before", 0, 100), 1.0)
+    arrive(m, "first", "leaver", now=1.0)
+    arrive(m, "again", "leaver", now=1.0)
+    arrive(m, "of other", "other", now=1.0)
+    arrive(m, "of other too", "other", now=1.0)
+    assert m.step(Left("first", 5, 10), 3.0)[1] == Board("of other", "r0", "standard")
+    # Two seconds are 200 tokens. By its 15 tokens alone the leaver would come before one that was served 100.
+    assert m.step(Finished("of other", 0, 100), 4.0)[1] == Board("of other too", "r0", "standard")

@@ -14,11 +14,10 @@ from msgspec import Struct
 
 from headway.api.answers import MAX_COUNT, Count, cut_object, is_text, join_object
 from headway.api.collect_stream import MessageCollector
-from headway.api.dialect import engine_error
+from headway.api.dialect import failure_in_stream
 from headway.api.proof import proof_of
 from headway.api.sse import EventSplitter, data_of, readable
 from headway.core.types import EXPRESS
-from headway.errors import EngineLost
 from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
 
 TOKEN = b"event: content_block_delta\n"
@@ -146,7 +145,7 @@ class AnthropicMeter:
                 self._answer = self._collector.whole()
             self.is_complete = True
         elif event.startswith(ERROR):
-            raise EngineLost(f"the engine failed during its answer: {engine_error(data_of(event)).get('message')}")
+            raise failure_in_stream(data_of(event), has_begun=self.first_at is not None)
         if not self.is_final:
             return event
         self._closing += event

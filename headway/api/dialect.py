@@ -15,7 +15,7 @@ import msgspec
 
 from headway.core.rate_limit import RateLimit
 from headway.core.types import Tier
-from headway.errors import HeadwayError
+from headway.errors import EngineAnswered, EngineFailed, EngineLost, HeadwayError
 from headway.wire import Grant, Request
 
 Headers = dict[bytes, bytes]
@@ -75,6 +75,29 @@ def engine_error(body: bytes) -> dict[str, str]:
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError):
         return {}
     return {key: value for key, value in error.items() if isinstance(value, str)} if isinstance(error, dict) else {}
+
+
+class _Code(msgspec.Struct):
+    code: int | str | None = None
+
+
+class _ErrorEvent(msgspec.Struct):
+    error: _Code
+
+
+_read_error_event = msgspec.json.Decoder(_ErrorEvent).decode
+
+
+def failure_in_stream(payload: bytes, *, has_begun: bool) -> EngineFailed:
+    """What an error event of an engine means. vLLM looks at some fields, such as token ids, only when its stream has
+    begun: an error of the client before the first token is no failure of the engine."""
+    try:
+        code = _read_error_event(payload).error.code
+    except msgspec.MsgspecError:
+        code = None
+    if isinstance(code, int) and 400 <= code < 500 and not has_begun:
+        return EngineAnswered(code, payload)
+    return EngineLost(f"the engine failed during its answer: {engine_error(payload).get('message')}")
 
 
 Found = TypeVar("Found")

@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from headway.api.answers import MAX_COUNT, Count, Fields, cut_object, is_text, join_object, read_fields
 from headway.api.collect_stream import AnswerCollector
-from headway.api.dialect import engine_error
+from headway.api.dialect import failure_in_stream
 from headway.api.limits import AnyObject
 from headway.api.proof import proof_of
 from headway.api.sse import MAX_EVENT_BYTES, EventSplitter, data_of, readable
@@ -173,7 +173,7 @@ class OpenAIMeter:
         is_all_read = self._form.choices > 1 or self._collector is not None
         head, fields = (b"", read_fields(payload)) if is_all_read else cut_object(payload)
         if "error" in fields:
-            raise EngineLost(f"the engine failed during its answer: {engine_error(payload).get('message')}")
+            raise failure_in_stream(payload, has_begun=self.first_at is not None)
         usage = _read_usage(fields["usage"]) if "usage" in fields else None
         choices = [ChoiceHead()] if head else self._choices_of(fields)
         if not choices:

@@ -24,7 +24,7 @@ from headway.api.dialect import Dialect
 from headway.api.sse import SHORT_EVENTS, EventSplitter
 from headway.core.types import EXPRESS, Tier
 from headway.engines.vllm import VLLMEngine
-from headway.errors import EngineLost, InvalidRequest
+from headway.errors import EngineFailed, EngineLost, InvalidRequest
 from headway.gateway.billing import make_receipt
 from headway.ledger.spool import Spool
 from headway.price import Price
@@ -144,7 +144,7 @@ _generation_s = VLLMEngine("r0", "http://127.0.0.1:1", "m").generation_s
 
 
 class MeterTarget:
-    """An engine's answer. Whatever it is, the meter reads it or raises EngineLost, and can say what it counted."""
+    """An engine's answer. Whatever it is, the meter reads it or raises EngineFailed, and can say what it counted."""
 
     inputs_at_once = 1
 
@@ -182,7 +182,7 @@ class MeterTarget:
                     passed.append(meter.feed(piece, number * 0.125))
                     if shape & 0x300 == 0:  # the checkpoint of the ledger may come at any time
                         _check_counts(meter.usage())
-        except EngineLost:
+        except EngineFailed:
             _check_counts(meter.usage())
             _check_speed(meter.speed_tps())
             return

@@ -49,7 +49,9 @@ STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-e
 
 
 @asynccontextmanager
-async def gateway_before(answer: bytes, suspects: list[str] | None = None, **settings: Any) -> AsyncIterator[Running]:
+async def gateway_before(
+    answer: bytes, suspects: list[str] | None = None, probed: bytes = b"{}", **settings: Any
+) -> AsyncIterator[Running]:
     """A gateway before one engine that is well when it is probed, and says `answer` to every call."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -58,7 +60,7 @@ async def gateway_before(answer: bytes, suspects: list[str] | None = None, **set
             length = head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0]
             body = await reader.readexactly(int(length or 0))
             is_probe = head.startswith(b"GET") or b'"content":"1"' in body
-            writer.write(whole(b"{}") if is_probe else answer)
+            writer.write(whole(probed) if is_probe else answer)
             await writer.drain()
 
     async with raw_server(serve) as url:
@@ -245,3 +247,28 @@ async def test_an_error_of_an_engine_that_cannot_be_read_is_told_all_the_same(bo
         answer = await here.raw(post("/v1/messages", CHAT))
         assert answer.startswith(b"HTTP/1.1 418")
         assert error_of(answer)["message"] == "the engine answered with status 418"
+
+
+REFUSED = b'data: {"error":{"message":"Token id 999 is out of vocabulary","type":"BadRequestError","code":400}}\n\n'
+
+
+@pytest.mark.parametrize("body", [CHAT, STREAM])
+async def test_a_request_that_the_engine_refuses_in_its_stream_is_the_clients_fault(body: bytes) -> None:
+    """vLLM looks at token ids only when its stream has begun."""
+    suspects: list[str] = []
+    said = STREAM_HEAD + chunk(REFUSED) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
+    plain = b'{"choices":[{"message":{"reasoning":null}}],"usage":{}}'
+    async with gateway_before(said, suspects, probed=plain) as here:
+        answer = await here.raw(post("/v1/chat/completions", body))
+        assert answer.startswith(b"HTTP/1.1 200" if body is STREAM else b"HTTP/1.1 400")
+        assert error_of(answer)["message"] == "Token id 999 is out of vocabulary"
+        await here.until_empty()
+    assert not suspects
+
+
+async def test_an_error_after_the_first_token_is_the_engines_fault() -> None:
+    suspects: list[str] = []
+    said = STREAM_HEAD + chunk(TOKEN % 1) + chunk(REFUSED) + b"0\r\n\r\n"
+    async with gateway_before(said, suspects) as here:
+        assert error_of(await here.raw(post("/v1/chat/completions", STREAM)))["type"] == "server_error"
+    assert suspects

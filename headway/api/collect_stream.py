@@ -163,6 +163,8 @@ class MessageCollector:
                 self._blocks[index]["input"] = msgspec.json.decode(text) if text else {}
             else:
                 self._blocks[index][field] = (self._blocks[index].get(field) or "") + text
+        if not isinstance(self.message.get("usage"), dict):
+            raise ValueError("no usage")
         blocks = [self._blocks[index] for index in sorted(self._blocks)]
         self.message["content"] = blocks or [{"type": "text", "text": ""}]  # as vLLM gives an empty answer
         return {name: value for name, value in self.message.items() if value is not None}

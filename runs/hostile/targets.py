@@ -210,8 +210,8 @@ class MeterTarget:
 
 def _known_by(event: bytes) -> set[object]:
     """What identifies an event although its usage was removed or changed: its bytes, or its other fields."""
-    names: set[object] = {event.partition(b',"usage":')[0].removesuffix(b"}")}
     payload = next((line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")), b"")
+    names: set[object] = {event.partition(b',"usage":')[0].removesuffix(b"}"), *([payload] if payload else [])}
     try:
         fields = json.loads(payload, parse_int=_integer)
     except (ValueError, RecursionError):

@@ -685,3 +685,12 @@ def test_a_number_that_cannot_be_read_is_found_before_the_end(meter: Meter) -> N
     with pytest.raises(EngineLost, match="cannot be read"):
         meter.read_whole(body, lambda _: None)
     assert not meter.is_complete
+
+
+def test_a_collected_message_without_its_last_usage_is_a_lost_engine() -> None:
+    """The name of the last event says that it has the usage, and its own type says something else."""
+    meter = MessagesForm(collects=True).meter(STANDARD)
+    last = b'event: message_delta\ndata: {"type":"","usage":{"input_tokens":9,"output_tokens":4}}\n\n'
+    with pytest.raises(EngineLost, match="no usage"):
+        meter.feed(last + b'event: message_stop\ndata: {"type":"message_stop"}\n\n', 0.0)
+    assert not meter.is_complete

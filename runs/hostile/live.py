@@ -41,7 +41,7 @@ from runs.measure.streams import process, scripted
 OWNER, TENANTS = "hw-owner", ("hw-tenant-1", "hw-tenant-2")
 SEATS = 64
 SPOOL_BYTES = 2**28
-AT_ONCE = 32
+AT_ONCE = 128
 Counts = TypeVar("Counts", bound=tuple[int, ...])
 QUIET_S = 60.0
 START_S = 60.0

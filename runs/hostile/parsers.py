@@ -130,7 +130,9 @@ def _json() -> st.SearchStrategy[Any]:
     texts = st.text(max_size=12) | st.sampled_from(["m", "fast", "user", "text_delta", "entry", "reserved", "object"])
     leaves = st.none() | st.booleans() | st.integers() | st.integers(0, 2**31) | st.floats() | texts
     names = st.sampled_from(_NAMES) | st.text(max_size=4)
-    return st.recursive(leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=5))
+    return st.recursive(
+        leaves, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(names, inner, max_size=5), max_leaves=12
+    )
 
 
 def _bytes_of(value: object, *, is_ascii: bool) -> bytes:

@@ -64,7 +64,6 @@ class MessagesForm:
 
 class AnthropicMeter:
     __slots__ = (
-        "_answer",
         "_cached",
         "_closing",
         "_collector",
@@ -94,8 +93,7 @@ class AnthropicMeter:
         self._cached = self._output = self._deltas = 0
         self._delta: dict[str, Any] | None = None  # the event with the last usage
         self._closing = b""  # the events after it
-        self._answer: dict[str, Any] | None = None  # the collected answer
-        # An answer that came in one piece, as cut by `cut_object`. Its usage is decoded.
+        # An answer in one piece, as cut by `cut_object`. Its usage is decoded.
         self._whole: tuple[bytes, dict[str, Any]] | None = None
 
     def feed(self, data: bytes, now: float) -> bytes:
@@ -142,7 +140,7 @@ class AnthropicMeter:
             if not self.is_final or self.is_complete:
                 raise ValueError("it ended without a usage, or twice")
             if self._collector is not None:
-                self._answer = self._collector.whole()
+                self._whole = b"", self._collector.whole()
             self.is_complete = True
         elif event.startswith(ERROR):
             raise failure_in_stream(data_of(event), has_begun=self.first_at is not None)
@@ -195,8 +193,6 @@ class AnthropicMeter:
         if self._whole is not None:
             head, fields = self._whole
             return join_object(head, {**fields, "usage": {**fields["usage"], **proof}})
-        if self._answer is not None:
-            return _encode({**self._answer, "usage": {**self._answer["usage"], **proof}})
         if self._delta is None:
             return self._closing
         delta = {**self._delta, "usage": {**self._delta["usage"], **proof}}

@@ -87,7 +87,6 @@ class OpenAIMeter:
     choices, and those that arrive in pieces."""
 
     __slots__ = (
-        "_answer",
         "_cached",
         "_choices",
         "_closing",
@@ -127,10 +126,9 @@ class OpenAIMeter:
         self._choices = [_Choice() for _ in range(form.choices)]
         self._engine_speed_tps: float | None = None
         self._fault: EngineLost | None = None  # found in a usage that has passed already
-        # The event with the last usage, and an answer that came in one piece, as cut by `cut_object`. Usage is decoded.
+        # The event with the last usage, and an answer in one piece, as cut by `cut_object`. Usage is decoded.
         self._closing: dict[str, Any] | None = None
         self._whole: tuple[bytes, dict[str, Any]] | None = None
-        self._answer: dict[str, Any] | None = None  # the collected answer
 
     def feed(self, data: bytes, now: float) -> bytes:
         # One line and one event: the JSON contains no newline. (Finding one byte takes a third of the time of two.)
@@ -160,7 +158,7 @@ class OpenAIMeter:
             if not self._is_counted:
                 raise ValueError("no usage")
             if self._collector is not None:
-                self._answer = self._collector.whole(self._closing or {})
+                self._whole = b"", self._collector.whole(self._closing or {})
             self.is_final = self.is_complete = True
             self._is_fast = False
             return b""  # `end` writes it
@@ -280,8 +278,6 @@ class OpenAIMeter:
 
     def end(self, receipt: Receipt) -> bytes:
         proof = proof_of(receipt)
-        if self._answer is not None:
-            return _encode(self._with_proof(self._answer, proof))
         if self._whole is not None:
             head, fields = self._whole
             return join_object(head, self._with_proof(fields, proof))

@@ -66,38 +66,29 @@ class Dialect(Protocol):
 
 
 def engine_error(body: bytes) -> dict[str, str]:
-    """The `error` object of an engine's error body, with those of its texts that are texts; {} if there is none. vLLM
-    uses the same keys in both dialects."""
+    """The texts in the `error` object of an engine's error body; {} if there is none. vLLM uses the same keys in both
+    dialects."""
+    return {key: value for key, value in _error_object(body).items() if isinstance(value, str)}
+
+
+def failure_in_stream(payload: bytes, *, has_begun: bool) -> EngineFailed:
+    """What an error event of an engine means. vLLM checks some fields, such as token ids, only after it has begun its
+    stream: an error of the client before the first token is no failure of the engine."""
+    error = _error_object(payload)
+    code, message = error.get("code"), error.get("message")
+    if isinstance(code, int) and 400 <= code < 500 and not has_begun:
+        return EngineAnswered(code, payload)
+    return EngineLost(f"the engine failed during its answer: {message if isinstance(message, str) else None}")
+
+
+def _error_object(body: bytes) -> dict[str, object]:
     if len(body) > MAX_ERROR_BYTES:
         return {}
     try:
         error = msgspec.json.decode(body)["error"]
     except (msgspec.MsgspecError, LookupError, TypeError, ValueError, RecursionError):
         return {}
-    return {key: value for key, value in error.items() if isinstance(value, str)} if isinstance(error, dict) else {}
-
-
-class _Code(msgspec.Struct):
-    code: int | str | None = None
-
-
-class _ErrorEvent(msgspec.Struct):
-    error: _Code
-
-
-_read_error_event = msgspec.json.Decoder(_ErrorEvent).decode
-
-
-def failure_in_stream(payload: bytes, *, has_begun: bool) -> EngineFailed:
-    """What an error event of an engine means. vLLM looks at some fields, such as token ids, only when its stream has
-    begun: an error of the client before the first token is no failure of the engine."""
-    try:
-        code = _read_error_event(payload).error.code
-    except msgspec.MsgspecError:
-        code = None
-    if isinstance(code, int) and 400 <= code < 500 and not has_begun:
-        return EngineAnswered(code, payload)
-    return EngineLost(f"the engine failed during its answer: {engine_error(payload).get('message')}")
+    return error if isinstance(error, dict) else {}
 
 
 Found = TypeVar("Found")

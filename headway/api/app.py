@@ -24,6 +24,7 @@ from headway.api.connection import Connection
 from headway.api.dialect import Dialect, Headers, Params, Reader, RouteTable
 from headway.api.origin import Scope, check_origin
 from headway.api.server import HTTPClient, Send
+from headway.api.sparse_log import SparseLog
 from headway.auto.requests import CallRungs
 from headway.auto.risk import CONFIDENCE
 from headway.config import Config, ModelTable
@@ -33,9 +34,6 @@ from headway.errors import Forbidden, HeadwayError, InternalError, InvalidReques
 from headway.ledger.keys import Key
 from headway.wire import Client, NoSeat, Receipt, Request, with_fields
 
-log = logging.getLogger("headway.api")
-
-LOG_INTERVAL_S = 1.0  # between two faults in the log, at least
 FALLBACK_HEADER = b"headway-fallback"
 MISSING = "Object missing required field `"
 UNKNOWN = "Object contains unknown field `"
@@ -88,7 +86,7 @@ class App:
         self._autos = {model.auto_name: model for model in config.models if model.auto is not None}
         self._models = {model.name: model for model in config.models} | self._autos
         self._max_body_bytes = config.gateway.max_body_bytes
-        self._faults, self._logged_at = 0, -LOG_INTERVAL_S
+        self._faults = SparseLog(logging.ERROR)
         self._model_rows = _model_rows(config.models)
         self._check_time = CheckTime()
         self.routes = RouteTable[DialectRoute | PageRoute]()
@@ -130,11 +128,9 @@ class App:
                     await self._handle(request, client)
         except HeadwayError as error:
             await _answer_error(client, dialect, error, call_id, tier_asked)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 (it is logged below)
             # A fault in Headway. The client is told in its dialect, as of any other error.
-            self._faults += 1
-            if self._may_log_fault():
-                log.error("call %s failed, as did %d since the start", call_id, self._faults, exc_info=error)
+            self._faults.write(f"call {call_id} failed", error)
             await _answer_error(client, dialect, InternalError(), call_id, tier_asked)
         except asyncio.CancelledError:
             if not connection.transport.is_closing():
@@ -143,14 +139,6 @@ class App:
         finally:
             if connection.task is asyncio.current_task():  # else it is the next request's
                 connection.task = None
-
-    def _may_log_fault(self) -> bool:
-        """Whether a fault may be logged now: what one request can cause, a thousand can cause in a second."""
-        now = time.monotonic()
-        if now - self._logged_at < LOG_INTERVAL_S:
-            return False
-        self._logged_at = now
-        return True
 
     def _authorize_page(self, route: PageRoute, headers: Headers) -> Key | None:
         if route.who == "owner":

@@ -230,7 +230,7 @@ class Connection(HttpToolsProtocol):
         """Answer a request that could not be parsed, and close the connection."""
         if self._discarded is not None:
             return
-        self._open_connections.log.warn(f"{message} Answered with {status}.")
+        self._open_connections.log.write(f"{message} Answered with {status}.")
         if self.cycle is not None and not self.cycle.response_complete:
             if self.cycle.response_started:
                 self.close()

@@ -6,7 +6,7 @@ import logging
 import time
 from typing import Protocol
 
-log = logging.getLogger("headway.api")
+from headway.api.sparse_log import SparseLog
 
 # Connections beyond `max_connections`, on which only these pages are served. A health check must not fail because the
 # gateway is busy.
@@ -22,22 +22,6 @@ class OneConnection(Protocol):
     def close(self) -> None: ...
 
 
-class SparseLog:
-    """Logs at most one warning per second, because strangers cause them, and counts the others."""
-
-    def __init__(self) -> None:
-        self._logged_at = float("-inf")
-        self._left_out = 0
-
-    def warn(self, message: str) -> None:
-        now = time.monotonic()
-        if now - self._logged_at < 1:
-            self._left_out += 1
-            return
-        log.warning("%s%s", message, f" ({self._left_out} earlier warnings left out)" if self._left_out else "")
-        self._logged_at, self._left_out = now, 0
-
-
 class OpenConnections:
     """The open connections of a server. If there are too many, one without a request in progress gives way to a new
     one: the one that has been idle longest, else the oldest that never sent a request. If there is none, the new one
@@ -45,7 +29,7 @@ class OpenConnections:
 
     def __init__(self, max_connections: int, keep_alive_s: float) -> None:
         self.keep_alive_s = keep_alive_s
-        self.log = SparseLog()
+        self.log = SparseLog(logging.WARNING)
         self._max = max_connections
         self._regular: set[OneConnection] = set()
         self._idle: dict[OneConnection, None] = {}  # regular, between two requests; the longest first

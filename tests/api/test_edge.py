@@ -14,6 +14,7 @@ import pytest
 
 from headway.api import body as api_body
 from headway.api import connection, open_connections
+from headway.api.sparse_log import SparseLog
 from headway.engines.scripted import Script, running
 from tests.running import MODEL, Running, config_for, post, running_gateway
 
@@ -344,12 +345,12 @@ async def test_malformed_requests_are_logged_at_most_once_a_second(caplog: pytes
             await here.raw(b"\x16\x03\x01 nonsense\r\n\r\n")
         lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
         assert 1 <= len(lines) <= 10, "a test of less than ten seconds"
-        warnings = open_connections.SparseLog()
+        warnings = SparseLog(logging.WARNING)
         caplog.clear()
         for _ in range(5):
-            warnings.warn("odd")
+            warnings.write("odd")
         warnings._logged_at -= 1
-        warnings.warn("odd")
+        warnings.write("odd")
         assert [record.getMessage() for record in caplog.records] == ["odd", "odd (4 earlier warnings left out)"]
 
 

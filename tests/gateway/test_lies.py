@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from headway import http1
-from headway.api import app as app_module
+from headway.api import sparse_log
 from headway.api.openai_meter import OpenAIMeter
 from headway.core.types import Event, ReplicaSuspect
 from headway.engines.scripted import Script, running
@@ -192,7 +192,7 @@ async def test_a_fault_in_headway_is_told_in_the_dialect_and_keeps_no_seat(
     def fail(_self: object, *_values: object) -> None:
         raise ZeroDivisionError("no such luck")
 
-    monkeypatch.setattr(app_module, "LOG_INTERVAL_S", 3600.0)
+    monkeypatch.setattr(sparse_log, "INTERVAL_S", 3600.0)
     async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
         monkeypatch.setattr(Gateway, "_settle", fail)
         for _ in range(3):

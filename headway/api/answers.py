@@ -40,12 +40,3 @@ def join_object(head: bytes, fields: Mapping[str, Any]) -> bytes:
     if not head:
         return _encode(fields)
     return head + b"," + _encode(fields)[1:] if fields else head + b"}"
-
-
-def is_text(data: bytes) -> bool:
-    """Whether `data` is UTF-8. JSON that is not decoded is not checked for it."""
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from headway.api.answers import MAX_COUNT, Count, cut_object, is_text, join_object
+from headway.api.answers import MAX_COUNT, Count, cut_object, join_object
 from headway.api.collect_stream import MessageCollector
 from headway.api.dialect import failure_in_stream
 from headway.api.proof import proof_of
 from headway.api.sse import EventSplitter, data_of, readable
+from headway.api.utf8 import is_utf8
 from headway.core.types import EXPRESS
 from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
 
@@ -103,7 +104,7 @@ class AnthropicMeter:
             and self._collector is None
             and not self.is_final
             and NO_TOKEN not in data
-            and (data.isascii() or is_text(data))
+            and (data.isascii() or is_utf8(data))
         ):
             if self.first_at is None:
                 self.first_at = now
@@ -114,7 +115,7 @@ class AnthropicMeter:
             return b"".join([self._read(event, now) for event in self._splitter.split(data)])
 
     def _read(self, event: bytes, now: float) -> bytes:
-        if not is_text(event):
+        if not is_utf8(event):
             raise ValueError("not UTF-8")
         if self._collector is not None and (payload := data_of(event)):
             self._collector.add(payload)
@@ -169,7 +170,7 @@ class AnthropicMeter:
 
     def read_whole(self, body: bytes, _generation_s: GenerationTime) -> None:
         with readable():
-            if not is_text(body):
+            if not is_utf8(body):
                 raise ValueError("not UTF-8")
             head, fields = cut_object(body)
             if "usage" in fields:

@@ -18,13 +18,14 @@ import msgspec
 
 from headway.api import anthropic, openai
 from headway.api.auth import FindKey, Keys
-from headway.api.body import Receive, check_text, read_body
+from headway.api.body import Receive, read_body
 from headway.api.check_time import CheckTime
 from headway.api.connection import Connection
 from headway.api.dialect import Dialect, Headers, Params, Reader, RouteTable
 from headway.api.origin import Scope, check_origin
 from headway.api.server import HTTPClient, Send
 from headway.api.sparse_log import SparseLog
+from headway.api.utf8 import is_utf8
 from headway.auto.requests import CallRungs
 from headway.auto.risk import CONFIDENCE
 from headway.config import Config, ModelTable
@@ -210,8 +211,9 @@ class App:
     def _read(
         self, route: DialectRoute, body: bytes, call_id: str, params: Params, headers: Headers, key: Key | None
     ) -> Request:
+        if not is_utf8(body):
+            raise InvalidRequest("The request's body is not UTF-8.")
         try:
-            check_text(body)
             request = route.read(body, call_id, params)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise _invalid(error) from None

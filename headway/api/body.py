@@ -1,9 +1,8 @@
-"""Reads the body of a request, bounded in bytes and in time, and checks that it is text."""
+"""Reads the body of a request, bounded in bytes and in time."""
 
 from __future__ import annotations
 
 import asyncio
-import codecs
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -14,7 +13,6 @@ from headway.errors import InvalidRequest, TooLarge
 BODY_STALL_S = 15.0
 BODY_TIMEOUT_S = 60.0
 MIN_BODY_BYTES_PER_S = 64 * 1024
-TEXT_PIECE_BYTES = 64 * 1024
 
 Receive = Callable[[], Awaitable[Any]]
 
@@ -41,13 +39,3 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
                 limit.reschedule(min(stalled_at, started_at + BODY_TIMEOUT_S + size / MIN_BODY_BYTES_PER_S))
     except TimeoutError:
         raise InvalidRequest("The request's body arrives too slowly.") from None
-
-
-def check_text(body: bytes) -> None:
-    """Raises UnicodeDecodeError if `body` is not UTF-8. msgspec checks only what it decodes, and some fields go to the
-    engine undecoded. Piece by piece, because a text with one emoji takes four times its bytes."""
-    if body.isascii():
-        return
-    decoder, view = codecs.getincrementaldecoder("utf-8")(), memoryview(body)
-    for at in range(0, len(body), TEXT_PIECE_BYTES):
-        decoder.decode(view[at : at + TEXT_PIECE_BYTES], final=at + TEXT_PIECE_BYTES >= len(body))

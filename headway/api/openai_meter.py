@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from headway.api.answers import MAX_COUNT, Count, Fields, cut_object, is_text, join_object, read_fields
+from headway.api.answers import MAX_COUNT, Count, Fields, cut_object, join_object, read_fields
 from headway.api.collect_stream import AnswerCollector
 from headway.api.dialect import failure_in_stream
 from headway.api.limits import AnyObject
 from headway.api.proof import proof_of
 from headway.api.sse import MAX_EVENT_BYTES, EventSplitter, data_of, readable
+from headway.api.utf8 import is_utf8
 from headway.core.types import MIN_TOKENS_FOR_PROMISE
 from headway.errors import EngineLost
 from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
@@ -136,7 +137,7 @@ class OpenAIMeter:
             self._is_fast
             and not self._splitter.rest
             and data.find(b"\n") == len(data) - 2
-            and (data.isascii() or is_text(data))
+            and (data.isascii() or is_utf8(data))
         ):
             start = data.rfind(USAGE_AFTER_TOKEN)
             # True only if the usage object is flat, ends the event (`...}}\n\n`) and follows a token.
@@ -151,7 +152,7 @@ class OpenAIMeter:
         payload = data_of(event)
         if self._fault is not None:
             raise self._fault
-        if self.is_complete or not is_text(event):
+        if self.is_complete or not is_utf8(event):
             raise ValueError("it went on after its end" if self.is_complete else "not UTF-8")
         if payload == b"[DONE]":
             self._read_last()
@@ -239,7 +240,7 @@ class OpenAIMeter:
             self._read_whole(body, generation_s)
 
     def _read_whole(self, body: bytes, generation_s: GenerationTime) -> None:
-        if not is_text(body):
+        if not is_utf8(body):
             raise ValueError("not UTF-8")
         head, fields = cut_object(body)
         self._choices_of(fields)

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 import msgspec
 
 from headway.api import anthropic, openai
-from headway.api.body import check_text
 from headway.api.dialect import Dialect
 from headway.api.sse import SHORT_EVENTS, EventSplitter
+from headway.api.utf8 import is_utf8
 from headway.core.types import EXPRESS, Tier
 from headway.engines.vllm import VLLMEngine
 from headway.errors import EngineFailed, EngineLost, InvalidRequest
@@ -352,8 +352,9 @@ class FieldsTarget:
         return [before + middle + after for middle in middles] + [tools % b",".join([tool] * 16)]
 
     def check(self, data: bytes, shape: int) -> None:
+        if not is_utf8(data):
+            return
         try:
-            check_text(data)
             request = self._read(data, "call-1")
         except (InvalidRequest, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return

@@ -112,7 +112,7 @@ def is_plain_chat(body: bytes) -> bool:
         [choice] = answer["choices"]
         counted = answer["usage"].get("completion_tokens_details")
         return counted is None and choice["message"].get("reasoning") is None
-    except (msgspec.MsgspecError, LookupError, TypeError, AttributeError, ValueError):
+    except (msgspec.MsgspecError, RecursionError, LookupError, TypeError, AttributeError, ValueError):
         return False
 
 

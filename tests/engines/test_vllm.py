@@ -98,7 +98,7 @@ async def test_whole_answers_are_collected_from_engines_without_a_reasoning_pars
     assert (asked["stream"], asked["stream_options"]["continuous_usage_stats"]) == (True, True)
     assert plain.prepare(request(anthropic.read_messages, max_tokens=5)).collects
     assert not plain.prepare(request(tools=[{"type": "function", "function": {"name": "f"}}])).collects
-    for body in (msgspec.json.encode(THINKING), b"no JSON"):
+    for body in (msgspec.json.encode(THINKING), b"no JSON", b"[" * 100_000):
         thinking = await up(body)
         assert not thinking.prepare(request()).collects
         assert thinking.prepare(completion()).collects, "completions pass through no parser"

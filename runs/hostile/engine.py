@@ -1,5 +1,5 @@
 """A hostile engine: it answers probes honestly and calls by chance, with anything that can come over a socket. See
-runs/hostile.sh. `python -m runs.hostile.engine PORT SEED` serves it alone."""
+runs/hostile.sh. `python -m runs.hostile.engine SEED PORT [PORT ...]` serves one on each port."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 import re
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import uvloop
 
@@ -203,11 +203,13 @@ async def hostile_engine(seed: int, port: int = 0) -> AsyncIterator[str]:
         await asyncio.gather(*serving)
 
 
-async def _main(port: int, seed: int) -> None:
-    async with hostile_engine(seed, port):
+async def _main(seed: int, ports: list[int]) -> None:
+    async with AsyncExitStack() as stack:
+        for number, port in enumerate(ports):
+            await stack.enter_async_context(hostile_engine(seed + number, port))
         await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     os.nice(5)
-    uvloop.run(_main(int(sys.argv[1]), int(sys.argv[2])))
+    uvloop.run(_main(int(sys.argv[1]), [int(port) for port in sys.argv[2:]]))

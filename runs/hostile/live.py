@@ -6,6 +6,7 @@ import asyncio
 import http.client
 import multiprocessing
 import os
+import random
 import re
 import signal
 import socket
@@ -40,8 +41,11 @@ from runs.measure.streams import process, scripted
 
 OWNER, TENANTS = "hw-owner", ("hw-tenant-1", "hw-tenant-2")
 SEATS = 64
+# A replica that answered nonsense takes no call until its next probe. With two, most calls waited for one.
+HOSTILE_REPLICAS = 8
 SPOOL_BYTES = 2**28
-AT_ONCE = 128
+RATE, AT_ONCE = 150.0, 256  # requests per second, and the most that run
+BEHIND_S = 1.0  # how much of a pause is made up for
 Counts = TypeVar("Counts", bound=tuple[int, ...])
 QUIET_S = 60.0
 START_S = 60.0
@@ -301,15 +305,25 @@ class Storm:
     up: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, count: int, on_done: Callable[[], None]) -> None:
-        left = iter(range(count))
+        """Requests come at random, RATE per second on average, so that the loop's lag shows what a request does and not
+        how many clients wait. While AT_ONCE of them have not ended, the next one waits."""
+        loop, chance, room = asyncio.get_running_loop(), random.Random(count), asyncio.Semaphore(AT_ONCE)
 
-        async def keep_coming() -> None:
-            for _ in left:
+        async def one() -> None:
+            try:
                 await self.up.wait()
                 await self.clients.one()
+            finally:
+                room.release()
                 on_done()
 
-        await asyncio.gather(*[keep_coming() for _ in range(AT_ONCE)])
+        at = loop.time()
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(count):
+                await room.acquire()
+                at = max(at, loop.time() - BEHIND_S) + chance.expovariate(RATE)
+                await asyncio.sleep(at - loop.time())
+                tasks.create_task(one())
 
 
 async def measure(requests: int, seed: int, console: Console) -> tuple[LiveFigures, Tally]:
@@ -317,14 +331,13 @@ async def measure(requests: int, seed: int, console: Console) -> tuple[LiveFigur
     books, idle_books = Books(folder), Books(folder / "idle")
     for one in (books, idle_books):
         one.create()
-    honest_port, idle_engine, *hostile_ports = (free_port() for _ in range(4))
+    honest_port, idle_engine, *hostile_ports = (free_port() for _ in range(2 + HOSTILE_REPLICAS))
     hostile_urls = [f"http://127.0.0.1:{port}" for port in hostile_ports]
     with ExitStack() as stack:
         for port in (honest_port, idle_engine):
             stack.enter_context(scripted(port, model=HONEST, first_token_ms=2, step_ms="1:1", seats=4 * SEATS))
-        for number, port in enumerate(hostile_ports):
-            command = [sys.executable, "-m", "runs.hostile.engine", str(port), str(seed * 1_000 + number)]
-            stack.enter_context(process(command, f"http://127.0.0.1:{port}/health"))
+        command = [sys.executable, "-m", "runs.hostile.engine", str(seed * 1_000), *map(str, hostile_ports)]
+        stack.enter_context(process(command, f"http://127.0.0.1:{hostile_ports[-1]}/health"))
         gateway = GatewayProcess(folder, config_of(free_port(), f"http://127.0.0.1:{honest_port}", hostile_urls, books))
         idle_config = config_of(free_port(), f"http://127.0.0.1:{idle_engine}", hostile_urls, idle_books)
         idle_config["models"] = idle_config["models"][:1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,6 +12,8 @@ import openai
 import pytest
 from anthropic import AsyncAnthropic
 
+from headway import run
+from headway.config.to_core import policy_of
 from headway.engines.scripted import Faults, Script, ScriptedEngine, running
 from tests.running import MODEL, Running, config_for, running_gateway
 
@@ -29,6 +32,12 @@ def with_fast(engines: list[ScriptedEngine], floor_tps: float = 80.0) -> Any:
 
 def with_express(engine: ScriptedEngine, *tiers: dict[str, Any], seats: int = 8) -> Any:
     return config_for([engine], express=list(tiers), curve=CURVE, seats=seats)
+
+
+@pytest.fixture
+def short_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Standard calls get the seats that were kept for fast ones after a second without a fast call, in place of ten."""
+    monkeypatch.setattr(run, "policy_of", lambda model: replace(policy_of(model), reserve_window_s=1.0))
 
 
 async def fill(here: Running, calls: int, tokens: int = 400) -> list[asyncio.Task[Any]]:
@@ -83,6 +92,7 @@ async def test_the_beta_header_alone_means_standard() -> None:
         assert said.usage.speed == "standard"
 
 
+@pytest.mark.usefixtures("short_reserve")
 async def test_fast_without_a_seat_is_refused_in_one_dialect_and_downgraded_in_the_other() -> None:
     async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
         busy = await fill(here, 6)
@@ -99,6 +109,7 @@ async def test_fast_without_a_seat_is_refused_in_one_dialect_and_downgraded_in_t
         await asyncio.gather(*busy)
 
 
+@pytest.mark.usefixtures("short_reserve")
 async def test_the_client_may_choose_otherwise() -> None:
     async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
         busy = await fill(here, 6, tokens=100)
@@ -190,6 +201,7 @@ async def test_a_fast_message_in_one_piece_is_proved_too() -> None:
         assert 20 < proof["tokens_per_second"] < 210
 
 
+@pytest.mark.usefixtures("short_reserve")
 async def test_a_flex_call_makes_way_for_a_fast_one_and_is_served_later() -> None:
     tiers = [{**FAST, "max_hold_s": 10.0}, {"name": "flex", "max_hold_s": 60.0}]
     async with running(SCRIPT) as engine, running_gateway(with_express(engine, *tiers, seats=4)) as here:
@@ -269,6 +281,7 @@ async def test_n_choices_take_n_seats() -> None:
             await call(5)
 
 
+@pytest.mark.usefixtures("short_reserve")
 async def test_more_choices_than_the_floor_allows_are_downgraded() -> None:
     async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
         ask: Any = {"model": MODEL, "messages": ASK, "max_tokens": 5, "service_tier": "fast"}

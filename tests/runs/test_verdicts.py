@@ -69,7 +69,7 @@ def frontier_case() -> Case:
 
 
 def tax_case() -> Case:
-    good = tax.Figures({1: 1.005, 8: 1.029, 32: 0.988}, 0.95, 2.35, 48_039)
+    good = tax.Figures({1: 1.005, 8: 1.029, 32: 0.988}, 0.95, 2.35, 0.3, 48_039)
     bad = [replace(good, throughput={**good.throughput, streams: 0.96}) for streams in good.throughput]
     return Case(tax.verdict, good, [*bad, *each(good, added_p50_ms=1.01, added_p99_ms=5.1, tokens_per_cpu_s=math.nan)])
 

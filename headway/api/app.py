@@ -10,6 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, cast
@@ -309,6 +310,14 @@ def _dialect_of(path: str, headers: Headers) -> Dialect:
 
 
 async def _answer_error(
+    client: HTTPClient, dialect: Dialect, error: HeadwayError, call_id: str, tier_asked: Tier
+) -> None:
+    """Ends early if the client leaves meanwhile, or when the drain timeout is over."""
+    with suppress(asyncio.CancelledError):
+        await _send_error(client, dialect, error, call_id, tier_asked)
+
+
+async def _send_error(
     client: HTTPClient, dialect: Dialect, error: HeadwayError, call_id: str, tier_asked: Tier
 ) -> None:
     if client.started and not client.is_streaming:

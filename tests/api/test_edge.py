@@ -14,6 +14,7 @@ import pytest
 
 from headway.api import body as api_body
 from headway.api import connection, open_connections
+from headway.api.server import HTTPClient
 from headway.api.sparse_log import SparseLog
 from headway.engines.scripted import Script, running
 from tests.running import MODEL, Running, config_for, post, running_gateway
@@ -404,3 +405,27 @@ async def test_a_body_that_is_not_text_is_refused_also_in_fields_that_are_not_de
             answer = await here.raw(post("/v1/chat/completions", call % text))
             assert status(answer) == 400
             assert b"invalid_request_error" in answer
+
+
+async def test_a_client_may_leave_while_it_is_told_of_an_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    async def never_sent(*_: object, **__: object) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        monkeypatch.setattr(HTTPClient, "send_page", never_sent)
+        visitor = await Visitor.of(here)
+        visitor.writer.write(b"GET /unknown HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        async with asyncio.timeout(10):
+            await began.wait()
+            visitor.writer.transport.abort()
+            await ended.wait()
+            await asyncio.sleep(0)
+    assert not [record for record in caplog.records if record.exc_info]

@@ -23,6 +23,7 @@ HeaderList = list[tuple[bytes, bytes]]
 Params = Mapping[str, str]  # the values of a path's parameters
 NO_PARAMS: Params = {}
 MAX_ERROR_BYTES = 64 * 1024  # of an engine's error body, from which the message is read
+MAX_WORDS = 200  # characters of its message that are logged
 
 
 class Reader(Protocol):
@@ -78,7 +79,9 @@ def failure_in_stream(payload: bytes, *, has_begun: bool) -> EngineFailed:
     code, message = error.get("code"), error.get("message")
     if isinstance(code, int) and 400 <= code < 500 and not has_begun:
         return EngineAnswered(code, payload)
-    return EngineLost(f"the engine failed during its answer: {message if isinstance(message, str) else None}")
+    # The engine's words are logged: escaped, so that they cannot look like other lines, and cut.
+    words = repr(message[:MAX_WORDS]) if isinstance(message, str) else "without a message"
+    return EngineLost(f"the engine failed during its answer: {words}")
 
 
 def _error_object(body: bytes) -> dict[str, object]:

@@ -1,8 +1,10 @@
-"""Routes are found by method and path, parameters included."""
+"""Routes are found by method and path, parameters included; and what is said of an engine that fails."""
 
 from __future__ import annotations
 
-from headway.api.dialect import RouteTable
+import msgspec
+
+from headway.api.dialect import RouteTable, failure_in_stream
 
 
 def test_a_parameter_is_one_segment_of_the_path() -> None:
@@ -16,3 +18,10 @@ def test_a_parameter_is_one_segment_of_the_path() -> None:
     for method, path in [("GET", "/v1/models/"), ("GET", "/v1/models/a/b"), ("POST", "/v1/models"), ("GET", "/v2")]:
         assert routes.find(method, path) == (None, {})
     assert len(routes.names) == 3
+
+
+def test_an_engines_words_are_one_short_line_of_the_log() -> None:
+    words = "no room\n2026-11-16 WARNING headway.gateway: all is lost\x00" + "x" * 10_000
+    failure = failure_in_stream(msgspec.json.encode({"error": {"message": words}}), has_begun=True)
+    assert str(failure).isprintable()
+    assert len(str(failure)) < 300

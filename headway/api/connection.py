@@ -236,6 +236,7 @@ class Connection(HttpToolsProtocol):
                 self.close()
                 return
             self.cycle.disconnected = True  # ends the task, which waits for the rest of the body
+            self.cycle.waiting_for_100_continue = False  # else the task may write after the end
             self.cycle.message_event.set()
         head = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[status] + head % len(message) + message.encode())

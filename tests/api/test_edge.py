@@ -429,3 +429,17 @@ async def test_a_client_may_leave_while_it_is_told_of_an_error(
             await ended.wait()
             await asyncio.sleep(0)
     assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_a_refused_client_is_not_told_to_continue(caplog: pytest.LogCaptureFixture) -> None:
+    """The parser finds the fault when it has begun the call, which has not run yet."""
+    lines = (
+        b"POST /v1/chat/completions HTTP/1.1", b"host: localhost", b"expect: 100-continue", b"transfer-encoding: gzip",
+    )  # fmt: skip
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        visitor = await Visitor.of(here)
+        visitor.writer.write(b"\r\n".join(lines) + b"\r\n\r\n" + BODY)
+        async with asyncio.timeout(10):
+            answer = await visitor.reader.read(-1)
+    assert status(answer) == 400
+    assert not [record for record in caplog.records if record.exc_info]

@@ -4,6 +4,11 @@ import os
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# Hypothesis fails an example that takes 200 ms of wall time, which on a busy machine is not the example's fault.
+settings.register_profile("headway", deadline=None)
+settings.load_profile("headway")
 
 
 def pytest_configure() -> None:

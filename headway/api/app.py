@@ -312,28 +312,21 @@ def _dialect_of(path: str, headers: Headers) -> Dialect:
 async def _answer_error(
     client: HTTPClient, dialect: Dialect, error: HeadwayError, call_id: str, tier_asked: Tier
 ) -> None:
-    """Ends early if the client leaves meanwhile, or when the drain timeout is over."""
-    with suppress(asyncio.CancelledError):
-        await _send_error(client, dialect, error, call_id, tier_asked)
-
-
-async def _send_error(
-    client: HTTPClient, dialect: Dialect, error: HeadwayError, call_id: str, tier_asked: Tier
-) -> None:
     if client.started and not client.is_streaming:
         client.abandon()  # a whole answer is under way: all that can be told is that it is cut off
         return
-    if client.started:
-        client.write(dialect.error_event(error, call_id))
-        await client.end_stream()
-        return
-    headers = []
-    if isinstance(error, Refused):
-        headers.append((b"retry-after", b"%d" % error.retry_after_s))
-    if isinstance(error, NoSeat):
-        headers += dialect.limit_headers(tier_asked, error.rate_limit)
-    body = dialect.error_body(error, call_id)
-    await client.send_page(dialect.error_status(error), b"application/json", body, headers)
+    with suppress(asyncio.CancelledError):  # the client leaves meanwhile, or the drain timeout is over
+        if client.started:
+            client.write(dialect.error_event(error, call_id))
+            await client.end_stream()
+            return
+        headers = []
+        if isinstance(error, Refused):
+            headers.append((b"retry-after", b"%d" % error.retry_after_s))
+        if isinstance(error, NoSeat):
+            headers += dialect.limit_headers(tier_asked, error.rate_limit)
+        body = dialect.error_body(error, call_id)
+        await client.send_page(dialect.error_status(error), b"application/json", body, headers)
 
 
 def _model_rows(models: list[ModelTable]) -> dict[str, dict[str, Any]]:

@@ -427,7 +427,6 @@ async def test_a_client_may_leave_while_it_is_told_of_an_error(
             await began.wait()
             visitor.writer.transport.abort()
             await ended.wait()
-            await asyncio.sleep(0)
     assert not [record for record in caplog.records if record.exc_info]
 
 

@@ -30,8 +30,9 @@ MAX_ADDED_P50_MS, MAX_ADDED_P99_MS = 1.0, 5.0
 MIN_TOKENS_PER_CPU_S, GOAL_TOKENS_PER_CPU_S = 30_000, 60_000
 ARRIVALS = 320  # of a round of (b): five seconds of them
 # Headway adds about three times what a program adds that only copies bytes (runs/gateway/forwarder.py). Where that one
-# needs more than this, no gateway in Python would hold the bars of (b).
+# adds more than this, missing the bars on the first token says more about the machine than about Headway.
 MAX_FORWARDER_MS = 0.35
+FIRST_TOKEN = "added first token"
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ def verdict(figures: Figures) -> Verdict:
         for streams, ratio in figures.throughput.items()
     ]
     bars += [
-        at_most("added first token p50", figures.added_p50_ms, MAX_ADDED_P50_MS, unit=" ms"),
-        at_most("added first token p99", figures.added_p99_ms, MAX_ADDED_P99_MS, unit=" ms"),
+        at_most(f"{FIRST_TOKEN} p50", figures.added_p50_ms, MAX_ADDED_P50_MS, unit=" ms"),
+        at_most(f"{FIRST_TOKEN} p99", figures.added_p99_ms, MAX_ADDED_P99_MS, unit=" ms"),
         at_least("tokens per CPU-second", figures.tokens_per_cpu_s, MIN_TOKENS_PER_CPU_S, ",.0f"),
     ]
     figure = (
@@ -209,7 +210,8 @@ def main(rounds: int) -> int:
     figures = Figures(throughput, added.p50, added.p99, added.forwarder_p50, tokens_per_cpu_s)
     judged = verdict(figures)
     code = finish(console, judged)
-    if not judged.ok and figures.forwarder_p50_ms > MAX_FORWARDER_MS:
+    is_first_token_only = all(bar.holds or bar.what.startswith(FIRST_TOKEN) for bar in judged.bars)
+    if not judged.ok and is_first_token_only and figures.forwarder_p50_ms > MAX_FORWARDER_MS:
         too_slow(console, f"copying bytes adds {figures.forwarder_p50_ms:.2f} ms, {MAX_FORWARDER_MS} is allowed")
     return code
 

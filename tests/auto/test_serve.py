@@ -224,7 +224,7 @@ async def test_a_held_answer_streams_as_the_client_asked(tmp_path: Path) -> None
     assert no_usage.seen.count(b"data: ") == 3
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     arguments=st.one_of(st.text(max_size=12), st.integers(0, 9).map(lambda n: json.dumps({"minutes": n}))),
     margin=st.floats(-5, 12),

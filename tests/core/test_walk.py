@@ -408,4 +408,4 @@ class Walk(RuleBasedStateMachine):
 
 
 TestWalk = pytest.mark.timeout(600 + EXAMPLES // 10)(Walk.TestCase)  # what it finds must have the time to be made small
-TestWalk.settings = settings(max_examples=EXAMPLES, stateful_step_count=60, deadline=None)
+TestWalk.settings = settings(max_examples=EXAMPLES, stateful_step_count=60)

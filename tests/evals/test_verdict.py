@@ -69,7 +69,7 @@ def test_a_target_is_ahead_on_the_side_that_wins_names(saved: float, excess: flo
         assert (lead > 0) == ((fix_s < at_s) if wins == "below" else (fix_s > at_s)) or lead == pytest.approx(0)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     st.lists(
         st.tuples(st.booleans(), st.booleans(), st.floats(0.01, 100), st.floats(0.01, 100)), min_size=1, max_size=25

@@ -23,7 +23,7 @@ HeaderList = list[tuple[bytes, bytes]]
 Params = Mapping[str, str]  # the values of a path's parameters
 NO_PARAMS: Params = {}
 MAX_ERROR_BYTES = 64 * 1024  # of an engine's error body, from which the message is read
-MAX_WORDS = 200  # characters of its message that are logged
+MAX_MESSAGE_CHARS = 200  # of its message, in the log
 
 
 class Reader(Protocol):
@@ -80,7 +80,7 @@ def failure_in_stream(payload: bytes, *, has_begun: bool) -> EngineFailed:
     if isinstance(code, int) and 400 <= code < 500 and not has_begun:
         return EngineAnswered(code, payload)
     # The engine's words are logged: escaped, so that they cannot look like other lines, and cut.
-    words = repr(message[:MAX_WORDS]) if isinstance(message, str) else "without a message"
+    words = repr(message[:MAX_MESSAGE_CHARS]) if isinstance(message, str) else "without a message"
     return EngineLost(f"the engine failed during its answer: {words}")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import cast
 
 import uvloop
 
@@ -34,8 +35,8 @@ class ToEngine(asyncio.Protocol):
         self._connecting: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._connecting = asyncio.get_running_loop().create_task(self._connect(transport))
+        client = cast(asyncio.Transport, transport)  # uvloop's transports are of classes of their own
+        self._connecting = asyncio.get_running_loop().create_task(self._connect(client))
 
     async def _connect(self, client: asyncio.Transport) -> None:
         loop = asyncio.get_running_loop()

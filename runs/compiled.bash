@@ -9,7 +9,8 @@ compiled_headway() {
         rm -rf "$cache"/compiled-*
         work=$(mktemp -d)
         cp -r setup.py pyproject.toml README.md LICENSE headway "$work"
-        HEADWAY_COMPILE=1 "$PY" -m pip install --quiet --disable-pip-version-check --no-deps --target "$work/built" "$work" >&2
+        HEADWAY_COMPILE=1 "$PY" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+            --target "$work/built" "$work" >&2
         mv "$work/built" "$built"
         rm -rf "$work"
     fi

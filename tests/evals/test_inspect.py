@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
 
@@ -123,41 +123,70 @@ def tasks(tmp_path: Path) -> str:
     return str(path)
 
 
-# In its own process: warnings about resources that Inspect leaves open would fail other tests.
-ASK = """
-import json, sys
+# In its own process: warnings about resources that Inspect leaves open would fail other tests. One for all tests, because
+# Inspect takes seconds to import.
+WORKER = """
+import json, sys, traceback
 from dataclasses import asdict
 from pathlib import Path
 from headway.evals.inspect_run import Settings, find_tasks, run_in_rounds
 from headway.evals.targets import Target
 
-given, calls = json.loads(sys.argv[1]), []
-settings = Settings(Path(given["folder"]), given["limit"], timeout_s=given["timeout_s"])
-targets = [Target(**one) for one in given["targets"]]
-done = run_in_rounds(find_tasks(given["tasks"], False), targets, settings, calls.append)
-print(json.dumps({"calls": len(calls), "attempts": {name: list(map(asdict, some)) for name, some in done.items()}}))
+for line in sys.stdin:
+    given, calls = json.loads(line), []
+    settings = Settings(Path(given["folder"]), given["limit"], timeout_s=given["timeout_s"])
+    targets = [Target(**one) for one in given["targets"]]
+    try:
+        done = run_in_rounds(find_tasks(given["tasks"], False), targets, settings, calls.append)
+        answer = {"calls": len(calls), "attempts": {name: list(map(asdict, some)) for name, some in done.items()}}
+    except Exception:
+        answer = {"error": traceback.format_exc()}
+    print("ANSWER", json.dumps(answer), flush=True)
 """
 
 
-def asked_of(tasks: str, targets: list[Target], folder: Path, limit: int | None = None) -> dict[str, list[Attempt]]:
-    given = {"tasks": tasks, "targets": list(map(asdict, targets)), "folder": str(folder / "logs")}
-    command = [sys.executable, "-c", ASK, json.dumps(given | {"limit": limit, "timeout_s": TIMEOUT_S})]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["calls"] == sum(map(len, found["attempts"].values()))
-    return {name: [Attempt(**one) for one in some] for name, some in found["attempts"].items()}
+class Asking(Protocol):
+    def __call__(self, tasks: str, targets: list[Target], limit: int | None = None) -> dict[str, list[Attempt]]: ...
 
 
-def asked(tasks: str, target: Target, folder: Path, limit: int | None = None) -> dict[str, Attempt]:
-    return {one.task: one for one in asked_of(tasks, [target], folder, limit)[target.name]}
+@pytest.fixture(scope="module")
+def worker() -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", WORKER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        yield process
+        process.stdin.close()
+        process.wait(60)
+
+
+@pytest.fixture
+def asked_of(worker: subprocess.Popen[str], tmp_path: Path) -> Asking:
+    def ask(tasks: str, targets: list[Target], limit: int | None = None) -> dict[str, list[Attempt]]:
+        given = {"tasks": tasks, "targets": list(map(asdict, targets)), "folder": str(tmp_path / "logs")}
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        worker.stdin.write(json.dumps(given | {"limit": limit, "timeout_s": TIMEOUT_S}) + "\n")
+        worker.stdin.flush()
+        answer = next(line for line in worker.stdout if line.startswith("ANSWER "))
+        found = json.loads(answer.removeprefix("ANSWER "))
+        assert "error" not in found, found["error"]
+        assert found["calls"] == sum(map(len, found["attempts"].values()))
+        return {name: [Attempt(**one) for one in some] for name, some in found["attempts"].items()}
+
+    return ask
+
+
+def by_task(found: dict[str, list[Attempt]]) -> dict[str, Attempt]:
+    [attempts] = found.values()
+    return {one.task: one for one in attempts}
 
 
 def test_every_task_has_a_verdict_and_failures_count_as_no_answer(
-    endpoint: Endpoint, tasks: str, tmp_path: Path
+    endpoint: Endpoint, tasks: str, asked_of: Asking
 ) -> None:
     target = Target("lab", endpoint.url, "m", input_micro=1_000_000, output_micro=2_000_000)
-    found = asked(tasks, target, tmp_path)
+    found = by_task(asked_of(tasks, [target]))
     assert {name: one.verdict for name, one in found.items()} == {
         "turn": "right", "broken": "unparsable", "say": "right", "refuse": NO_ANSWER, "sleep": NO_ANSWER,
     }  # fmt: skip
@@ -166,18 +195,19 @@ def test_every_task_has_a_verdict_and_failures_count_as_no_answer(
     assert (found["say"].cost_micro, found["say"].is_proven, found["say"].kind) == (20, False, "words")
     assert len(endpoint.asked) == len(TASKS)  # nothing is retried
     assert endpoint.asked[0]["tools"] == [TOOL | {"function": {**TOOL["function"], "description": ""}}]  # type: ignore[dict-item]
-    spoken = asked(tasks, Target("messages", endpoint.url, "m", "anthropic", speed="fast"), tmp_path, limit=3)
+    messages = Target("messages", endpoint.url, "m", "anthropic", speed="fast")
+    spoken = by_task(asked_of(tasks, [messages], limit=3))
     assert spoken["turn"].verdict == spoken["say"].verdict == "right"
     assert spoken["say"].cost_micro is None
     assert endpoint.asked[-1]["speed"] == "fast"
 
 
-def test_targets_take_turns_in_rounds(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_targets_take_turns_in_rounds(endpoint: Endpoint, asked_of: Asking, tmp_path: Path) -> None:
     path = tmp_path / "many.jsonl"
     rows = [{"id": str(n), "prompt": str(n), "expected": {"exact": "x"}} for n in range(20)]
     path.write_text("\n".join(map(json.dumps, rows)))
     targets = [Target("one", endpoint.url, "one"), Target("two", endpoint.url, "two")]
-    found = asked_of(str(path), targets, tmp_path, limit=19)
+    found = asked_of(str(path), targets, limit=19)
     each = [[attempt.task for attempt in some] for some in found.values()]
     assert each[0] == each[1]
     assert sorted(map(int, each[0])) == list(range(19))
@@ -185,22 +215,24 @@ def test_targets_take_turns_in_rounds(endpoint: Endpoint, tmp_path: Path) -> Non
     assert models == ["one"] * 6 + ["two"] * 6 + ["one"] * 6 + ["two"] * 6 + ["one"] * 7 + ["two"] * 7
 
 
-def test_the_log_of_a_task_does_not_contain_the_other_tasks(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_the_log_of_a_task_does_not_contain_the_other_tasks(
+    endpoint: Endpoint, asked_of: Asking, tmp_path: Path
+) -> None:
     """Inspect once wrote all tasks into every sample: with a thousand tasks, the log took longer than the answers."""
     path = tmp_path / "long.jsonl"
     dice = random.Random(1)
     rows = [{"id": str(n), "prompt": dice.randbytes(1000).hex(), "expected": {"exact": "x"}} for n in range(300)]
     path.write_text("\n".join(map(json.dumps, rows)))
-    asked(str(path), Target("lab", endpoint.url, "m"), tmp_path, limit=1)
+    asked_of(str(path), [Target("lab", endpoint.url, "m")], limit=1)
     [log] = (tmp_path / "logs").iterdir()
     assert log.stat().st_size < path.stat().st_size / 10
 
 
-def test_any_task_of_inspect_runs(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_any_task_of_inspect_runs(endpoint: Endpoint, asked_of: Asking, tmp_path: Path) -> None:
     path = tmp_path / "own.py"
     path.write_text(OWN_TASK)
     target = Target("lab", endpoint.url, "m")
-    found = asked(f"{path}@own", target, tmp_path)
+    found = by_task(asked_of(f"{path}@own", [target]))
     assert [one.verdict for one in found.values()] == ["right", "wrong answer"]
     with pytest.raises(AssertionError, match="SetupError: Inspect could not run"):
-        asked(f"{path}@other", target, tmp_path)
+        asked_of(f"{path}@other", [target])

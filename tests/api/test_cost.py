@@ -1,7 +1,9 @@
 """What a request may cost the gateway, whatever it holds: CPU and memory, without a key and with one.
 
 The gateway runs in a thread of its own. Its CPU time is that thread's, so the time that other work on the machine takes
-does not count. Other work still slows the thread down, so the lowest of several means is taken.
+does not count. Other work still slows the core down, by up to a factor of two: it shares its caches and its other
+hardware thread. So a known amount of work is timed beside each request, the request's time is divided by how much slower
+than on a quiet core that was, and the lowest of several means is taken.
 Memory is the highest that Python allocated at any time during the request, in all threads.
 """
 
@@ -95,14 +97,29 @@ def post(body: bytes, *headers: bytes, path: bytes = b"/v1/chat/completions") ->
     return b"\r\n".join([*head, b"content-length: %d" % len(body), b"", body])
 
 
+KNOWN_WORK = b"[" + b",".join([b"{}"] * 33_000) + b"]"
+KNOWN_WORK_S = 0.0018  # on a quiet core
+
+
+def slowdown() -> float:
+    """How much slower than a quiet core this one is now; at least 1."""
+    times = []
+    for _ in range(3):
+        before = time.thread_time()
+        msgspec.json.decode(KNOWN_WORK)
+        times.append(time.thread_time() - before)
+    return max(1.0, min(times) / KNOWN_WORK_S)
+
+
 def cpu_s(door: Door, request: bytes, times: int) -> float:
-    """CPU time of one request: the lowest of five means."""
+    """CPU time of one request on a quiet core: the lowest of five means."""
     means = []
     for _ in range(5):
+        slower = slowdown()
         before = door.cpu_s()
         for _ in range(times):
             door.ask(request)
-        means.append((door.cpu_s() - before) / times)
+        means.append((door.cpu_s() - before) / times / min(slower, slowdown()))
     return min(means)
 
 

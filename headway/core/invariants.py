@@ -24,11 +24,11 @@ def check_pool(pool: Pool, now: float) -> None:
     leaving = sum(sum(state.leaving.values()) for state in states)
     assert pool.leaving == leaving, "seats of preempted calls are miscounted"
     _check_seat_time(pool)
-    _check_held(pool, list(pool.waiting.returned.values()))
+    _check_held(pool, list(pool.waiting.returned.values()), now)
     for queue in pool.waiting.queues.values():
         queue.check(now)
         is_short = len(queue) <= TRIED_AGAIN  # Pool.board_held
-        _check_held(pool, [held for held in queue if is_short or not held.avoid])
+        _check_held(pool, [held for held in queue if is_short or not held.avoid], now)
 
 
 def _check_replica(state: ReplicaState) -> None:
@@ -93,9 +93,9 @@ def _check_seat_time(pool: Pool) -> None:
     assert pool.reserve_us >= 0, "the reserve has paid for calls"
 
 
-def _check_held(pool: Pool, held: list[HeldCall]) -> None:
+def _check_held(pool: Pool, held: list[HeldCall], now: float) -> None:
     """Check that no call without a floor is held while a heavy replica has seats for it. Light seats are not checked:
     whether a call may take them depends on the time."""
     for one in held:
-        if one.call.tier not in EXPRESS and (state := pool.heavy_seat(one.call, one.avoid)) is not None:
+        if one.call.tier not in EXPRESS and (state := pool.heavy_seat(one.call, one.avoid, now)) is not None:
             raise AssertionError(f"{one.call.id} is held while {state.replica.name} has seats for it")

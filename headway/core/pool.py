@@ -174,18 +174,18 @@ class Pool:
         if floor_tps:
             self.doors.set_light(state, now, value=True)
         self.doors.place(state, now)
-        self._affinity.note(call, state.replica.name)
+        self._affinity.note(call, state.replica.name, now)
         return state.replica.name
 
     def _find(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
         if floor_tps:
             return self._express_seat(call, floor_tps, avoid, now)
-        return self.heavy_seat(call, avoid) or self._ride(call, avoid, now)
+        return self.heavy_seat(call, avoid, now) or self._ride(call, avoid, now)
 
     def _express_seat(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
         # Prefer a replica that has express streams aboard and has read this prompt prefix before. Otherwise best fit:
         # the light replica with the fewest free seats, so that others keep room for calls that need more.
-        known = self._known(call, avoid)
+        known = self._known(call, avoid, now)
         if known is not None and known.express_seats and known.has_room_for(call, floor_tps, now):
             return known
         fits = self.doors.light.lowest(avoid, call.choices)
@@ -201,19 +201,19 @@ class Pool:
                 return emptiest
         return None
 
-    def heavy_seat(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
+    def heavy_seat(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
         """The heavy replica that a call without a floor would board; None if there is none."""
         emptiest = self.doors.heavy.lowest(avoid)
         if emptiest is not None and emptiest.free < call.choices:  # a larger replica may have more free seats
             emptiest = next(self.doors.heavy_by_free.from_highest(avoid, call.choices), None)
-        known = self._known(call, avoid)
+        known = self._known(call, avoid, now)
         if emptiest is None or known is None or not known.is_among_heavy or known.free < call.choices:
             return emptiest
         return known if known.load <= emptiest.load + AFFINITY_SLACK else emptiest
 
-    def _known(self, call: Call, avoid: Set[str]) -> ReplicaState | None:
-        """The open replica that the last call with the same affinity key boarded."""
-        name = self._affinity.last(call)
+    def _known(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
+        """The open replica that the last call with the same affinity key boarded, if it was not long ago."""
+        name = self._affinity.last(call, now)
         state = self.doors.replicas.get(name) if name is not None and name not in avoid else None
         return state if state is not None and state.open else None
 

@@ -1,6 +1,7 @@
 """Remembers which replica calls with the same prompt prefix boarded last: its engine may have the prefix in its cache.
 
-This is only a preference: it never overrides seats or floors. Bounded: the least recently used entry is dropped.
+This is only a preference: it never overrides seats or floors. A prefix is forgotten REMEMBERED_S after its last use: by
+then a busy engine has given its memory to others. At most MAX_REMEMBERED are kept.
 """
 
 from __future__ import annotations
@@ -9,21 +10,29 @@ from collections import OrderedDict
 
 from headway.core.types import Call
 
+REMEMBERED_S = 300.0  # as long as hosted models keep cached prompts by default
 MAX_REMEMBERED = 65_536
+FORGOTTEN_AT_ONCE = 2  # at most; more than the one that is added, so that the memory shrinks when calls become fewer
 
 
 class PrefixAffinity:
     def __init__(self) -> None:
-        self._replica_of: OrderedDict[tuple[str, str], str] = OrderedDict()  # by model and affinity key
+        # By model and affinity key: the replica, and when it was used. The least recently used is first.
+        self._used: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
 
-    def last(self, call: Call) -> str | None:
-        return self._replica_of.get((call.model, call.affinity)) if call.affinity else None
+    def last(self, call: Call, now: float) -> str | None:
+        used = self._used.get((call.model, call.affinity)) if call.affinity else None
+        return used[0] if used is not None and now - used[1] <= REMEMBERED_S else None
 
-    def note(self, call: Call, replica: str) -> None:
-        if not call.affinity:
-            return
-        key = (call.model, call.affinity)
-        self._replica_of[key] = replica
-        self._replica_of.move_to_end(key)
-        if len(self._replica_of) > MAX_REMEMBERED:
-            self._replica_of.popitem(last=False)
+    def note(self, call: Call, replica: str, now: float) -> None:
+        if call.affinity:
+            key = (call.model, call.affinity)
+            self._used[key] = replica, now
+            self._used.move_to_end(key)
+        for _ in range(FORGOTTEN_AT_ONCE):
+            if not self._used:
+                return
+            oldest = next(iter(self._used))
+            if len(self._used) <= MAX_REMEMBERED and now - self._used[oldest][1] <= REMEMBERED_S:
+                return
+            del self._used[oldest]

@@ -7,11 +7,12 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from anthropic import AsyncAnthropic
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from headway import run
 from headway.config import Config
@@ -80,13 +81,24 @@ def config_for(
     return Config.model_validate({"gateway": settings, "models": [model], "ledger": ledger})
 
 
+@cache
+def tls() -> ssl.SSLContext:
+    """Reading the machine's certificates takes longer than most tests, and each SDK client would do it."""
+    return ssl.create_default_context()
+
+
+def http_client() -> DefaultAsyncHttpxClient:
+    """As the SDKs make it."""
+    return DefaultAsyncHttpxClient(verify=tls())
+
+
 @asynccontextmanager
 async def running_gateway(config: Config, record: Path | None = None, key: str = "none") -> AsyncIterator[Running]:
     async with run.running_gateway(config, record) as (gateway, port):
         url = f"http://127.0.0.1:{port}"
         async with (
-            AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as openai,
-            AsyncAnthropic(base_url=url, api_key=key, max_retries=0) as anthropic,
+            AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=http_client()) as openai,
+            AsyncAnthropic(base_url=url, api_key=key, max_retries=0, http_client=http_client()) as anthropic,
         ):
             running = Running(gateway, port, openai, anthropic)
             await running.until_up(len(config.models[0].replicas))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import combinations
-from math import inf, sqrt
+from math import inf, log, sqrt
 
 Point = tuple[int, float]  # batch, seconds per token
 
@@ -45,6 +45,14 @@ class Curve:
             else:
                 high = middle - 1
         return low
+
+    def emptying_s(self, streams: int, left: int) -> float:
+        """Seconds, for each token of the mean answer, until only `left` of the streams are left: the integral of the
+        time per token over the batch, divided by the batch."""
+        left = max(1, left)
+        if left >= streams:
+            return 0.0
+        return self.a * log(streams / left) + self.c * (streams - left) + 2 * self.d * (sqrt(streams) - sqrt(left))
 
     def slower(self, factor: float) -> Curve:
         """Return the same curve with every step `factor` times as long."""

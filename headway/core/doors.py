@@ -22,11 +22,15 @@ class Doors:
         self.open_replicas = 0
         self.light_replicas = 0  # except those that are draining
         self.light_seats = 0  # of light replicas, taken or free
-        self.ready = 0  # free seats of open light replicas
+        self.emptying_seats = 0  # of these, not taken by express streams and not usable before other streams have left
+        self.ready = 0  # free seats of open light replicas that do not retire
         self.free_heavy = 0  # free seats of open heavy replicas
         self.heavy = BucketQueue()  # heavy, open and with a free seat, by load
         self.heavy_by_free = BucketQueue()  # heavy and open, by free seats; full ones are in bucket 0
-        self.light = BucketQueue()  # light, open and with a free light seat, by free seats
+        self.light = BucketQueue()  # light, open, not retiring, with a free light seat, by free seats
+        self.retiring = BucketQueue()  # retiring, open and with a free light seat, by free seats
+        self.free_retiring = 0  # free light seats of open replicas that retire
+        self._by_express = BucketQueue()  # light, open, not retiring, with express streams aboard, by their seats
         self.light_with_flex: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, with a flex call to preempt
         self.idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, no express stream aboard
         self.never_light: set[str] = set()  # replicas that cannot keep any floor: no curve, or too slow
@@ -90,6 +94,12 @@ class Doors:
 
     def provide(self, wanted: int, now: float) -> None:
         """Make replicas light or heavy until there are as many light seats, taken or ready, as wanted, if possible."""
+        while self.light_seats - self.emptying_seats < wanted:
+            state = next(self.retiring.from_highest(frozenset()), None)
+            if state is None:
+                break
+            state.retiring = False
+            self.place(state, now)
         while self.light_seats < wanted and self.may_another_be_light:
             full = (state for state in self.heavy_by_free.bucket(0) if state.light_seats)
             state = self.emptiest_heavy() or next(full, None)
@@ -104,6 +114,11 @@ class Doors:
                 break
             self.set_light(state, now, value=False)
             self.place(state, now)
+        while (least := self._by_express.lowest(frozenset())) is not None:
+            if self.light_seats - self.emptying_seats - least.light_seats < wanted:
+                break
+            least.retiring = True
+            self.place(least, now)
 
     def set_light(self, state: ReplicaState, now: float, *, value: bool) -> None:
         """The caller must call `place` afterwards."""
@@ -114,8 +129,9 @@ class Doors:
     def place(self, state: ReplicaState, now: float) -> None:
         """Put the replica into the queues it belongs to and count its seats. Needed after every change of a replica."""
         self._take_out(state)
-        if state.light and not state.express_seats and not (state.open and state.light_seats):
+        if state.light and not state.express_seats and (state.retiring or not (state.open and state.light_seats)):
             self.set_light(state, now, value=False)
+        state.retiring = state.retiring and state.light
         if state.light or state.counted_seats or state.counted_replicas:
             self._count_light(state)
         if not state.open:
@@ -123,10 +139,17 @@ class Doors:
         state.free = max(0, state.limit - state.load)
         if state.light:
             state.is_among_light = True
-            if state.free:
+            state.is_among_retiring = state.retiring
+            if state.retiring:
+                self.free_retiring += state.free
+                self.retiring.put(state, state.free)
+            elif state.free:
                 self.light.put(state, state.free)
                 self.ready += state.free
-            if state.flex:
+            state.express_bucket = 0 if state.retiring else state.express_seats
+            if state.express_bucket:
+                self._by_express.put(state, state.express_bucket)
+            if state.flex and not state.retiring:
                 self.light_with_flex[state.replica.name] = state
             if not state.express_seats:
                 self.idle_light[state.replica.name] = state
@@ -147,9 +170,14 @@ class Doors:
                 self.free_heavy -= state.free
         elif state.is_among_light:
             state.is_among_light = False
-            if state.free:
+            if state.is_among_retiring:
+                self.free_retiring -= state.free
+                self.retiring.take(state, state.free)
+            elif state.free:
                 self.light.take(state, state.free)
                 self.ready -= state.free
+            if state.express_bucket:
+                self._by_express.take(state, state.express_bucket)
             self.light_with_flex.pop(state.replica.name, None)
             self.idle_light.pop(state.replica.name, None)
         state.free = 0
@@ -157,10 +185,13 @@ class Doors:
     def _count_light(self, state: ReplicaState) -> None:
         """Update the counts of light replicas and light seats. A draining replica takes no calls: only the seats taken
         by its express streams are counted, and another replica may be light in its place."""
-        replicas = seats = 0
+        replicas = seats = emptying = 0
         if state.light:
             replicas = 0 if state.draining else 1
-            seats = state.express_seats if state.draining else state.light_seats
+            seats = state.express_seats if state.draining or state.retiring else state.light_seats
+            emptying = max(0, seats - state.express_seats) if state.load > state.light_seats else 0
+        self.emptying_seats += emptying - state.counted_emptying
+        state.counted_emptying = emptying
         self.light_replicas += replicas - state.counted_replicas
         self.light_seats += seats - state.counted_seats
         state.counted_replicas, state.counted_seats = replicas, seats

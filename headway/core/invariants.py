@@ -56,9 +56,12 @@ def _check_place(state: ReplicaState, doors: Doors) -> None:
     assert state.open or not state.light or state.express, f"{name} is closed and light for nobody"
     assert (state in doors.heavy) == (is_heavy and has_free), f"{name} is wrongly among the heavy replicas"
     assert (state in doors.heavy_by_free) == is_heavy, f"{name} is wrongly among the heavy replicas by free seats"
-    assert (state in doors.light) == (is_light and has_free), f"{name} is wrongly among the light replicas"
+    assert state.light or not state.retiring, f"{name} is retiring and not light"
+    is_for_express = is_light and not state.retiring
+    assert (state in doors.light) == (is_for_express and has_free), f"{name} is wrongly among the light replicas"
+    assert (state in doors.retiring) == (is_light and state.retiring), f"{name} is wrongly among the retiring replicas"
     assert (name in doors.idle_light) == (is_light and not state.express), f"{name} is wrongly among the idle ones"
-    has_flex = is_light and bool(state.flex)
+    has_flex = is_for_express and bool(state.flex)
     assert (name in doors.light_with_flex) == has_flex, f"{name} is wrongly among those with calls to preempt"
     assert (name in doors.never_light) == (not state.light_seats), f"{name} is wrongly among those that cannot be light"
     assert (name in doors.draining) == state.draining, f"{name} is wrongly among the draining ones"
@@ -67,15 +70,27 @@ def _check_place(state: ReplicaState, doors: Doors) -> None:
 def _check_counts(doors: Doors) -> None:
     states = doors.replicas.values()
     light = [state for state in states if state.light and not state.draining]
-    # A draining replica takes no calls: only the seats taken by its express streams count as light seats.
-    light_seats = sum(state.light_seats for state in light)
-    light_seats += sum(state.express_seats for state in states if state.light and state.draining)
-    free = [(state.light, max(0, state.limit - state.load)) for state in states if state.open]
+    # Of replicas that take no express calls only the seats taken by their express streams count as light seats.
+    light_seats = sum(
+        state.express_seats if state.draining or state.retiring else state.light_seats
+        for state in states
+        if state.light
+    )
+    free = {state.replica.name: max(0, state.limit - state.load) for state in states if state.open}
+    retiring = sum(free.get(state.replica.name, 0) for state in states if state.retiring)
+    ready = sum(free.get(state.replica.name, 0) for state in states if state.light) - retiring
     assert doors.open_replicas == sum(state.open for state in states), "open replicas are miscounted"
     assert doors.light_replicas == len(light), "light replicas are miscounted"
     assert doors.light_seats == light_seats, "light seats are miscounted"
-    assert doors.ready == sum(seats for is_light, seats in free if is_light), "free light seats are miscounted"
-    assert doors.free_heavy == sum(seats for is_light, seats in free if not is_light), "free seats are miscounted"
+    emptying = sum(
+        max(0, state.light_seats - state.express_seats)
+        for state in light
+        if not state.retiring and state.load > state.light_seats
+    )
+    assert doors.emptying_seats == emptying, "seats of replicas that empty are miscounted"
+    assert doors.ready == ready, "free light seats are miscounted"
+    assert doors.free_retiring == retiring, "free seats of retiring replicas are miscounted"
+    assert doors.free_heavy == sum(free.values()) - ready - retiring, "free seats are miscounted"
 
 
 def _check_seat_time(pool: Pool) -> None:

@@ -64,6 +64,7 @@ class _Journey:
 
     call: Call
     pool: Pool
+    arrived_at: float
     replica: str | None = None
     avoid: set[str] = field(default_factory=set)  # replicas that failed this call and have not come up again since
     engines_reached: int = 0
@@ -144,7 +145,7 @@ class Machine:
 
     def _arrived(self, event: Arrived, now: float, actions: list[Action]) -> None:
         call, pool = event.call, self._pool_of_model[event.call.model]
-        journey = self._journeys[call.id] = _Journey(call, pool)
+        journey = self._journeys[call.id] = _Journey(call, pool, now)
         if self._draining:
             self._refuse(journey, "draining", now, actions)
             return
@@ -176,7 +177,10 @@ class Machine:
     def _finished(self, event: Finished, now: float, actions: list[Action]) -> None:
         journey = self._journeys.get(event.call_id)
         if journey is not None and journey.replica is not None:
-            journey.pool.pace.learn(event.output_tokens, journey.pool.seat_s(event.call_id, journey.replica, now))
+            pool, call = journey.pool, journey.call
+            pool.pace.learn(event.output_tokens, pool.seat_s(event.call_id, journey.replica, now))
+            if call.tier not in EXPRESS:
+                pool.answer_seen(event.output_tokens // call.choices, journey.replica)
         self._end(event.call_id, (event.prompt_tokens, event.output_tokens), now, actions, speed_tps=event.speed_tps)
 
     def _left(self, event: Left, now: float, actions: list[Action]) -> None:
@@ -275,15 +279,17 @@ class Machine:
         # A new call can pass only held calls that do not fit here: a held call that fits would have boarded already.
         journey.replica = pool.seat(call, journey.avoid, now)
         if journey.replica is not None:
-            actions.append(self._board(journey, journey.replica))
+            actions.append(self._board(journey, journey.replica, now))
         elif pool.waiting.is_full(call) and not returned:
             self._refuse_or_downgrade(journey, "full", now, actions)
         else:
             actions.append(Hold(call.id, pool.waiting.hold(call, now, journey.avoid, returned=returned)))
 
-    def _board(self, journey: _Journey, replica: str) -> Board:
+    def _board(self, journey: _Journey, replica: str, now: float) -> Board:
         call = journey.call
         floor_tps = journey.pool.floor_tps(call.model, call.tier)
+        if floor_tps and not journey.seat_us:
+            journey.pool.express_boarded(now - journey.arrived_at, now)
         return Board(call.id, replica, call.tier, floor_tps, journey.reason, journey.rate_limit)
 
     def _settle(self, pool: Pool, now: float, actions: list[Action]) -> None:
@@ -292,7 +298,7 @@ class Machine:
         for call, replica in pool.board_held(now):
             journey = self._journeys[call.id]
             journey.replica = replica
-            actions.append(self._board(journey, replica))
+            actions.append(self._board(journey, replica, now))
         for call_id in pool.preempt(now):
             journey = self._journeys[call_id]
             journey.call = replace(journey.call, was_preempted=True)  # set now: its replica may fail first

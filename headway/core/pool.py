@@ -5,7 +5,7 @@
 
 An express call makes the replica it boards light (doors.py); after the last express stream has left, the replica may
 become heavy again. Light seats are kept ready ahead of demand (reserve.py) by closing the doors of the emptiest heavy
-replica. Standard calls may ride on the light seats that are ready beyond the reserve.
+replica. Standard calls may ride on the light seats that are ready beyond the reserve, and on replicas that retire.
 
 Invariants (invariants.py, tests/core/test_walk.py):
 - no call boards a replica beyond its limit: its seats, or the number that the strictest floor aboard allows;
@@ -60,7 +60,7 @@ class Pool:
         floors = {tier: {one.tiers[tier].floor_tps for one in offers.values() if tier in one.tiers} for tier in EXPRESS}
         self._loosest = {tier: min(promised) for tier, promised in floors.items() if promised}
         self._caps = Caps(sorted(set().union(*floors.values())), policy.margin, self.doors)
-        self._reserve = Reserve(policy.reserve_window_s, policy.reserve_headroom)
+        self._reserve = Reserve(policy.express_wait_s)
 
     # --- replicas ---
 
@@ -158,7 +158,7 @@ class Pool:
         if self.waiting.is_anyone_held(tier):
             return 0
         if tier not in EXPRESS:
-            return self.doors.free_heavy + self._spare(now)
+            return self.doors.free_heavy + self.doors.free_retiring + self._spare(now)
         room = self.doors.ready
         if self.doors.may_another_be_light and (emptiest := self.doors.emptiest_heavy()) is not None:
             room += max(0, emptiest.caps[self.floor_tps(model, tier)] - emptiest.load)
@@ -186,7 +186,12 @@ class Pool:
         # Prefer a replica that has express streams aboard and has read this prompt prefix before. Otherwise best fit:
         # the light replica with the fewest free seats, so that others keep room for calls that need more.
         known = self._known(call, avoid, now)
-        if known is not None and known.express_seats and known.has_room_for(call, floor_tps, now):
+        if (
+            known is not None
+            and known.express_seats
+            and not known.retiring
+            and known.has_room_for(call, floor_tps, now)
+        ):
             return known
         fits = self.doors.light.lowest(avoid, call.choices)
         if fits is not None and fits.has_room_for(call, floor_tps, now):
@@ -219,18 +224,22 @@ class Pool:
 
     def _ride(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
         """A light replica for a call without a floor, if enough light seats are ready beyond the reserve."""
+        for state in self.doors.retiring.from_highest(avoid, call.choices):
+            if state.has_time_for(call, now):
+                return state
         if self._spare(now) < call.choices:
             return None
         fits = self.doors.light.lowest(avoid, call.choices)
-        if fits is None or fits.has_time_for(call, now):
-            return fits
-        emptier = self.doors.light.from_highest(avoid, call.choices)
-        return next((state for state in emptier if state.has_time_for(call, now)), None)
+        if fits is not None and not fits.has_time_for(call, now):
+            emptier = self.doors.light.from_highest(avoid, call.choices)
+            fits = next((state for state in emptier if state.has_time_for(call, now)), None)
+        if fits is not None:
+            self._reserve.ridden(now)
+        return fits
 
     def _spare(self, now: float) -> int:
         """The number of light seats that are ready beyond the reserve."""
-        reserve = self._reserve.wanted_seats(now) - self._reserve.present
-        return max(0, self.doors.ready - max(0, reserve))
+        return max(0, self.doors.ready - self._reserve.wanted_free(now))
 
     def free(self, call_id: str, replica: str, now: float, speed_tps: float | None = None) -> int:
         """Free the call's seats. `speed_tps` is the measured speed of its stream, if known. Returns its seat-time in
@@ -308,6 +317,15 @@ class Pool:
 
     # --- doors ---
 
+    def express_boarded(self, waited_s: float, now: float) -> None:
+        self._reserve.boarded(waited_s, now)
+
+    def answer_seen(self, tokens: int, replica: str) -> None:
+        """An answer without a floor has ended. Its length tells how long replicas take to empty."""
+        state = self.doors.replicas.get(replica)
+        if state is not None and state.replica.curve is not None and state.light_seats:
+            self._reserve.answer_seen(tokens, state.replica.curve.emptying_s(state.replica.seats, state.light_seats))
+
     def express_present(self, by: int, now: float) -> None:
         """Change the number of streams with a floor that are aboard or held."""
         self._reserve.change(by, now)
@@ -366,7 +384,7 @@ class Pool:
         that any offer promises in this tier."""
         doors = self.doors
         if tier not in EXPRESS:
-            return doors.free_heavy > 0 or self._spare(now) > 0
+            return doors.free_heavy > 0 or doors.free_retiring > 0 or self._spare(now) > 0
         floor_tps = self._loosest[tier]
         if any(state.load < state.caps[floor_tps] for state in doors.light.from_highest(frozenset())):
             return True

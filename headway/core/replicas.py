@@ -58,6 +58,7 @@ class ReplicaState:
     open: bool = False
     draining: bool = False
     light: bool = False
+    retiring: bool = False  # light until its express streams have left; until then it takes only calls without a floor
     aboard: dict[str, Stream] = field(default_factory=dict)
     load: int = 0  # seats taken by the streams aboard
     express: dict[float, int] = field(default_factory=dict)  # seats taken by streams with a floor, by floor; no zeros
@@ -71,11 +72,14 @@ class ReplicaState:
     prompts: PromptTime = field(default_factory=PromptTime)
     # Set by doors.py: the queues that the replica is in, and how it is counted there.
     is_among_light: bool = False
+    is_among_retiring: bool = False
     is_among_heavy: bool = False
+    express_bucket: int = 0
     bucket: int = 0
     free: int = 0
     counted_replicas: int = 0
     counted_seats: int = 0
+    counted_emptying: int = 0
 
     @property
     def limit(self) -> int:

@@ -1,32 +1,160 @@
-"""The reserve: how many light seats there should be, which is what express demand needed recently plus some headroom.
+"""The reserve: how many light seats there should be, and how many of them standard calls must leave free.
 
-A full replica becomes light enough only as its streams end, so light seats must be ready before they are requested. The
-reserve is the peak number of express streams present in a short window, plus headroom. It rises with demand immediately
-and falls after the window. It depends only on the number of express streams; `now` is an argument.
+A full replica becomes light only as its streams end. So light seats are provided for the express demand that is
+forecast for one *lead* ahead, the time that a full replica takes to empty, plus a width for what the forecast misses:
+
+    wanted = forecast + width * sqrt(dispersion * forecast)
+
+Demand is the number of express streams present, aboard or held. Several forecasters follow it, with and without a
+trend; the one with the smallest errors one lead ahead is used. The dispersion is the mean squared error of its
+forecasts, as a share of the forecast: about 1 for steady arrivals, more for bursts.
+
+Standard calls may ride on light seats. They must leave some free, by a width of its own, which can be smaller: a riding
+call leaves sooner than a full replica empties.
+
+Both widths follow what express calls waited. Once in each lead, the width that was at fault rises by the share of calls
+that waited too long, and both fall a little, so that few calls wait too long and no more seats are kept than needed.
+Without express demand nothing is kept.
+
+This module depends only on the number of express streams and their waits; `now` is an argument.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from math import ceil, sqrt
+from dataclasses import dataclass, field
+from math import ceil, inf, sqrt
+
+STEP_S = 0.5
+FIRST_LEAD_S, LONGEST_LEAD_S = 8.0, 120.0
+LEAST_DISPERSION = 1.0  # of arrivals that are independent of each other
+ERRORS_REMEMBERED = 8.0  # leads
+MOST_SAID = 9.0  # times the dispersion: a larger error of a forecast counts as this
+# Both widths are numbers of standard deviations.
+FIRST_WIDTH, MOST_WIDTH = 1.6, 8.0
+FIRST_FREE, MOST_FREE = 0.7, 8.0
+LATE_SHARE = 0.012  # of express calls, that each width aims at. Late calls come in clusters: about 5 % in all are late
+GAIN = 2.5  # how much a width rises in one lead if all calls are late,
+MOST_CHANGE = 0.5  # at most
+FIRST_ANSWER_TOKENS, ANSWER_PULL = 300.0, 0.01  # the mean length of answers, and how much one answer changes it
+RIDE_S = 4.0  # a seat that was given to a call without a floor is missing for about this long
+EVIDENCE, MOST_EVIDENCE = 100, 4.0
+RETURNING = 0.5  # the share of a dip of demand below its forecast that is over before a riding call has left
+
+
+@dataclass(slots=True)
+class Forecaster:
+    """Exponential smoothing of the level and the slope of demand (Holt). The smoothing times are in leads."""
+
+    level_leads: float
+    slope_leads: float
+    level: float = 0.0
+    slope: float = 0.0  # per step
+    dispersion: float = LEAST_DISPERSION
+    made: deque[float] = field(default_factory=deque)  # the forecasts of the last lead, oldest first
+
+    def step(self, present: int, lead_steps: float) -> None:
+        if len(self.made) >= lead_steps:
+            forecast = self.made.popleft()
+            while len(self.made) >= lead_steps:
+                self.made.popleft()
+            error = min((present - forecast) ** 2 / max(1.0, forecast), MOST_SAID * self.dispersion)
+            self.dispersion += (error - self.dispersion) / (ERRORS_REMEMBERED * lead_steps)
+        if not self.level:
+            self.level = float(present)  # demand begins
+        before = self.level
+        expected = self.level + self.slope
+        self.level = expected + (present - expected) / max(1.0, self.level_leads * lead_steps)
+        self.slope += (self.level - before - self.slope) / max(1.0, self.slope_leads * lead_steps)
+        self.made.append(max(0.0, self.level + self.slope * lead_steps))
+
+    def settle(self, present: int) -> None:
+        """Demand was the same for a long time."""
+        self.level, self.slope = float(present), 0.0
+        self.made.clear()
 
 
 class Reserve:
-    def __init__(self, window_s: float, headroom: float) -> None:
+    def __init__(self, max_wait_s: float) -> None:
+        """`max_wait_s` is how long express calls may wait; if it is infinite, no seats are kept ready."""
         self.present = 0
-        self._window_s = window_s
-        self._headroom = headroom
-        self._peaks: deque[tuple[float, int]] = deque()  # decreasing values; the first is the peak of the window
+        self.lead_s = FIRST_LEAD_S
+        self._max_wait_s = max_wait_s
+        self._width = FIRST_WIDTH
+        self._free_width = FIRST_FREE
+        self._answer_tokens = FIRST_ANSWER_TOKENS
+        self._last_ride_at = -inf
+        self._stepped_at: float | None = None
+        self._steered_at = 0.0
+        self._boarded = self._late = self._late_after_ride = 0
+        self._forecast = 0.0
+        self._deviation = 0.0
+        self._forecasters = [Forecaster(4.0, inf), Forecaster(1.0, inf), Forecaster(1.0, 2.0), Forecaster(0.5, 1.0)]
 
     def change(self, by: int, now: float) -> None:
+        self._advance(now)
         self.present += by
-        while self._peaks and self._peaks[-1][1] <= self.present:
-            self._peaks.pop()
-        self._peaks.append((now, self.present))
 
     def wanted_seats(self, now: float) -> int:
         """The total number of light seats that there should be, taken or ready."""
-        while len(self._peaks) > 1 and self._peaks[1][0] <= now - self._window_s:
-            self._peaks.popleft()
-        peak = self._peaks[0][1] if self._peaks else 0
-        return peak + ceil(self._headroom * sqrt(peak))
+        if self._max_wait_s == inf:
+            return self.present
+        self._advance(now)
+        return max(self.present, ceil(self._forecast + self._width * self._deviation - 0.5))
+
+    def wanted_free(self, now: float) -> int:
+        """The number of light seats that calls without a floor must leave free."""
+        self._advance(now)
+        if self._max_wait_s == inf or self._forecast < 0.5:
+            return 0
+        missing = RETURNING * max(0.0, self._forecast - self.present)
+        return ceil(missing + self._free_width * self._deviation - 0.01)
+
+    def answer_seen(self, tokens: int, emptying_s: float) -> None:
+        """An answer without a floor has ended. `emptying_s` is the time in which its replica would empty if answers had
+        one token."""
+        self._answer_tokens += ANSWER_PULL * (tokens - self._answer_tokens)
+        self.lead_s = self._answer_tokens * emptying_s
+
+    def ridden(self, now: float) -> None:
+        """A light seat was given to a call without a floor."""
+        self._last_ride_at = now
+
+    def boarded(self, waited_s: float, now: float) -> None:
+        """An express call boarded. If it was late and light seats were given away shortly before, that was at fault."""
+        self._boarded += 1
+        if waited_s > self._max_wait_s:
+            is_after_ride = now - self._last_ride_at < waited_s + RIDE_S
+            self._late += not is_after_ride
+            self._late_after_ride += is_after_ride
+
+    def _steer(self) -> None:
+        if self._boarded:
+            gain = GAIN * min(MOST_EVIDENCE, self._boarded / EVIDENCE)
+            change = gain * (self._late / self._boarded - LATE_SHARE)
+            self._width = min(MOST_WIDTH, max(0.0, self._width + min(MOST_CHANGE, change)))
+            change = gain * (self._late_after_ride / self._boarded - LATE_SHARE)
+            self._free_width = min(MOST_FREE, max(0.0, self._free_width + min(MOST_CHANGE, change)))
+        self._boarded = self._late = self._late_after_ride = 0
+
+    def _advance(self, now: float) -> None:
+        if self._stepped_at is None:
+            self._stepped_at = now
+        passed = now - self._stepped_at
+        if passed < STEP_S:
+            return
+        if passed > LONGEST_LEAD_S:
+            for one in self._forecasters:
+                one.settle(self.present)
+            self._stepped_at = now - STEP_S
+        lead_steps = max(1.0, min(self.lead_s, LONGEST_LEAD_S) / STEP_S)
+        while now - self._stepped_at >= STEP_S:
+            self._stepped_at += STEP_S
+            for one in self._forecasters:
+                one.step(self.present, lead_steps)
+        if now - self._steered_at >= self.lead_s:
+            self._steered_at = now
+            self._steer()
+        best = min(self._forecasters, key=lambda one: one.dispersion)
+        self._forecast = max(0.0, best.level + best.slope * lead_steps)
+        self._deviation = sqrt(max(LEAST_DISPERSION, best.dispersion) * self._forecast)

@@ -78,8 +78,7 @@ class PoolPolicy:
 
     standard_share: float = 0.5  # the share of the replicas that stay open to standard calls
     margin: float = 0.1  # how far above a floor the curve must be, as a share of the floor
-    reserve_window_s: float = 10.0  # light seats follow the peak of express demand in this window,
-    reserve_headroom: float = 3.5  # plus this many times the square root of the peak (docs/design/0002)
+    express_wait_s: float = 0.4  # 19 of 20 express calls should wait less; inf keeps no seats ready (reserve.py)
 
 
 @dataclass(slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from headway.core.machine import Machine
 from headway.core.pool import SET_ASIDE, TRIED_AGAIN
 from headway.core.types import (
@@ -26,7 +28,7 @@ from tests.core.test_express import CURVE, TIERS, arrive, board_many, fast, load
 
 
 def mixed(*seats: int) -> Machine:
-    m = Machine(*own_pools({"m": ModelPolicy(TIERS, margin=0.0, reserve_window_s=5.0, reserve_headroom=0.0)}))
+    m = Machine(*own_pools({"m": ModelPolicy(TIERS, margin=0.0, express_wait_s=inf)}))
     for number, count in enumerate(seats):
         m.step(ReplicaUp(Replica(f"r{number}", "m", count, CURVE)), 0.0)
     return m
@@ -70,7 +72,7 @@ def test_feedback_foresees_the_speed_of_a_batch_by_its_streams() -> None:
 
 
 def test_the_reserve_follows_its_streams() -> None:
-    m = machine(replicas=4, share=0.25)
+    m = machine(replicas=4, share=0.25, express_wait_s=0.4)
     arrive(m, "three", "fast", choices=3)
     m.step(Finished("three", 1, 1), 1.0)
     board_many(m, 60, now=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_one_slow_stream_moves_the_estimate_little_and_slow_ones_pull_harder_tha
 
 
 def test_a_sudden_loss_closes_a_replica_to_express_calls_for_a_while() -> None:
-    m = machine(replicas=2, share=0.0)
+    m = machine(replicas=2, express_wait_s=0.4)
     assert {serve_one(m, f"f{number}", 2.0 * number, slowness=3.0) for number in range(IN_A_ROW)} == {"r0"}
     lost_at = 2.0 * (IN_A_ROW - 1) + 1.0
     assert serve_one(m, "g0", lost_at + 1.0, slowness=1.0) == "r1"
@@ -123,8 +124,8 @@ def test_a_flex_call_makes_way_for_a_fast_one_and_goes_on_later() -> None:
     assert m.step(Ticked(), 1.05) == []
     assert m.step(Failed("flex2", "preempted"), 1.1) == [Hold("flex2", until=301.1), fast("f", "r0")]
     # Two others ride with it, each for a third of the time: one seat of three.
-    assert m.step(Finished("f", 1, 1), 2.0) == [Settled("f", 300_000)]  # the reserve keeps its seat for the next
-    assert m.step(Finished("flex1", 1, 1), 2.0) == [Settled("flex1", 666_667), Board("flex2", "r0", "flex")]
+    assert m.step(Finished("f", 1, 1), 2.0) == [Settled("f", 300_000), Board("flex2", "r0", "flex")]
+    assert m.step(Finished("flex1", 1, 1), 2.0) == [Settled("flex1", 666_667)]
 
 
 def test_a_call_is_preempted_once_and_never_when_its_answer_has_begun() -> None:
@@ -162,7 +163,7 @@ def test_nobody_is_preempted_where_that_makes_no_seat() -> None:
 
 
 def reading(*prompt_tps: float) -> Machine:
-    m = Machine(*own_pools({"m": ModelPolicy(TIERS, standard_share=0.0, margin=0.0, reserve_headroom=0.0)}))
+    m = Machine(*own_pools({"m": ModelPolicy(TIERS, standard_share=0.0, margin=0.0, express_wait_s=inf)}))
     for number, tps in enumerate(prompt_tps):
         m.step(ReplicaUp(Replica(f"r{number}", "m", 10, CURVE, tps)), 0.0)
     return m

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ from headway.core.types import (
 )
 from tests.core.test_express import CURVE, TIERS
 
-POLICY = PoolPolicy(margin=0.0, reserve_window_s=5.0, reserve_headroom=0.0)
+POLICY = PoolPolicy(margin=0.0, express_wait_s=inf)
 # A floor of 66.6 allows 2 streams on CURVE, one of 50 allows 3.
 STRICT: dict[Tier, TierPolicy] = {**TIERS, "fast": replace(TIERS["fast"], floor_tps=66.6)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import inf
 
 import pytest
 from hypothesis import settings
@@ -88,10 +89,10 @@ class Walk(RuleBasedStateMachine):
     calls = Bundle("calls")
 
     @initialize(
-        share=st.sampled_from([0.0, 0.25, 0.5, 1.0]), headroom=st.sampled_from([0.0, 1.0]), up=st.integers(0, 3)
+        share=st.sampled_from([0.0, 0.25, 0.5, 1.0]), express_wait_s=st.sampled_from([0.4, inf]), up=st.integers(0, 3)
     )
-    def begin(self, share: float, headroom: float, up: int) -> None:
-        policy = PoolPolicy(standard_share=share, margin=0.0, reserve_window_s=6.0, reserve_headroom=headroom)
+    def begin(self, share: float, express_wait_s: float, up: int) -> None:
+        policy = PoolPolicy(standard_share=share, margin=0.0, express_wait_s=express_wait_s)
         self.machine = Machine({"p": policy}, OFFERS)
         self.now = 0.0
         self.replicas: dict[str, Replica] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 
 import anthropic
@@ -37,7 +38,7 @@ def with_express(engine: ScriptedEngine, *tiers: dict[str, Any], seats: int = 8)
 @pytest.fixture
 def short_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard calls get the seats that were kept for fast ones after a second without a fast call, in place of ten."""
-    monkeypatch.setattr(run, "policy_of", lambda model: replace(policy_of(model), reserve_window_s=1.0))
+    monkeypatch.setattr(run, "policy_of", lambda model: replace(policy_of(model), express_wait_s=inf))
 
 
 async def fill(here: Running, calls: int, tokens: int = 400) -> list[asyncio.Task[Any]]:

@@ -74,7 +74,7 @@ def test_a_gateway_dies_and_its_replicas_are_taken_over() -> None:
 
 def outcome(gateways: int, rungs: SimRungs | None = None) -> Outcome:
     recipe = Recipe(15.0, tiers={"standard": 0.8, "fast": 0.2}, answers=Lengths(60, 1.0, 500))
-    policy = ModelPolicy(TIERS, reserve_window_s=10.0)
+    policy = ModelPolicy(TIERS)
     scenario = Scenario(policy, fleet(8), partial(synthesize, recipe), 600.0, PRICES, gateways=gateways, rungs=rungs)
     return play(scenario, 1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise, takewhile
+from math import inf
 
 import pytest
 
@@ -28,7 +29,7 @@ def job(at: float, name: str, tokens: int, tier: Tier = "standard", prompt: int 
 def play(
     jobs: list[Job], replicas: int = 1, seats: int = 8, prompt_tps: float = 0.0, faults: tuple[Fault, ...] = ()
 ) -> dict[str, SimTrip]:
-    policy = ModelPolicy(TIERS, standard_share=0.0, margin=0.0, reserve_headroom=0.0)
+    policy = ModelPolicy(TIERS, standard_share=0.0, margin=0.0, express_wait_s=inf)
     fleet = [Replica(f"r{n}", "m", seats, CURVE, prompt_tps) for n in range(replicas)]
     simulation = Simulation(Cell({"m": policy}), fleet, faults=faults)
     trips = {}
@@ -104,7 +105,7 @@ def test_the_same_seed_gives_the_same_run_to_the_last_digit() -> None:
     recipe = Recipe(20.0, tiers={"standard": 0.8, "fast": 0.2}, answers=Lengths(60, 1.0, 500))
 
     def once(seed: int) -> list[tuple[object, ...]]:
-        policy = ModelPolicy(TIERS, reserve_window_s=10.0)
+        policy = ModelPolicy(TIERS)
         fleet = [Replica(f"r{n}", "m", 8, CURVE, 10_000) for n in range(6)]
         faults = (Fault(30.0, "r1", 20.0), Fault(50.0, "r2", 20.0, slowness=2.0))
         simulation = Simulation(Cell({"m": policy}), fleet, faults=faults)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import islice
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ DATA = Path(__file__).parents[2] / "data"
 
 
 def scenario(jobs: list[Job], seconds: float = 100.0, faults: tuple[Fault, ...] = ()) -> Scenario:
-    policy = ModelPolicy(TIERS, standard_share=0.0, margin=0.0, reserve_headroom=0.0)
+    policy = ModelPolicy(TIERS, standard_share=0.0, margin=0.0, express_wait_s=inf)
     fleet = [Replica("r0", "m", 8, CURVE)]
     return Scenario(policy, fleet, lambda _seed: iter(jobs), seconds, PRICES, 3_600_000_000, faults)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections import Counter
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
@@ -39,6 +41,17 @@ def reduce_azure(original: Path, reduced: Path) -> None:
         csv.writer(target, lineterminator="\n").writerows(islice(csv.reader(source), 1 + TRACE_CALLS))
 
 
+def count_azure_minutes(original: Path, reduced: Path) -> None:
+    """The calls of each minute; the last, which is not whole, is left out."""
+    with original.open(newline="", encoding="utf-8") as source:
+        times = [datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in csv.DictReader(source)]
+    calls = Counter(int((at - times[0]).total_seconds() // 60) for at in times)
+    with reduced.open("w", encoding="utf-8") as target:
+        writer = csv.writer(target, lineterminator="\n")
+        writer.writerow(("minute", "calls"))
+        writer.writerows((minute, calls[minute]) for minute in range(max(calls)))
+
+
 def reduce_mooncake(original: Path, reduced: Path) -> None:
     with original.open(encoding="utf-8") as source, reduced.open("w", encoding="utf-8") as target:
         for line in islice(source, TRACE_CALLS):
@@ -52,6 +65,7 @@ def main() -> None:
     reduce_measurements(originals / "silicon_sample.csv", DATA / "silicon_sample.csv")
     reduce_measurements(originals / "silicon_refs.csv", DATA / "silicon_refs.csv")
     reduce_azure(originals / "AzureLLMInferenceTrace_conv.csv", DATA / "azure_conversations.csv")
+    count_azure_minutes(originals / "AzureLLMInferenceTrace_conv.csv", DATA / "azure_minutes.csv")
     reduce_mooncake(originals / "conversation_trace.jsonl", DATA / "mooncake_conversations.jsonl")
 
 

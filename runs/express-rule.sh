@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Compares the express rule with one shared pool and with every static split, in virtual time: 50 replicas, standard demand
-# at saturation, bursty fast demand that varies fivefold. Draws the pictures of docs/explanation/fast-mode.md, which show
-# seed 0. About 4 minutes. Argument: seeds (3).
+# Compares the express rule with every static split, in virtual time: 50 replicas, standard demand at saturation, fast demand
+# of three swings and two kinds of bursts, and the shape of a public trace. Draws the pictures of docs/explanation/fast-mode.md.
+# Compiles the policy first; about 40 minutes. Argument: seeds (5).
 source "$(dirname "$0")/prepare.bash"
+source runs/compiled.bash
 exec "$PY" -m runs.express.rule "$@"

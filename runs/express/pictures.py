@@ -17,7 +17,7 @@ from headway.core.curve import DEFAULT_MARGIN, Curve
 
 FOLDER = Path(__file__).parents[2] / "docs" / "explanation"
 GREY, PALE = "#BDBDBD", "#F2F2F2"
-WIDTH, LEFT = 800, 56  # pixels of a strip, and of the numbers left of it
+WIDTH = 800
 Rows = list[dict[str, Any]]
 
 
@@ -31,23 +31,14 @@ class Words:
 
 
 @dataclass
-class Strip:
-    """One chart: rows of at_s, who (a key of MARKS) and value, with titles."""
+class Panel:
+    """One demand: what the fast calls needed at each second, and the light seats that there were."""
 
     title: str
     subtitle: str
-    unit: str
-    height: int
-    rows: Rows
-    words: list[Words]
-    numbers: str = ",d"
-
-
-MARKS = {
-    "demand": alt.MarkDef("area", color=GREY, interpolate="step-after"),
-    "split": alt.MarkDef("line", color=ORANGE, strokeDash=[7, 4], strokeWidth=2, interpolate="step-after"),
-    "rule": alt.MarkDef("line", color=BLUE, strokeWidth=2, interpolate="step-after"),
-}
+    fast_streams: list[int]
+    light_seats: list[int]
+    split_seats: int
 
 
 def save(chart: alt.TopLevelMixin, name: str) -> None:
@@ -74,27 +65,47 @@ def write(words: list[Words]) -> list[alt.Chart]:
     ]
 
 
-def over_time(strips: list[Strip], until_s: float, warm_up_s: float) -> alt.TopLevelMixin:
-    """Stack the strips over a common time axis. The warm-up is shaded."""
+def demand_and_seats(panels: list[Panel], warm_up_s: float, seed: int) -> alt.TopLevelMixin:
+    """The panels in two columns, with common axes. The warm-up is shaded."""
+    until_s = max(len(panel.light_seats) for panel in panels)
+    most = max(*(max(panel.light_seats) for panel in panels), *(panel.split_seats for panel in panels))
+    time = alt.X(
+        "at_s:Q",
+        title=None,
+        axis=alt.Axis(grid=False, values=list(range(0, until_s + 1, 60))),
+        scale=alt.Scale(domain=[0, until_s], nice=False),
+    )
+    seats = alt.Y(
+        "value:Q",
+        title=None,
+        axis=alt.Axis(format=",d", tickCount=4, domain=False, ticks=False),
+        scale=alt.Scale(domain=[0, most]),
+    )
     drawn = []
-    for strip in strips:
-        last = strip is strips[-1]
-        time = alt.X(
-            "at_s:Q",
-            title="seconds of virtual time (shaded: warm-up, not counted)" if last else None,
-            axis=alt.Axis(grid=False, values=list(range(0, int(until_s) + 1, 60)), labels=last, titlePadding=8),
-            scale=alt.Scale(domain=[0, until_s], nice=False),
-        )
-        axis = alt.Axis(format=strip.numbers, tickCount=4, domain=False, ticks=False, minExtent=LEFT)
-        value = alt.Y("value:Q", title=strip.unit, axis=axis)
+    for panel in panels:
         warm_up = alt.Chart(alt.InlineData(values=[{"from": 0, "to": warm_up_s}]))
-        layers = [warm_up.mark_rect(color=PALE).encode(x="from:Q", x2="to:Q")]
-        for who, mark in MARKS.items():
-            mine = [row for row in strip.rows if row["who"] == who]
-            layers.append(alt.Chart(alt.InlineData(values=mine), mark=mark).encode(time, value))
-        title = alt.TitleParams(strip.title, subtitle=strip.subtitle)
-        drawn.append(alt.layer(*layers, *write(strip.words)).properties(title=title, width=WIDTH, height=strip.height))
-    return alt.vconcat(*drawn, spacing=18)
+        split = alt.Chart(alt.InlineData(values=[{"value": panel.split_seats}]))
+        layers = [
+            warm_up.mark_rect(color=PALE).encode(x="from:Q", x2="to:Q"),
+            _over_time(panel.fast_streams).mark_area(color=GREY, interpolate="step-after").encode(time, seats),
+            _over_time(panel.light_seats)
+            .mark_line(color=BLUE, strokeWidth=2, interpolate="step-after")
+            .encode(time, seats),
+            split.mark_rule(color=ORANGE, strokeDash=[7, 4], strokeWidth=2).encode(seats),
+        ]
+        title = alt.TitleParams(panel.title, subtitle=panel.subtitle, subtitleColor=ORANGE)
+        drawn.append(alt.layer(*layers).properties(title=title, width=WIDTH // 2 - 30, height=150))
+    rows = [alt.hconcat(*drawn[place : place + 2], spacing=24) for place in range(0, len(drawn), 2)]
+    words = [
+        "Light seats under the rule (blue), fast streams present (grey), seats of the best static split (orange).",
+        f"Seconds of virtual time, seed {seed}; the warm-up is shaded and not counted.",
+    ]
+    title = alt.TitleParams("Standard throughput beside the best static split, by demand", subtitle=words, offset=16)
+    return alt.vconcat(*rows, spacing=18, title=title)
+
+
+def _over_time(values: list[int]) -> alt.Chart:
+    return alt.Chart(alt.InlineData(values=[{"at_s": at, "value": value} for at, value in enumerate(values)]))
 
 
 def light_and_heavy(curve: Curve, floor_tps: float, seats: int) -> alt.TopLevelMixin:

@@ -18,6 +18,7 @@ from headway.evals.shares import Share
 from runs.bench import frontier, referee, truth
 from runs.engine import long_prompts, speculation
 from runs.express import fast_mode, report, rule
+from runs.express.demand import CELLS
 from runs.gateway import leaks, neighbours, relay_change, soak, tax
 from runs.gateway.tenant import HOSTILE, Work
 from runs.hostile import run as hostile
@@ -171,17 +172,17 @@ def express_live() -> Case:
 
 
 def express_rule() -> Case:
-    row = rule.Row(kept=1.0, wait_p95_s=0.17, refused=0.0, standard_tps=73_737)
-    good = {
-        "express rule": row,
-        "static split 24": rule.Row(1.0, 3.1, 0.0, 61_354),
-        "static split 27": rule.Row(1.0, 0.11, 0.0, 54_270),
-    }
+    split = rule.Row(kept=1.0, wait_p95_s=0.11, refused=0.0, standard_tps=50_000)
+    ours = replace(split, wait_p95_s=0.4, standard_tps=70_000)
+    compared = rule.Compared(ours, {24: replace(split, wait_p95_s=3.1, standard_tps=60_000), 27: split})
+    good = rule.Figures(dict.fromkeys(CELLS, compared), compared, 1.0)
+    worse = each(ours, kept=0.99, wait_p95_s=0.51, standard_tps=49_000)
     bad: list[Any] = [
-        {**good, "express rule": one} for one in each(row, kept=0.99, wait_p95_s=0.51, standard_tps=55_000)
+        replace(good, cells={**good.cells, cell: replace(compared, rule=row)}) for cell in CELLS for row in worse
     ]
-    # No split that serves as well is nothing to compare with, not a pass.
-    return Case(rule.verdict, good, [*bad, {name: good[name] for name in ("express rule", "static split 24")}])
+    at_end = replace(compared, splits={49: split})
+    bad.append(replace(good, cells={**good.cells, CELLS[0]: at_end}))
+    return Case(rule.verdict, good, [*bad, replace(good, without_demand=0.99)])
 
 
 def fast_mode_case() -> Case:

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
+from math import inf
 
 from headway.core.fare import SeatTime
 from headway.core.feedback import Feedback
 from headway.core.types import Call, Replica
-
-PROMPT_SHARE = 0.05  # the share of a light replica's time that may be spent on prompts of new calls,
-PROMPT_WINDOW_S = 5.0  # in a window of this length
 
 
 @dataclass(slots=True)
@@ -27,24 +25,8 @@ class Stream:
     boarded_at: float
     boarded_given: float  # the replica's `given` when the call boarded
     boarded_taken: int  # the time that one stream of its kind had taken when the call boarded (fare.py)
-
-
-@dataclass(slots=True)
-class PromptTime:
-    """The time that prompts of new calls took from the streams with a floor aboard; it decays as time passes.
-
-    While an engine reads a prompt, no stream aboard gets tokens. The total delay is the same if the prompt is read in
-    chunks. The margin above a floor covers a small share of such delays, and calls board only within that share.
-    """
-
-    taken_s: float = 0.0
-    at: float = 0.0
-
-    def has_room_for(self, seconds: float, now: float) -> bool:
-        return max(0.0, self.taken_s - PROMPT_SHARE * (now - self.at)) + seconds <= PROMPT_SHARE * PROMPT_WINDOW_S
-
-    def take(self, seconds: float, now: float) -> None:
-        self.taken_s, self.at = max(0.0, self.taken_s - PROMPT_SHARE * (now - self.at)) + seconds, now
+    first_at: float  # when its prompt and those before it have been read
+    boarded_read_s: float  # the replica's `read_s` when the call boarded, with its own prompt
 
 
 @dataclass(slots=True)
@@ -69,7 +51,8 @@ class ReplicaState:
     caps_slowness: float = 1.0  # the value of feedback.slowness that the caps were computed with
     given: float = 0.0  # tokens that one stream got since the start, according to the curve without correction
     given_at: float = 0.0
-    prompts: PromptTime = field(default_factory=PromptTime)
+    read_s: float = 0.0  # for reading the prompts of all calls that boarded, in seconds
+    read_until: float = 0.0  # when the last of them will have been read
     # Set by doors.py: the queues that the replica is in, and how it is counted there.
     is_among_light: bool = False
     is_among_retiring: bool = False
@@ -101,14 +84,37 @@ class ReplicaState:
         """Whether the streams aboard keep their floors while the call's prompt is read."""
         if not self.express_seats or not self.replica.prompt_tps:
             return True
-        return self.prompts.has_room_for(call.prompt_tokens / self.replica.prompt_tps, now)
+        return self._prompt_s(call) <= max(0.0, self.slack_s(now))
+
+    def slack_s(self, now: float) -> float:
+        """By how many seconds the slowest express stream aboard is ahead of its floor.
+
+        While an engine reads a prompt, no stream gets tokens; the total delay is the same if the prompt is read in
+        chunks. So this is how long the prompts of calls that board now may take."""
+        self.advance(now)
+        unread_s = max(0.0, self.read_until - now)
+        slack_s = inf
+        for stream in self.aboard.values():
+            if stream.floor_tps:
+                delay_s = self.read_s - stream.boarded_read_s  # by calls that boarded later
+                decoding_s = now - stream.first_at - max(0.0, delay_s - unread_s)
+                ahead_s = -delay_s
+                if decoding_s > 0.0:
+                    given = (self.given - stream.boarded_given) / self.feedback.slowness
+                    ahead_s += decoding_s * (given / (now - stream.boarded_at) / stream.floor_tps - 1.0)
+                slack_s = min(slack_s, ahead_s)
+        return slack_s
+
+    def _prompt_s(self, call: Call) -> float:
+        return call.prompt_tokens / self.replica.prompt_tps if self.replica.prompt_tps else 0.0
 
     def board(self, call: Call, floor_tps: float, now: float) -> None:
         self.advance(now)
-        if self.express_seats and self.replica.prompt_tps:
-            self.prompts.take(call.prompt_tokens / self.replica.prompt_tps, now)
+        prompt_s = self._prompt_s(call)
+        self.read_s += prompt_s
+        self.read_until = max(self.read_until, now) + prompt_s
         taken = self.time.taken(express=floor_tps > 0.0)
-        self.aboard[call.id] = Stream(call, floor_tps, now, self.given, taken)
+        self.aboard[call.id] = Stream(call, floor_tps, now, self.given, taken, self.read_until, self.read_s)
         self.load += call.choices
         if floor_tps:
             self.express[floor_tps] = self.express.get(floor_tps, 0) + call.choices

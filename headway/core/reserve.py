@@ -34,11 +34,12 @@ MOST_SAID = 9.0  # times the dispersion: a larger error of a forecast counts as 
 FIRST_WIDTH, MOST_WIDTH = 1.6, 8.0
 FIRST_FREE, MOST_FREE = 0.7, 8.0
 LATE_SHARE = 0.012  # of express calls, that each width aims at. Late calls come in clusters: about 5 % in all are late
+LATE_AFTER_RIDE = 0.012
 GAIN = 2.5  # how much a width rises in one lead if all calls are late,
 MOST_CHANGE = 0.5  # at most
 FIRST_ANSWER_TOKENS, ANSWER_PULL = 300.0, 0.01  # the mean length of answers, and how much one answer changes it
 RIDE_S = 4.0  # a seat that was given to a call without a floor is missing for about this long
-EVIDENCE, MOST_EVIDENCE = 100, 4.0
+EVIDENCE = 100
 RETURNING = 0.5  # the share of a dip of demand below its forecast that is over before a riding call has left
 
 
@@ -130,10 +131,10 @@ class Reserve:
 
     def _steer(self) -> None:
         if self._boarded:
-            gain = GAIN * min(MOST_EVIDENCE, self._boarded / EVIDENCE)
+            gain = GAIN * min(1.0, self._boarded / EVIDENCE)
             change = gain * (self._late / self._boarded - LATE_SHARE)
             self._width = min(MOST_WIDTH, max(0.0, self._width + min(MOST_CHANGE, change)))
-            change = gain * (self._late_after_ride / self._boarded - LATE_SHARE)
+            change = gain * (self._late_after_ride / self._boarded - LATE_AFTER_RIDE)
             self._free_width = min(MOST_FREE, max(0.0, self._free_width + min(MOST_CHANGE, change)))
         self._boarded = self._late = self._late_after_ride = 0
 

@@ -53,7 +53,7 @@ from headway.wire import Client, Grant, NoSeat, Outcome, Receipt, Request
 
 log = logging.getLogger("headway.gateway")
 
-TICK_S = 1.0
+TICK_S = 0.1
 # An engine notices up to one step later that a client has disconnected. The seat stays taken for this long; otherwise
 # the replica would briefly run one stream more than the floor allows.
 SEAT_RELEASE_S = 0.1

@@ -37,7 +37,7 @@ from headway.core.types import (
 from headway.sim.cell import Cell
 from headway.sim.engine import SimReplica
 
-TICK_S = 1.0
+TICK_S = 0.1
 
 How = Literal["finished", "refused", "cut"]
 

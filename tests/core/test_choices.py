@@ -172,7 +172,7 @@ def test_a_long_prompt_that_waits_holds_no_other_up() -> None:
     for number in range(3):
         arrive(m, f"f{number}", "fast")
     assert arrive(m, "long", "fast", 1.0, tenant="a", prompt_tokens=2_000_000) == [Hold("long", until=3.0)]
-    assert arrive(m, "short", "fast", 1.0, tenant="b", prompt_tokens=10) == [Hold("short", until=3.0)]
+    assert arrive(m, "short", "fast", 1.0, tenant="b") == [Hold("short", until=3.0)]
     assert m.step(Left("f0"), 1.5)[1:] == [fast("short", "r0")]
     assert m.step(Ticked(), 3.0) == [Refuse("long", "hold_timeout", retry_after_s=1)]
 
@@ -206,7 +206,7 @@ def test_a_tenant_with_many_calls_that_do_not_fit_holds_no_other_up() -> None:
         arrive(m, f"f{number}", "fast", tenant="b")
     for number in range(9):
         arrive(m, f"long{number}", "fast", 1.0, tenant="a", prompt_tokens=2_000_000 - number)
-    arrive(m, "short", "fast", 1.0, tenant="b", prompt_tokens=10)
+    arrive(m, "short", "fast", 1.0, tenant="b")
     assert m.step(Finished("f0", 10, 10), 1.5)[1:] == [fast("short", "r0")]
 
 

@@ -172,26 +172,43 @@ def reading(*prompt_tps: float) -> Machine:
 def test_a_long_prompt_does_not_board_where_it_would_cost_a_floor() -> None:
     m = reading(1000.0, 1000.0)
     assert arrive(m, "a", "fast", prompt_tokens=5000) == [fast("a", "r0")]  # nobody is aboard
-    assert arrive(m, "b", "fast", prompt_tokens=100) == [fast("b", "r0")]  # a tenth of a second
-    assert arrive(m, "c", "fast", prompt_tokens=5000) == [fast("c", "r1")]
-    assert arrive(m, "d", "fast", prompt_tokens=5000) == [Hold("d", until=2.0)]
-    assert m.step(Finished("c", 1, 1), 1.0) == [Settled("c", 1_000_000), fast("d", "r1")]
+    # For one second, the first call has got tokens twice as fast as promised: it is ahead by a second.
+    assert arrive(m, "b", "fast", 6.0, prompt_tokens=900) == [fast("b", "r0")]
+    assert arrive(m, "c", "fast", 6.0, prompt_tokens=900) == [fast("c", "r1")]
+    assert arrive(m, "d", "fast", 6.0, prompt_tokens=900) == [Hold("d", until=8.0)]
+    assert m.step(Finished("c", 1, 1), 6.5) == [Settled("c", 500_000), fast("d", "r1")]
 
 
-def test_many_short_prompts_are_as_one_long_one() -> None:
+def test_prompts_may_take_what_the_slowest_stream_is_ahead_of_its_floor() -> None:
     m = reading(1000.0)
     arrive(m, "a", "fast")
-    arrive(m, "b", "fast", prompt_tokens=200)
-    m.step(Left("b"), 0.1)
-    assert arrive(m, "c", "fast", 0.2, prompt_tokens=100) == [Hold("c", until=2.2)]  # 0.3 s of 0.25
-    assert m.step(Ticked(), 1.3) == [fast("c", "r0")]
+    state = m.pools["m"].replica_state("r0")
+    assert state is not None
+    assert state.slack_s(0.0) == 0.0
+    assert state.slack_s(0.4) == pytest.approx(0.4)  # 40 tokens, for which the floor allows 0.8 s
+    assert arrive(m, "b", "fast", 0.4, prompt_tokens=300) == [fast("b", "r0")]
+    assert state.slack_s(0.4) == pytest.approx(0.0)  # of the second call; the first is still ahead by 0.1 s
+    assert arrive(m, "c", "fast", 0.4, prompt_tokens=100) == [Hold("c", until=2.4)]
+    assert m.step(Ticked(), 0.7) == []  # now the second prompt has been read
+    assert m.step(Ticked(), 0.9) == []
+    assert m.step(Ticked(), 1.1) == [fast("c", "r0")]  # two streams are a third faster than promised
+
+
+def test_a_stream_slower_than_its_curve_has_less_time_for_prompts() -> None:
+    m = reading(1000.0)
+    for number in range(60):
+        serve_one(m, f"f{number}", 2.0 * number, slowness=1.6)
+    arrive(m, "a", "fast", 200.0)
+    state = m.pools["m"].replica_state("r0")
+    assert state is not None
+    assert state.slack_s(201.0) == pytest.approx(2.0 / state.feedback.slowness - 1.0)
 
 
 def test_a_standard_call_with_a_long_prompt_does_not_ride() -> None:
     m = reading(1000.0)
     arrive(m, "f", "fast")
-    assert arrive(m, "short", "standard", prompt_tokens=50) == [Board("short", "r0", "standard")]
-    assert arrive(m, "long", "standard", prompt_tokens=2000) == [Hold("long", until=30.0)]
+    assert arrive(m, "short", "standard", 1.0, prompt_tokens=50) == [Board("short", "r0", "standard")]
+    assert arrive(m, "long", "standard", 1.0, prompt_tokens=2000) == [Hold("long", until=31.0)]
 
 
 def test_where_nothing_is_known_of_prompts_they_count_for_nothing() -> None:

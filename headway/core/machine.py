@@ -178,9 +178,8 @@ class Machine:
         journey = self._journeys.get(event.call_id)
         if journey is not None and journey.replica is not None:
             pool, call = journey.pool, journey.call
-            pool.pace.learn(event.output_tokens, pool.seat_s(event.call_id, journey.replica, now))
-            if call.tier not in EXPRESS:
-                pool.answer_seen(event.output_tokens // call.choices, journey.replica)
+            pool.pace.learn(event.output_tokens, call.choices, pool.seat_s(event.call_id, journey.replica, now))
+            pool.answer_seen(journey.replica)
         self._end(event.call_id, (event.prompt_tokens, event.output_tokens), now, actions, speed_tps=event.speed_tps)
 
     def _left(self, event: Left, now: float, actions: list[Action]) -> None:

@@ -1,4 +1,4 @@
-"""How many output tokens a seat gives in a second, by the calls that were served to their end.
+"""How many output tokens a seat gives in a second, and how many an answer has, by the calls served to their end.
 
 A seat is also taken while a prompt is read, and until an engine notices that a client has left. So the time that a call
 was aboard says more about what it cost others than the tokens that came of it.
@@ -9,6 +9,7 @@ from __future__ import annotations
 # Tokens per second before any call was served: a common speed of one stream on one GPU. Without it the work of a new
 # replica would be free for clients that leave.
 UNKNOWN_TPS = 40.0
+FIRST_ANSWER_TOKENS = 300.0
 KEPT = 0.99  # of the past, with each call
 
 
@@ -16,9 +17,11 @@ class Pace:
     def __init__(self) -> None:
         self._tokens = 0.0
         self._seat_s = 0.0
+        self.answer_tokens = FIRST_ANSWER_TOKENS  # mean length of an answer
 
-    def learn(self, tokens: int, seat_s: float) -> None:
-        """A call was served to its end: its output tokens, and the time that it took each of its seats."""
+    def learn(self, tokens: int, choices: int, seat_s: float) -> None:
+        """A call was served to its end: the output tokens of all its choices, and the time in its seats, added up."""
+        self.answer_tokens = KEPT * self.answer_tokens + (1.0 - KEPT) * tokens / choices
         self._tokens = KEPT * self._tokens + tokens
         self._seat_s = KEPT * self._seat_s + seat_s
 

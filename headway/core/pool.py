@@ -9,11 +9,12 @@ replica. Standard calls may ride on the light seats that are ready beyond the re
 
 Invariants (invariants.py, tests/core/test_walk.py):
 - no call boards a replica beyond its limit: its seats, or the number that the strictest floor aboard allows;
+- no call boards a replica without memory for its prompt and an answer of mean length, unless the replica is empty;
 - a heavy replica carries no express stream;
 - no replica becomes light beyond the number that the standard share allows;
 - a call is held only while there is no seat that it may take. Seats that become available because other replicas closed
-  are found at the next tick. If some light replicas have no time for its prompt, another one that has may be missed:
-  of light replicas with the same number of free seats only the first is looked at.
+  are found at the next tick. If some replicas have no memory for the call, or no time for its prompt, another one that
+  has may be missed: of replicas with the same number of free seats only the first few are looked at.
 
 Cost: O(1) per call in the number of replicas and held calls, and O(log held) for fairness and deadlines. Replicas are
 in buckets by load or free seats, and a bit mask says which buckets are not empty.
@@ -67,7 +68,7 @@ class Pool:
     def replica_up(self, replica: Replica, now: float) -> None:
         state = self.doors.replicas.get(replica.name)
         if state is None:
-            state = self.doors.replicas[replica.name] = ReplicaState(replica, SeatTime(replica.seats, now))
+            state = self.doors.replicas[replica.name] = ReplicaState(replica, SeatTime(replica.seats, now), self.pace)
             self._caps.refresh(state)
         else:
             self.replica_changed(replica, now)
@@ -173,6 +174,7 @@ class Pool:
         state.board(call, floor_tps, now)
         if floor_tps:
             self.doors.set_light(state, now, value=True)
+            state.retiring = False
         self.doors.place(state, now)
         self._affinity.note(call, state.replica.name, now)
         return state.replica.name
@@ -186,33 +188,34 @@ class Pool:
         # Prefer a replica that has express streams aboard and has read this prompt prefix before. Otherwise best fit:
         # the light replica with the fewest free seats, so that others keep room for calls that need more.
         known = self._known(call, avoid, now)
-        if (
-            known is not None
-            and known.express_seats
-            and not known.retiring
-            and known.has_room_for(call, floor_tps, now)
-        ):
-            return known
-        fits = self.doors.light.lowest(avoid, call.choices)
-        if fits is not None and fits.has_room_for(call, floor_tps, now):
-            return fits
-        # A call with a stricter floor or a long prompt may need an emptier replica.
-        for state in self.doors.light.from_highest(avoid, call.choices):
-            if state.has_room_for(call, floor_tps, now):
-                return state
+        if known is not None and (known.retiring or not known.express_seats):
+            known = None
+        for candidate in (known, self.doors.light.lowest(avoid, call.choices)):
+            if candidate is not None and candidate.has_room_for(call, floor_tps, now):
+                return candidate
+        # A call with a stricter floor or a long prompt may need an emptier replica, or one that retires. Without free
+        # seats elsewhere none is called back for it: the reserve decides that.
+        for queue in (self.doors.light, self.doors.retiring) if self.doors.ready else ():
+            for state in queue.from_highest(avoid, call.choices):
+                if state.has_room_for(call, floor_tps, now):
+                    return state
         if self.doors.may_another_be_light:
             emptiest = self.doors.emptiest_heavy(avoid)
-            if emptiest is not None and emptiest.load + call.choices <= emptiest.caps[floor_tps]:
+            if emptiest is not None and emptiest.has_room_for(call, floor_tps, now):
                 return emptiest
         return None
 
     def heavy_seat(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
         """The heavy replica that a call without a floor would board; None if there is none."""
         emptiest = self.doors.heavy.lowest(avoid)
-        if emptiest is not None and emptiest.free < call.choices:  # a larger replica may have more free seats
-            emptiest = next(self.doors.heavy_by_free.from_highest(avoid, call.choices), None)
+        if emptiest is not None and not (emptiest.free >= call.choices and emptiest.has_memory_for(call)):
+            # A larger replica may have more free seats and more memory.
+            larger = self.doors.heavy_by_free.from_highest(avoid, call.choices)
+            emptiest = next((state for state in larger if state.has_memory_for(call)), None)
         known = self._known(call, avoid, now)
         if emptiest is None or known is None or not known.is_among_heavy or known.free < call.choices:
+            return emptiest
+        if not known.has_memory_for(call):
             return emptiest
         return known if known.load <= emptiest.load + AFFINITY_SLACK else emptiest
 
@@ -225,14 +228,14 @@ class Pool:
     def _ride(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
         """A light replica for a call without a floor, if enough light seats are ready beyond the reserve."""
         for state in self.doors.retiring.from_highest(avoid, call.choices):
-            if state.has_time_for(call, now):
+            if state.can_take(call, now):
                 return state
         if self._spare(now) < call.choices:
             return None
         fits = self.doors.light.lowest(avoid, call.choices)
-        if fits is not None and not fits.has_time_for(call, now):
+        if fits is not None and not fits.can_take(call, now):
             emptier = self.doors.light.from_highest(avoid, call.choices)
-            fits = next((state for state in emptier if state.has_time_for(call, now)), None)
+            fits = next((state for state in emptier if state.can_take(call, now)), None)
         if fits is not None:
             self._reserve.ridden(now)
         return fits
@@ -320,11 +323,12 @@ class Pool:
     def express_boarded(self, waited_s: float, now: float) -> None:
         self._reserve.boarded(waited_s, now)
 
-    def answer_seen(self, tokens: int, replica: str) -> None:
-        """An answer without a floor has ended. Its length tells how long replicas take to empty."""
+    def answer_seen(self, replica: str) -> None:
+        """An answer has ended: the mean length of answers has changed, and with it how long replicas take to empty."""
         state = self.doors.replicas.get(replica)
         if state is not None and state.replica.curve is not None and state.light_seats:
-            self._reserve.answer_seen(tokens, state.replica.curve.emptying_s(state.replica.seats, state.light_seats))
+            emptying_s = state.replica.curve.emptying_s(state.replica.seats, state.light_seats)
+            self._reserve.lead_s = self.pace.answer_tokens * emptying_s
 
     def express_present(self, by: int, now: float) -> None:
         """Change the number of streams with a floor that are aboard or held."""

@@ -9,11 +9,15 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass, field
+from itertools import islice
 from math import inf
 
 from headway.core.fare import SeatTime
 from headway.core.feedback import Feedback
+from headway.core.pace import Pace
 from headway.core.types import Call, Replica
+
+LOOKED_AT = 4  # replicas of a bucket, if the first cannot take a call
 
 
 @dataclass(slots=True)
@@ -27,6 +31,7 @@ class Stream:
     boarded_taken: int  # the time that one stream of its kind had taken when the call boarded (fare.py)
     first_at: float  # when its prompt and those before it have been read
     boarded_read_s: float  # the replica's `read_s` when the call boarded, with its own prompt
+    kv_tokens: int  # that its prompt and its answers are expected to take
 
 
 @dataclass(slots=True)
@@ -35,6 +40,7 @@ class ReplicaState:
 
     replica: Replica
     time: SeatTime
+    pace: Pace
     caps: dict[float, int] = field(default_factory=dict)  # the largest batch that keeps each floor here
     light_seats: int = 0  # the largest cap: the replica's seats while it is light
     open: bool = False
@@ -43,6 +49,7 @@ class ReplicaState:
     retiring: bool = False  # light until its express streams have left; until then it takes only calls without a floor
     aboard: dict[str, Stream] = field(default_factory=dict)
     load: int = 0  # seats taken by the streams aboard
+    kv_taken: int = 0  # tokens of memory that the streams aboard are expected to take
     express: dict[float, int] = field(default_factory=dict)  # seats taken by streams with a floor, by floor; no zeros
     express_seats: int = 0  # the sum of `express`
     flex: dict[str, int] = field(default_factory=dict)  # seats of calls that may be preempted, newest last
@@ -78,9 +85,22 @@ class ReplicaState:
         """Whether an express call can board so that its floor and those of the streams aboard are kept."""
         if call.choices > self.free or self.load + call.choices > self.caps[floor_tps]:
             return False
-        return self.has_time_for(call, now)
+        return self.can_take(call, now)
 
-    def has_time_for(self, call: Call, now: float) -> bool:
+    def can_take(self, call: Call, now: float) -> bool:
+        """Whether it has the memory for the call, and the time to read its prompt. Seats are not checked."""
+        return self.has_memory_for(call) and self._has_time_for(call, now)
+
+    def has_memory_for(self, call: Call) -> bool:
+        """Whether the call's prompt and answers are expected to fit beside those aboard. An engine whose memory is full
+        stops streams and computes them again later. An empty replica takes any call."""
+        budget = self.replica.kv_tokens
+        return not budget or not self.aboard or self.kv_taken + self._kv_tokens(call) <= budget
+
+    def _kv_tokens(self, call: Call) -> int:
+        return call.prompt_tokens + call.choices * round(self.pace.answer_tokens)
+
+    def _has_time_for(self, call: Call, now: float) -> bool:
         """Whether the streams aboard keep their floors while the call's prompt is read."""
         if not self.express_seats or not self.replica.prompt_tps:
             return True
@@ -114,8 +134,10 @@ class ReplicaState:
         self.read_s += prompt_s
         self.read_until = max(self.read_until, now) + prompt_s
         taken = self.time.taken(express=floor_tps > 0.0)
-        self.aboard[call.id] = Stream(call, floor_tps, now, self.given, taken, self.read_until, self.read_s)
+        kv_tokens = self._kv_tokens(call)
+        self.aboard[call.id] = Stream(call, floor_tps, now, self.given, taken, self.read_until, self.read_s, kv_tokens)
         self.load += call.choices
+        self.kv_taken += kv_tokens
         if floor_tps:
             self.express[floor_tps] = self.express.get(floor_tps, 0) + call.choices
             self.express_seats += call.choices
@@ -130,6 +152,7 @@ class ReplicaState:
         is_last = not self.aboard
         seat_us = self.time.charge(stream.boarded_taken, seats, express=floor_tps > 0.0, is_last=is_last)
         self.load -= seats
+        self.kv_taken -= stream.kv_tokens
         self.flex.pop(call_id, None)
         self.leaving.pop(call_id, None)
         if floor_tps:
@@ -208,12 +231,9 @@ class BucketQueue:
         return None
 
     def from_highest(self, avoid: Set[str], least: int = 0) -> Iterator[ReplicaState]:
-        """The first replica, not in `avoid`, of each bucket, from the highest down to `least`."""
+        """A few replicas, not in `avoid`, of each bucket, from the highest down to `least`."""
         mask = self._mask >> least << least
         while mask:
             number = mask.bit_length() - 1
-            for name, state in self._buckets[number].items():
-                if name not in avoid:
-                    yield state
-                    break
+            yield from islice((one for name, one in self._buckets[number].items() if name not in avoid), LOOKED_AT)
             mask ^= 1 << number

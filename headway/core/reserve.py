@@ -37,7 +37,6 @@ LATE_SHARE = 0.012  # of express calls, that each width aims at. Late calls come
 LATE_AFTER_RIDE = 0.012
 GAIN = 2.5  # how much a width rises in one lead if all calls are late,
 MOST_CHANGE = 0.5  # at most
-FIRST_ANSWER_TOKENS, ANSWER_PULL = 300.0, 0.01  # the mean length of answers, and how much one answer changes it
 RIDE_S = 4.0  # a seat that was given to a call without a floor is missing for about this long
 EVIDENCE = 100
 RETURNING = 0.5  # the share of a dip of demand below its forecast that is over before a riding call has left
@@ -79,11 +78,10 @@ class Reserve:
     def __init__(self, max_wait_s: float) -> None:
         """`max_wait_s` is how long express calls may wait; if it is infinite, no seats are kept ready."""
         self.present = 0
-        self.lead_s = FIRST_LEAD_S
+        self.lead_s = FIRST_LEAD_S  # set by the pool
         self._max_wait_s = max_wait_s
         self._width = FIRST_WIDTH
         self._free_width = FIRST_FREE
-        self._answer_tokens = FIRST_ANSWER_TOKENS
         self._last_ride_at = -inf
         self._stepped_at: float | None = None
         self._steered_at = 0.0
@@ -110,12 +108,6 @@ class Reserve:
             return 0
         missing = RETURNING * max(0.0, self._forecast - self.present)
         return ceil(missing + self._free_width * self._deviation - 0.01)
-
-    def answer_seen(self, tokens: int, emptying_s: float) -> None:
-        """An answer without a floor has ended. `emptying_s` is the time in which its replica would empty if answers had
-        one token."""
-        self._answer_tokens += ANSWER_PULL * (tokens - self._answer_tokens)
-        self.lead_s = self._answer_tokens * emptying_s
 
     def ridden(self, now: float) -> None:
         """A light seat was given to a call without a floor."""

@@ -44,13 +44,15 @@ class Call:
 @dataclass(slots=True)
 class Replica:
     """One engine of a pool. `seats` is the maximum number of concurrent streams. Without a curve it takes no express
-    calls. `prompt_tps` is its speed of reading prompts; 0 means unknown, and prompts are assumed to take no time."""
+    calls. `prompt_tps` is its speed of reading prompts; 0 means unknown, and prompts are assumed to take no time.
+    `kv_tokens` is how many tokens of prompts and answers its memory holds at a time; 0 means unknown."""
 
     name: str
     pool: str
     seats: int
     curve: Curve | None = None
     prompt_tps: float = 0.0
+    kv_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -72,6 +72,9 @@ class Engine(Protocol):
 
         Raises EngineLost if they cannot be read."""
 
+    async def kv_tokens(self) -> int:
+        """How many tokens of prompts and answers its memory holds at a time; 0 if it does not say."""
+
     async def produces_a_token(self) -> bool:
         """Ask the engine for one token, which is the only reliable health check."""
 

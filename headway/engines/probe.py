@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from headway.core.types import Event, Replica, ReplicaDown, ReplicaUp
 from headway.engines.base import Engine
@@ -71,6 +72,7 @@ class Prober:
             self.is_up = True
             self._failed_checks = 0
             self._moved_at = self._clock()
+            self.replica = replace(self.replica, kv_tokens=await self.engine.kv_tokens())
             if not self.is_draining:
                 self._tell(ReplicaUp(self.replica))
         elif self.is_up:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,6 +36,8 @@ PROGRESS_METRICS = (
     b"vllm:num_requests_running",
     b"vllm:num_requests_waiting",
 )
+CACHE_CONFIG = b"vllm:cache_config_info{"
+KV_TOKENS = re.compile(rb'\bkv_cache_size_tokens="(\d{1,12})"')
 COUNTS = (b"process_start_time_seconds", b"vllm:prompt_tokens_total", b"vllm:generation_tokens_total")
 
 
@@ -84,6 +87,10 @@ class VLLMEngine:
         _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
         return read_metrics(page, PROGRESS_METRICS)
 
+    async def kv_tokens(self) -> int:
+        _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
+        return read_kv_tokens(page)
+
     async def counts(self) -> tuple[float, ...]:
         """The engine's start time in seconds since 1970, and its prompt and output tokens since then."""
         _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
@@ -114,6 +121,12 @@ def is_plain_chat(body: bytes) -> bool:
         return counted is None and choice["message"].get("reasoning") is None
     except (msgspec.MsgspecError, RecursionError, LookupError, TypeError, AttributeError, ValueError):
         return False
+
+
+def read_kv_tokens(page: bytes) -> int:
+    """The size of the KV cache in tokens, from a Prometheus text page; 0 if it is missing. One line per engine core."""
+    lines = [line for line in page[:MAX_METRICS_BYTES].splitlines() if line.startswith(CACHE_CONFIG)]
+    return sum(int(found[1]) for line in lines if (found := KV_TOKENS.search(line)))
 
 
 def read_metrics(page: bytes, names: tuple[bytes, ...]) -> tuple[float, ...]:

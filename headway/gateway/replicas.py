@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.core.types import Event, Replica, ReplicaChanged, ReplicaDraining, ReplicaRemoved
 from headway.engines.base import Engine
@@ -65,8 +65,9 @@ class Replicas:
             self._start(watched)
 
     def change(self, replica: Replica) -> None:
-        self._watched[replica.name].prober.replica = replica
-        self._tell(ReplicaChanged(replica))
+        prober = self._watched[replica.name].prober
+        prober.replica = replace(replica, kv_tokens=prober.replica.kv_tokens)
+        self._tell(ReplicaChanged(prober.replica))
 
     def drain(self, name: str) -> None:
         self._watched[name].prober.is_draining = True

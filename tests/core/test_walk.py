@@ -111,11 +111,12 @@ class Walk(RuleBasedStateMachine):
         self.being_preempted: set[str] = set()
         self.has_closed = False  # a replica, and core has not looked since what that means for others
         for name in NAMES[:up]:
-            self.replica_up(name, 4, CURVE, 1_000.0, same=False)
+            self.replica_up(name, 4, CURVE, 1_000.0, 0, same=False)
 
     def tell(self, event: Event) -> None:
         light_before = self.machine.pools["p"].light_replicas
         load_before = {name: self.machine.pools["p"].aboard(name) for name in self.replicas}
+        kv_before = {name: state.kv_taken for name, state in self.machine.pools["p"].doors.replicas.items()}
         for action in self.machine.step(event, self.now):
             call_id = action.call_id
             if isinstance(action, Settled):
@@ -160,6 +161,9 @@ class Walk(RuleBasedStateMachine):
         elif isinstance(event, Ticked | Finished | Left | Failed | ReplicaUp):
             self.has_closed = False
         self.check_the_express_rule(load_before)
+        for name, state in pool.doors.replicas.items():
+            budget = max(state.replica.kv_tokens, kv_before.get(name, 0))
+            assert state.kv_taken <= budget or not state.replica.kv_tokens or len(state.aboard) == 1, "memory was full"
         if isinstance(event, ReplicaUp):  # what was draining counts again with what it carries
             light_before += 1
         assert pool.light_replicas <= max(light_before, pool.doors.max_light_replicas), "the standard share was taken"
@@ -282,12 +286,15 @@ class Walk(RuleBasedStateMachine):
         seats=st.integers(1, 9),
         curve=st.sampled_from(CURVES),
         prompt_tps=st.sampled_from([0.0, 1_000.0]),
+        kv_tokens=st.sampled_from([0, 0, 500, 6_000]),
         same=st.booleans(),
     )
-    def replica_up(self, name: str, seats: int, curve: Curve | None, prompt_tps: float, same: bool) -> None:
+    def replica_up(
+        self, name: str, seats: int, curve: Curve | None, prompt_tps: float, kv_tokens: int, same: bool
+    ) -> None:
         """As it was, or with other seats and another curve."""
         if not same or name not in self.replicas:
-            self.replicas[name] = Replica(name, "p", seats, curve, prompt_tps)
+            self.replicas[name] = Replica(name, "p", seats, curve, prompt_tps, kv_tokens)
         self.open.add(name)
         self.draining.discard(name)
         self.tell(ReplicaUp(self.replicas[name]))
@@ -377,7 +384,10 @@ class Walk(RuleBasedStateMachine):
         for call_id in self.deadline:
             if self.tier[call_id] == "standard" and self.is_tried_in_each_step(call_id):
                 choices = self.choices(call_id)
+                call = self.machine._journeys[call_id].call
                 free = {c.replica.name for c in states if not c.light and c.load + choices <= c.replica.seats}
+                if not all(one.has_memory_for(call) for one in states):
+                    continue  # of replicas with as many free seats, only the first few are looked at
                 assert free <= self.machine._journeys[call_id].avoid, f"{call_id} is held while {free} have seats"
 
     @invariant()
@@ -386,10 +396,8 @@ class Walk(RuleBasedStateMachine):
         pool = self.machine.pools["p"]
         for call_id in self.deadline if not self.has_closed else ():
             journey = self.machine._journeys[call_id]
-            is_anywhere_too_long = not all(
-                one.has_time_for(journey.call, self.now) for one in pool.doors.replicas.values()
-            )
-            if self.is_tried_in_each_step(call_id) and not is_anywhere_too_long:
+            can_all_take = all(one.can_take(journey.call, self.now) for one in pool.doors.replicas.values())
+            if self.is_tried_in_each_step(call_id) and can_all_take:
                 found = pool._find(journey.call, self.policy(call_id).floor_tps, journey.avoid, self.now)
                 assert found is None, f"{call_id} is held while {found.replica.name} has a seat"
 

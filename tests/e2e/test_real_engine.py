@@ -6,6 +6,7 @@ The tests run in file order: those at the end stop and kill engines.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,10 +19,11 @@ import openai
 import pytest
 from anthropic.types import TextBlock
 
+from headway.engines.vllm import read_kv_tokens
 from headway.gateway.events import replay
 from headway.local.engine_env import MODEL_NAME as MODEL
 from headway.local.engine_process import EngineProcess
-from tests.e2e.conftest import STALL_S, GatewayProcess, running_on, start_gateway, wait_until
+from tests.e2e.conftest import STALL_S, GatewayProcess, get, running_on, start_gateway, wait_until
 
 pytestmark = pytest.mark.engine
 ASK: Any = [{"role": "user", "content": "Count from one to five."}]
@@ -201,6 +203,12 @@ def test_a_fast_message_without_streaming_is_what_the_engine_returns(gateway: Ga
     assert proof["tier_served"] == "fast"
     assert proof["tokens_per_second"] > 0
     assert set(fast.model_dump()) == set(standard.model_dump())
+
+
+def test_the_engine_says_how_many_tokens_its_memory_holds(engines: list[EngineProcess]) -> None:
+    page = get(engines[0].url + "/metrics")
+    [log] = re.findall(r"KV cache size: ([\d,]+) tokens", engines[0].log_path.read_text())
+    assert read_kv_tokens(page) == int(log.replace(",", ""))
 
 
 def test_a_client_that_leaves_stops_the_engines_work(gateway: GatewayProcess, engines: list[EngineProcess]) -> None:

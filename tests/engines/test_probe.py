@@ -11,7 +11,8 @@ import pytest
 from headway.core.types import Event, Replica, ReplicaDown, ReplicaUp
 from headway.engines.base import Pulse
 from headway.engines.probe import Prober
-from headway.engines.vllm import PROGRESS_METRICS, read_metrics
+from headway.engines.scripted import Script, running
+from headway.engines.vllm import PROGRESS_METRICS, VLLMEngine, read_kv_tokens, read_metrics
 from headway.errors import EngineLost
 
 pytestmark = pytest.mark.anyio
@@ -28,6 +29,9 @@ class FakeEngine:
 
     async def is_healthy(self) -> bool:
         return True
+
+    async def kv_tokens(self) -> int:
+        return 0
 
     async def produces_a_token(self) -> bool:
         return True
@@ -71,6 +75,33 @@ async def test_a_page_of_metrics_that_cannot_be_read_is_a_failed_probe_and_the_p
 def test_metrics_that_are_no_numbers_cannot_be_read(line: bytes) -> None:
     with pytest.raises(EngineLost, match="metrics cannot be read"):
         read_metrics(line + b"\n", PROGRESS_METRICS)
+
+
+def test_the_size_of_the_memory_is_read_from_the_cache_config() -> None:
+    line = b'vllm:cache_config_info{block_size="16",engine="%d",kv_cache_size_tokens="%b",num_gpu_blocks="9"} 1.0\n'
+    assert read_kv_tokens(b"x 1\n" + line % (0, b"4096") + line % (1, b"4096")) == 8192
+    for unknown in (b"None", b"-1", b"9" * 13, b""):
+        assert read_kv_tokens(line % (0, unknown)) == 0
+    assert read_kv_tokens(b"") == 0
+
+
+async def test_a_replica_comes_up_with_the_memory_that_its_engine_has() -> None:
+    async with running(Script("m", max_num_seqs=2, max_model_len=100)) as engine:
+        told: list[Event] = []
+        prober = Prober(
+            Replica("r0", "m", 2),
+            VLLMEngine("r0", engine.url, "m"),
+            tell=told.append,
+            aboard=lambda _name: 0,
+            clock=lambda: 0.0,
+            interval_s=60.0,
+            stall_s=60.0,
+        )
+        task = asyncio.create_task(prober.run())
+        await until(told, 1)
+        task.cancel()
+        prober.engine.close()
+    assert told == [ReplicaUp(Replica("r0", "m", 2, kv_tokens=200))]
 
 
 def test_a_page_of_metrics_is_bounded() -> None:

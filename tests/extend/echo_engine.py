@@ -35,6 +35,9 @@ class EchoEngine:
     async def progress(self) -> tuple[float, ...]:
         return ()
 
+    async def kv_tokens(self) -> int:
+        return 0  # it does not say
+
     async def produces_a_token(self) -> bool:
         return True
 

@@ -202,10 +202,11 @@ class ScriptedEngine:
     def _metrics(self) -> tuple[int, bytes, bytes]:
         steps, script = self.steps, self.script
         cached = sum(s.record.prompt_tokens + s.record.tokens_sent for s in [*steps.batch, *steps.joining])
+        kv_tokens = script.max_num_seqs * script.max_model_len
         values = (
             ("num_requests_running", "gauge", steps.running),
             ("num_requests_waiting", "gauge", len(steps.waiting)),
-            ("kv_cache_usage_perc", "gauge", cached / (script.max_num_seqs * script.max_model_len)),
+            ("kv_cache_usage_perc", "gauge", cached / kv_tokens),
             ("prompt_tokens_total", "counter", steps.prompt_tokens),
             ("generation_tokens_total", "counter", steps.tokens_sent),
         )
@@ -213,6 +214,7 @@ class ScriptedEngine:
             f'# TYPE vllm:{name} {kind}\nvllm:{name}{{engine="0",model_name="{script.model}"}} {float(value)}\n'
             for name, kind, value in values
         )
+        text += f'vllm:cache_config_info{{engine="0",kv_cache_size_tokens="{kv_tokens}"}} 1.0\n'
         return 200, b"text/plain; version=0.0.4; charset=utf-8", text.encode()
 
 

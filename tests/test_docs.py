@@ -65,7 +65,7 @@ def test_the_picture_is_well_formed() -> None:
 VOCABULARY = """
     aboard audit board budget call cell curve doors downgrade drafter entry escalate excess-mistake express-tier fare floor
     frontier gate grant heavy hold ledger light mistake mistake-budget offer pool preempt price-multiple proof receipt refund
-    refuse replica reserve retiring ride rung scripted-engine seat seat-time spool standard-share stream student teacher tenant tier
+    refuse replica reserve retiring ride rung scripted-engine seat seat-time slack spool standard-share stream student teacher tenant tier
 """
 
 

@@ -262,7 +262,10 @@ class Machine:
         for pool in self.pools.values():
             for call in pool.waiting.expired(now):
                 reason: RefusalReason = "hold_timeout" if pool.open_replicas else "no_replica"
-                self._refuse_or_downgrade(self._journeys[call.id], reason, now, actions)
+                journey = self._journeys[call.id]
+                if call.tier in EXPRESS:
+                    pool.express_waited(now - journey.arrived_at, now)
+                self._refuse_or_downgrade(journey, reason, now, actions)
             self._settle(pool, now, actions)
 
     def _drain(self, _event: Draining, _now: float, _actions: list[Action]) -> None:
@@ -288,7 +291,7 @@ class Machine:
         call = journey.call
         floor_tps = journey.pool.floor_tps(call.model, call.tier)
         if floor_tps and not journey.seat_us:
-            journey.pool.express_boarded(now - journey.arrived_at, now)
+            journey.pool.express_waited(now - journey.arrived_at, now)
         return Board(call.id, replica, call.tier, floor_tps, journey.reason, journey.rate_limit)
 
     def _settle(self, pool: Pool, now: float, actions: list[Action]) -> None:

@@ -320,8 +320,8 @@ class Pool:
 
     # --- doors ---
 
-    def express_boarded(self, waited_s: float, now: float) -> None:
-        self._reserve.boarded(waited_s, now)
+    def express_waited(self, waited_s: float, now: float) -> None:
+        self._reserve.waited(waited_s, now)
 
     def answer_seen(self, replica: str) -> None:
         """An answer has ended: the mean length of answers has changed, and with it how long replicas take to empty."""

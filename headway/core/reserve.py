@@ -33,12 +33,12 @@ MOST_SAID = 9.0  # times the dispersion: a larger error of a forecast counts as 
 # Both widths are numbers of standard deviations.
 FIRST_WIDTH, MOST_WIDTH = 1.6, 8.0
 FIRST_FREE, MOST_FREE = 0.7, 8.0
-LATE_SHARE = 0.012  # of express calls, that each width aims at. Late calls come in clusters: about 5 % in all are late
-LATE_AFTER_RIDE = 0.012
+# The shares of express calls that may be late: for want of light seats, and because seats were given to other calls.
+LATE_SHARE, LATE_AFTER_RIDE = 0.02, 0.03
 GAIN = 2.5  # how much a width rises in one lead if all calls are late,
-MOST_CHANGE = 0.5  # at most
+MOST_CHANGE = 0.5  # at most;
+ENOUGH_CALLS = 100  # with fewer in a lead it changes less: a small demand says little about its bursts
 RIDE_S = 4.0  # a seat that was given to a call without a floor is missing for about this long
-EVIDENCE = 100
 RETURNING = 0.5  # the share of a dip of demand below its forecast that is over before a riding call has left
 
 
@@ -85,7 +85,7 @@ class Reserve:
         self._last_ride_at = -inf
         self._stepped_at: float | None = None
         self._steered_at = 0.0
-        self._boarded = self._late = self._late_after_ride = 0
+        self._calls = self._late = self._late_after_ride = 0
         self._forecast = 0.0
         self._deviation = 0.0
         self._forecasters = [Forecaster(4.0, inf), Forecaster(1.0, inf), Forecaster(1.0, 2.0), Forecaster(0.5, 1.0)]
@@ -113,22 +113,23 @@ class Reserve:
         """A light seat was given to a call without a floor."""
         self._last_ride_at = now
 
-    def boarded(self, waited_s: float, now: float) -> None:
-        """An express call boarded. If it was late and light seats were given away shortly before, that was at fault."""
-        self._boarded += 1
+    def waited(self, waited_s: float, now: float) -> None:
+        """An express call boarded, or gave up. If it was late and light seats were given away shortly before, that was
+        at fault."""
+        self._calls += 1
         if waited_s > self._max_wait_s:
             is_after_ride = now - self._last_ride_at < waited_s + RIDE_S
             self._late += not is_after_ride
             self._late_after_ride += is_after_ride
 
     def _steer(self) -> None:
-        if self._boarded:
-            gain = GAIN * min(1.0, self._boarded / EVIDENCE)
-            change = gain * (self._late / self._boarded - LATE_SHARE)
+        if self._calls:
+            gain = GAIN * min(1.0, self._calls / ENOUGH_CALLS)
+            change = gain * (self._late / self._calls - LATE_SHARE)
             self._width = min(MOST_WIDTH, max(0.0, self._width + min(MOST_CHANGE, change)))
-            change = gain * (self._late_after_ride / self._boarded - LATE_AFTER_RIDE)
+            change = gain * (self._late_after_ride / self._calls - LATE_AFTER_RIDE)
             self._free_width = min(MOST_FREE, max(0.0, self._free_width + min(MOST_CHANGE, change)))
-        self._boarded = self._late = self._late_after_ride = 0
+        self._calls = self._late = self._late_after_ride = 0
 
     def _advance(self, now: float) -> None:
         if self._stepped_at is None:

@@ -7,7 +7,7 @@ from math import inf, sqrt
 
 from headway.core.machine import Machine
 from headway.core.reserve import FIRST_LEAD_S, GAIN, LATE_SHARE, LONGEST_LEAD_S, Reserve
-from headway.core.types import Hold, Left
+from headway.core.types import Hold, Left, Ticked
 from tests.core.test_express import arrive, board_many, fast, loads, machine
 
 WAIT_S = 0.4
@@ -67,7 +67,7 @@ def test_late_calls_raise_what_was_at_fault_and_others_lower_it() -> None:
             if after_ride:
                 reserve.ridden(end)
             for _ in range(100):
-                reserve.boarded(waited_s, end)
+                reserve.waited(waited_s, end)
             end = follow(reserve, [100] * 20, end)
 
     boarded(2 * WAIT_S, after_ride=False, leads=1)
@@ -79,6 +79,14 @@ def test_late_calls_raise_what_was_at_fault_and_others_lower_it() -> None:
     boarded(0.0, after_ride=False, leads=round(4.0 / (GAIN * LATE_SHARE)))
     assert reserve.wanted_seats(end) < wanted < raised
     assert reserve.wanted_free(end) < free
+
+
+def test_a_call_that_waited_in_vain_was_late() -> None:
+    m = machine(replicas=1, express_wait_s=WAIT_S)
+    board_many(m, 10)
+    arrive(m, "f", "fast")
+    m.step(Ticked(), 2.0)
+    assert m.pools["m"]._reserve._late == 1
 
 
 def test_a_long_silence_costs_no_time() -> None:
@@ -114,9 +122,8 @@ def test_a_retiring_replica_takes_calls_without_a_floor_and_becomes_heavy_after_
 def test_a_retiring_replica_is_the_first_to_take_express_calls_again() -> None:
     m = with_one_retiring()
     rider = next(call for call in m.pools["m"].doors.replicas["r0"].aboard if call.startswith("standard"))
-    assert isinstance(
-        arrive(m, "g0", "fast", 1.0)[0], Hold
-    )  # as many light seats as fast streams, but riders have them
+    # There are as many light seats as fast streams, but riders have them.
+    assert isinstance(arrive(m, "g0", "fast", 1.0)[0], Hold)
     arrive(m, "g1", "fast", 1.0)  # one more than there are
     assert not any(state.retiring for state in m.pools["m"].doors.replicas.values())
     assert fast("g0", "r0") in m.step(Left(rider), 1.1)

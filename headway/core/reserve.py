@@ -31,8 +31,8 @@ LEAST_DISPERSION = 1.0  # of arrivals that are independent of each other
 ERRORS_REMEMBERED = 8.0  # leads
 MOST_SAID = 9.0  # times the dispersion: a larger error of a forecast counts as this
 # Both widths are numbers of standard deviations.
-FIRST_WIDTH, MOST_WIDTH = 1.6, 8.0
-FIRST_FREE, MOST_FREE = 0.7, 8.0
+FIRST_WIDTH, MOST_WIDTH = 2.0, 8.0
+FIRST_FREE, MOST_FREE = 2.0, 8.0
 # The shares of express calls that may be late: for want of light seats, and because seats were given to other calls.
 LATE_SHARE, LATE_AFTER_RIDE = 0.02, 0.03
 GAIN = 2.5  # how much a width rises in one lead if all calls are late,

@@ -162,7 +162,7 @@ async def running_gateway(config: Config, record_to: Path | None = None) -> Asyn
     try:
         yield gateway, await listening
     finally:
-        server.should_exit = True
+        server.stop()
         await serving
         await auto.stop()
         await gateway.stop()

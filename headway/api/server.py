@@ -10,7 +10,7 @@ import asyncio
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import uvicorn
@@ -21,6 +21,7 @@ from headway.api.open_connections import OpenConnections
 from headway.wire import Grant
 
 Send = Callable[[Any], Any]
+TICK_S = 1.0  # how often uvicorn's own duties are done, such as the time in the headers
 
 
 class HTTPClient:
@@ -92,6 +93,22 @@ class Server(uvicorn.Server):
     on_listening: Callable[[int], None] | None = None  # called with the port
     cut_calls = 0  # calls still running when the drain timeout was over
 
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Take no more connections, and return from `serve` when the calls have ended."""
+        self.should_exit = True
+        self._stopping.set()
+
+    async def main_loop(self) -> None:
+        """As uvicorn's, which looks ten times a second whether it should stop; this one is told."""
+        while not await self.on_tick(0):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._stopping.wait()
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -141,7 +158,7 @@ def drain_on_signals(server: Server, drain: Callable[[], None]) -> None:
         server.force_exit = server.should_exit
         if not server.should_exit:
             drain()
-            server.should_exit = True
+            server.stop()
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -165,7 +165,7 @@ async def measure(cycles: int, engine_port: int) -> Figures:
     highest = (await asyncio.to_thread(engine_record, engine_url))["highest_running"]
     console.print(f"most requests the engine had at once: {highest}, with {SEATS} seats")
     console.print(f"highest memory grew by {grown:.1f} MiB; seed {SEED}")
-    server.should_exit = True
+    server.stop()
     await serving
     await gateway.stop()
     return after

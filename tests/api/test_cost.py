@@ -9,21 +9,22 @@ Memory is the highest that Python allocated at any time during the request, in a
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import socket
 import threading
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import pytest
 import uvloop
 
 from headway.api import check_time
-from headway.api.server import Server
 from headway.config import Config
 from headway.core.rate_limit import TokenLimit
 from headway.run import make_auto, make_gateway, make_gateway_server
@@ -69,7 +70,7 @@ def door() -> Iterator[Door]:
     model = {"name": "m", "tiers": [{"name": "standard"}], "replicas": [replica]}
     config = Config.model_validate({"gateway": gateway_table, "models": [model]})
     listening = threading.Event()
-    servers: list[Server] = []
+    stops: list[Callable[[], object]] = []
     ports: list[int] = []
 
     def on_listening(port: int) -> None:
@@ -80,7 +81,7 @@ def door() -> Iterator[Door]:
         gateway = make_gateway(config, None, None)
         server = make_gateway_server(config, gateway, make_auto(config, gateway))
         server.on_listening = on_listening
-        servers.append(server)
+        stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, server.stop))
         await server.serve()
 
     thread = threading.Thread(target=lambda: uvloop.run(serve()))
@@ -88,7 +89,7 @@ def door() -> Iterator[Door]:
     assert listening.wait(20)
     assert thread.ident is not None
     yield Door(ports[0], thread.ident)
-    servers[0].should_exit = True
+    stops[0]()
     thread.join(20)
 
 

@@ -72,7 +72,8 @@ class Prober:
             self.is_up = True
             self._failed_checks = 0
             self._moved_at = self._clock()
-            self.replica = replace(self.replica, kv_tokens=await self.engine.kv_tokens())
+            kv_tokens = await self.engine.kv_tokens()
+            self.replica = replace(self.replica, kv_tokens=kv_tokens)  # it may have been changed meanwhile
             if not self.is_draining:
                 self._tell(ReplicaUp(self.replica))
         elif self.is_up:

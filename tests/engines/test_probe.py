@@ -104,6 +104,30 @@ async def test_a_replica_comes_up_with_the_memory_that_its_engine_has() -> None:
     assert told == [ReplicaUp(Replica("r0", "m", 2, kv_tokens=200))]
 
 
+async def test_a_replica_that_is_changed_while_its_memory_is_read_stays_changed() -> None:
+    engine, told = FakeEngine(), list[Event]()
+    made: Any = engine
+    prober = Prober(
+        Replica("r0", "m", 8),
+        made,
+        tell=told.append,
+        aboard=lambda _name: 0,
+        clock=time.monotonic,
+        interval_s=60.0,
+        stall_s=60.0,
+    )
+
+    async def kv_tokens() -> int:
+        prober.replica = Replica("r0", "m", 4)
+        return 100
+
+    made.kv_tokens = kv_tokens
+    task = asyncio.create_task(prober.run())
+    await until(told, 1)
+    task.cancel()
+    assert told == [ReplicaUp(Replica("r0", "m", 4, kv_tokens=100))]
+
+
 def test_a_page_of_metrics_is_bounded() -> None:
     with pytest.raises(EngineLost, match="larger than"):
         read_metrics(b"x 1\n" * 2**21, PROGRESS_METRICS)

@@ -28,7 +28,7 @@ class Doors:
         self.heavy = BucketQueue()  # heavy, open and with a free seat, by load
         self.heavy_by_free = BucketQueue()  # heavy and open, by free seats; full ones are in bucket 0
         self.light = BucketQueue()  # light, open, not retiring, with a free light seat, by free seats
-        self.retiring = BucketQueue()  # retiring, open and with a free light seat, by free seats
+        self.retiring = BucketQueue()  # retiring and open, by free seats
         self.free_retiring = 0  # free light seats of open replicas that retire
         self._by_express = BucketQueue()  # light, open, not retiring, with express streams aboard, by their seats
         self.light_with_flex: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, with a flex call to preempt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import inf
 
 from headway.core.machine import Machine
@@ -75,5 +74,5 @@ def test_other_memory_takes_effect() -> None:
     m = with_memory(ANSWER)
     arrive(m, "a", "standard")
     arrive(m, "b", "standard")
-    larger = replace(Replica("r0", "m", 10, CURVE), kv_tokens=2 * ANSWER)
+    larger = Replica("r0", "m", 10, CURVE, kv_tokens=2 * ANSWER)
     assert m.step(ReplicaChanged(larger), 1.0) == [Board("b", "r0", "standard")]

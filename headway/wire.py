@@ -106,6 +106,7 @@ class Meter(Protocol):
 
     first_at: float | None
     last_at: float | None
+    has_usage: bool  # the engine has counted the tokens that came; otherwise each event counts as one token
     is_final: bool  # the engine's last usage has been read; no token follows
     is_complete: bool  # the dialect's success terminator has been read
 

@@ -125,6 +125,7 @@ SEEDED_OR_READ = {
     ("headway.sim.workload", "random"),
     ("headway.sim.sample", "random"),
     ("headway.sim.cell", "random"),
+    ("headway.sim.noise", "random"),
     ("headway.sim.rungs", "random"),
     ("headway.sim.traces", "datetime"),
 }

@@ -82,6 +82,8 @@ class AnthropicMeter:
         "last_at",
     )
 
+    has_usage = False
+
     def __init__(self, form: MessagesForm, grant: Grant) -> None:
         self.first_at: float | None = None
         self.last_at: float | None = None

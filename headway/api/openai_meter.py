@@ -95,7 +95,6 @@ class OpenAIMeter:
         "_engine_speed_tps",
         "_fault",
         "_form",
-        "_is_counted",
         "_is_fast",
         "_last",
         "_prompt",
@@ -105,6 +104,7 @@ class OpenAIMeter:
         "_wants_all",
         "_whole",
         "first_at",
+        "has_usage",
         "is_complete",
         "is_final",
         "last_at",
@@ -122,7 +122,7 @@ class OpenAIMeter:
         self._splitter = EventSplitter(MAX_LOGPROBS_EVENT_BYTES if form.wants_logprobs else MAX_EVENT_BYTES)
         self._last = b""  # event of the newest token, if its usage has not been parsed
         self._prompt = self._cached = 0
-        self._is_counted = False  # some usage was read
+        self.has_usage = False  # some usage was read
         self._total: int | None = None  # output tokens in the engine's last usage
         self._choices = [_Choice() for _ in range(form.choices)]
         self._engine_speed_tps: float | None = None
@@ -156,7 +156,7 @@ class OpenAIMeter:
             raise ValueError("it went on after its end" if self.is_complete else "not UTF-8")
         if payload == b"[DONE]":
             self._read_last()
-            if not self._is_counted:
+            if not self.has_usage:
                 raise ValueError("no usage")
             if self._collector is not None:
                 self._whole = b"", self._collector.whole(self._closing or {})
@@ -210,7 +210,7 @@ class OpenAIMeter:
         cached = (usage.prompt_tokens_details or PromptDetails()).cached_tokens or 0
         if not cached <= usage.prompt_tokens >= self._prompt:
             raise ValueError(f"{usage.prompt_tokens} prompt tokens after {self._prompt}, {cached} of them cached")
-        self._prompt, self._cached, self._is_counted = usage.prompt_tokens, cached, True
+        self._prompt, self._cached, self.has_usage = usage.prompt_tokens, cached, True
 
     def _take_last_usage(self, fields: Fields, usage: CompletionUsage) -> bytes:
         self._read_last()

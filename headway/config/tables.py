@@ -277,6 +277,13 @@ class ModelTable(_Table):
     standard_share: float = Field(
         0.5, ge=0, le=1, description="Share of the replicas that always accepts standard calls."
     )
+    kept_target: float = Field(
+        0.995,
+        ge=0.5,
+        le=0.9999,
+        description="Share of the streams with a floor that should keep it. A higher target lets fewer streams aboard "
+        "where the speed of the engines varies.",
+    )
     replicas: list[ReplicaTable] = Field(default_factory=list, description="Engines that serve the model.")
     replicas_of: str | None = Field(
         None,

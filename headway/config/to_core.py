@@ -37,7 +37,7 @@ def policy_of(model: ModelTable) -> ModelPolicy:
         for tier in model.tiers
     }
     in_order = {name: tiers[name] for name in get_args(Tier) if name in tiers}
-    return ModelPolicy(in_order, standard_share=model.standard_share)
+    return ModelPolicy(in_order, standard_share=model.standard_share, kept_target=model.kept_target)
 
 
 def replica_of(model: ModelTable, replica: ReplicaTable, name: str) -> Replica:

@@ -1,8 +1,10 @@
 """Caps: how many streams each floor allows on each replica of a pool.
 
-A cap comes from the replica's curve, corrected by the measured speed of streams with a floor (feedback.py). Without a
-curve the speed of a replica is unknown and its caps are 0. A replica that became slow suddenly is shut out: its caps
-are 0 for a while. This module does not know which streams are aboard.
+A cap comes from the replica's curve. It is the largest batch at which a stream gets the floor even if it is as slow as
+the measured speed of others says it may be (feedback.py), and at least the margin above the floor otherwise. Without a
+curve the speed of a replica is unknown and its caps are 0. A replica is shut out, with caps of 0, while a stream with a
+floor falls behind there, and for RETRY_S if none is left aboard that would show that it is fast enough again. This
+module does not know which streams are aboard.
 """
 
 from __future__ import annotations
@@ -10,19 +12,23 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from headway.core.doors import Doors
-from headway.core.feedback import Feedback
+from headway.core.feedback import Feedback, Spread
 from headway.core.replicas import ReplicaState
 from headway.core.types import Replica
 
 FEEDBACK_STEP = 0.01  # caps are computed again when the measured slowness has changed by more than this share
+RETRY_S = 10.0
 
 
 class Caps:
-    def __init__(self, floors: list[float], margin: float, doors: Doors) -> None:
+    def __init__(self, floors: list[float], margin: float, kept_target: float, doors: Doors) -> None:
         self.floors = floors
         self._margin = margin
+        self._spread = Spread(kept_target)
         self._doors = doors
-        self._shut_out: OrderedDict[str, ReplicaState] = OrderedDict()  # the first to be let back in comes first
+        # Replicas that are tried again later, with the time; the first comes first.
+        self._retried: OrderedDict[str, tuple[float, ReplicaState]] = OrderedDict()
+        self._caps_share = self._spread.share  # by which all caps were computed last
         self._most: dict[float, int] = {}  # cache by floor, cleared when the fleet changes
 
     def fleet_changed(self) -> None:
@@ -35,51 +41,88 @@ class Caps:
         most = self._most.get(floor_tps)
         if most is None:
             replicas = [state.replica for state in self._doors.replicas.values() if not state.draining]
-            caps = [self._cap(replica, floor_tps, 1.0) if floor_tps else replica.seats for replica in replicas]
+            caps = [
+                self._cap(replica, floor_tps, 1.0 + self._margin) if floor_tps else replica.seats
+                for replica in replicas
+            ]
             most = self._most[floor_tps] = max(caps, default=0)
         return most
 
     def refresh(self, state: ReplicaState) -> None:
         """Compute the caps of the replica again. The caller must call Doors.place afterwards."""
-        state.caps_slowness = state.feedback.slowness
-        is_shut_out = state.replica.name in self._shut_out
+        state.caps_slowness = self._slowness(state)
+        is_shut_out = self.is_shut_out(state)
         state.caps = {
             floor_tps: 0 if is_shut_out else self._cap(state.replica, floor_tps, state.caps_slowness)
             for floor_tps in self.floors
         }
         self._doors.caps_changed(state)
 
+    def _slowness(self, state: ReplicaState) -> float:
+        """How slow streams may be, compared with the curve, without missing their floor."""
+        return max(state.feedback.mean * (1.0 + self._margin), state.feedback.slowness)
+
+    def is_shut_out(self, state: ReplicaState) -> bool:
+        return state.is_behind or state.replica.name in self._retried
+
     def _cap(self, replica: Replica, floor_tps: float, slowness: float) -> int:
         if replica.curve is None:
             return 0
-        return replica.curve.slower(slowness).largest_batch(floor_tps, replica.seats, self._margin)
+        return replica.curve.largest_batch(floor_tps, replica.seats, slowness - 1.0)
 
-    # --- measured speed ---
+    # --- measured speed. The caller must call Doors.place after each of these ---
 
-    def learn(self, state: ReplicaState, slowness: float, now: float) -> None:
-        """Record the slowness of a stream with a floor that ended. The caller must call Doors.place afterwards."""
-        feedback = state.feedback
-        feedback.observe(slowness, now)
-        if feedback.shut_out_until > now:
-            self._shut_out[state.replica.name] = state
-            self._shut_out.move_to_end(state.replica.name)
-            self.refresh(state)
-        elif abs(feedback.slowness / state.caps_slowness - 1.0) > FEEDBACK_STEP:
-            self.refresh(state)
+    def learn(self, state: ReplicaState, slowness: float, now: float, *, is_missed: bool) -> None:
+        """Record the slowness of a stream with a floor that ended."""
+        state.feedback.observe(slowness, is_missed=is_missed)
+        if abs((1.0 + self._spread.share) / (1.0 + self._caps_share) - 1.0) > FEEDBACK_STEP:
+            self._caps_share = self._spread.share
+            for other in self._doors.replicas.values():
+                self._refresh_if_changed(other, now)
+                self._doors.place(other, now)
+        self._refresh_if_changed(state, now)
+
+    def _refresh_if_changed(self, state: ReplicaState, now: float) -> None:
+        if abs(self._slowness(state) / state.caps_slowness - 1.0) <= FEEDBACK_STEP:
+            return
+        self.refresh(state)
+        if not state.light_seats and not self.is_shut_out(state) and state.replica.curve is not None:
+            # Without streams that have a floor nothing more would be learnt.
+            self._retry_later(state, now)
+
+    def falls_behind(self, state: ReplicaState) -> None:
+        state.is_behind = True
+        self.refresh(state)
+
+    def recovered(self, state: ReplicaState, now: float) -> None:
+        """No stream falls behind any more: those aboard are fast enough, or none is aboard."""
+        state.is_behind = False
+        if not state.express_seats:
+            self._retry_later(state, now)
+        self.refresh(state)
+
+    def _retry_later(self, state: ReplicaState, now: float) -> None:
+        self._retried[state.replica.name] = (now + RETRY_S, state)
+        self._retried.move_to_end(state.replica.name)
 
     def let_back_in(self, now: float) -> None:
-        while self._shut_out:
-            state = next(iter(self._shut_out.values()))
-            if state.feedback.shut_out_until > now:
+        while self._retried:
+            until, state = next(iter(self._retried.values()))
+            if until > now:
                 return
-            del self._shut_out[state.replica.name]
+            del self._retried[state.replica.name]
+            state.feedback = self.unmeasured()
             self.refresh(state)
+            if not state.light_seats:
+                self._spread.forget()
+                self._retry_later(state, now)
             self._doors.place(state, now)
+
+    def unmeasured(self) -> Feedback:
+        return Feedback(self._spread)
 
     def forget(self, state: ReplicaState) -> None:
         """Reset what was measured: the replica was removed or has another curve."""
-        state.feedback = Feedback()
-        self._shut_out.pop(state.replica.name, None)
-
-    def is_shut_out(self, replica: str) -> bool:
-        return replica in self._shut_out
+        state.feedback = self.unmeasured()
+        state.is_behind = False
+        self._retried.pop(state.replica.name, None)

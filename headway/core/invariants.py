@@ -22,7 +22,7 @@ def check_pool(pool: Pool, now: float) -> None:
         _check_place(state, pool.doors)
     _check_counts(pool.doors)
     leaving = sum(sum(state.leaving.values()) for state in states)
-    assert pool.leaving == leaving, "seats of preempted calls are miscounted"
+    assert pool.preemption.leaving == leaving, "seats of preempted calls are miscounted"
     _check_seat_time(pool)
     _check_held(pool, list(pool.waiting.returned.values()), now)
     for queue in pool.waiting.queues.values():

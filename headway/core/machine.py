@@ -16,7 +16,7 @@ Invariants, verified by `check`:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,9 +42,11 @@ from headway.core.types import (
     PoolPolicy,
     Preempt,
     Refuse,
+    ReplicaBehind,
     ReplicaChanged,
     ReplicaDown,
     ReplicaDraining,
+    ReplicaRecovered,
     ReplicaRemoved,
     ReplicaSuspect,
     ReplicaUp,
@@ -95,6 +97,8 @@ class Machine:
             ReplicaUp: self._replica_up,
             ReplicaChanged: self._replica_changed,
             ReplicaSuspect: self._replica_suspect,
+            ReplicaBehind: self._replica_behind,
+            ReplicaRecovered: self._replica_recovered,
             ReplicaDraining: self._replica_draining,
             ReplicaDown: self._replica_gone,
             ReplicaRemoved: self._replica_gone,
@@ -244,6 +248,16 @@ class Machine:
             pool.replica_suspect(event.name, now)
             self._settle(pool, now, actions)  # if only one replica is open now, it may be light
 
+    def _replica_behind(self, event: ReplicaBehind, now: float, actions: list[Action]) -> None:
+        if (pool := self._pool_of_replica.get(event.name)) is not None:
+            self._preempt(pool.replica_behind(event.name, now), actions)
+            self._settle(pool, now, actions)  # another replica may become light in its place
+
+    def _replica_recovered(self, event: ReplicaRecovered, now: float, actions: list[Action]) -> None:
+        if (pool := self._pool_of_replica.get(event.name)) is not None:
+            pool.replica_recovered(event.name, now)
+            self._settle(pool, now, actions)
+
     def _replica_draining(self, event: ReplicaDraining, now: float, actions: list[Action]) -> None:
         if (pool := self._pool_of_replica.get(event.name)) is not None:
             pool.replica_draining(event.name, now)
@@ -301,7 +315,10 @@ class Machine:
             journey = self._journeys[call.id]
             journey.replica = replica
             actions.append(self._board(journey, replica, now))
-        for call_id in pool.preempt(now):
+        self._preempt(pool.preempt(now), actions)
+
+    def _preempt(self, call_ids: Iterable[str], actions: list[Action]) -> None:
+        for call_id in call_ids:
             journey = self._journeys[call_id]
             journey.call = replace(journey.call, was_preempted=True)  # set now: its replica may fail first
             actions.append(Preempt(call_id))

@@ -23,13 +23,14 @@ in buckets by load or free seats, and a bit mask says which buckets are not empt
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from itertools import chain, islice
+from itertools import chain
 
 from headway.core.caps import Caps
 from headway.core.doors import Doors
 from headway.core.fairness import FairQueue
 from headway.core.fare import SeatTime
 from headway.core.pace import Pace
+from headway.core.preemption import Preemption
 from headway.core.prefix_affinity import PrefixAffinity
 from headway.core.replicas import ReplicaState, Stream
 from headway.core.reserve import Reserve
@@ -37,7 +38,6 @@ from headway.core.types import EXPRESS, Call, Offer, PoolPolicy, Replica, Tier
 from headway.core.waiting import WaitingRoom
 
 AFFINITY_SLACK = 2  # a call accepts this many more streams than on the emptiest replica if its prefix was read there
-FLEX_LOOKED_AT = 8  # replicas searched for flex calls to preempt, at most
 # The most held calls of a tier that are tried in one step and do not fit:
 TRIED_AGAIN = 4  # calls that were set aside in earlier steps
 SET_ASIDE = 4  # other calls,
@@ -55,12 +55,12 @@ class Pool:
         # The seat-time charged to calls that have left, by model and tier.
         self.seat_us: dict[str, dict[Tier, int]] = {name: dict.fromkeys(one.tiers, 0) for name, one in offers.items()}
         self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that were removed
-        self.leaving = 0  # seats of flex calls that are being preempted
+        self.preemption = Preemption(self.doors)
         self.pace = Pace()
         self._affinity = PrefixAffinity()
         floors = {tier: {one.tiers[tier].floor_tps for one in offers.values() if tier in one.tiers} for tier in EXPRESS}
         self._loosest = {tier: min(promised) for tier, promised in floors.items() if promised}
-        self._caps = Caps(sorted(set().union(*floors.values())), policy.margin, self.doors)
+        self._caps = Caps(sorted(set().union(*floors.values())), policy.margin, policy.kept_target, self.doors)
         self._reserve = Reserve(policy.express_wait_s)
 
     # --- replicas ---
@@ -68,7 +68,8 @@ class Pool:
     def replica_up(self, replica: Replica, now: float) -> None:
         state = self.doors.replicas.get(replica.name)
         if state is None:
-            state = self.doors.replicas[replica.name] = ReplicaState(replica, SeatTime(replica.seats, now), self.pace)
+            state = ReplicaState(replica, SeatTime(replica.seats, now), self.pace, self._caps.unmeasured())
+            self.doors.replicas[replica.name] = state
             self._caps.refresh(state)
         else:
             self.replica_changed(replica, now)
@@ -104,7 +105,6 @@ class Pool:
         self.doors.remove(state, now)
         self._caps.forget(state)
         self._caps.fleet_changed()
-        self.leaving -= sum(state.leaving.values())
         aboard = [(call_id, self._leave(state, call_id, now)[1]) for call_id in list(state.aboard)]
         self._gone_busy_us += state.time.busy_us
         self._gone_reserve_us += state.time.reserve_us
@@ -250,11 +250,9 @@ class Pool:
         state = self.doors.replicas.get(replica)
         if state is None or call_id not in state.aboard:
             return 0  # the replica was removed meanwhile, with its seats
-        self.leaving -= state.leaving.get(call_id, 0)
         stream, seat_us = self._leave(state, call_id, now)
-        foreseen_s = state.foreseen_s(stream, now)
-        if stream.floor_tps and speed_tps and foreseen_s:
-            self._caps.learn(state, 1.0 / (speed_tps * foreseen_s), now)
+        if stream.floor_tps and speed_tps and (slowness := state.slowness_of(stream, speed_tps, now)):
+            self._caps.learn(state, slowness, now, is_missed=speed_tps < stream.floor_tps)
         self.doors.place(state, now)
         self.waiting.seat_freed(now)
         return seat_us
@@ -274,6 +272,7 @@ class Pool:
         return state.seat_s(call_id, now) if state is not None and call_id in state.aboard else 0.0
 
     def _leave(self, state: ReplicaState, call_id: str, now: float) -> tuple[Stream, int]:
+        self.preemption.left(call_id, state)
         stream, seat_us = state.leave(call_id, now)
         self.seat_us[stream.call.model][stream.call.tier] += seat_us
         return stream, seat_us
@@ -291,32 +290,26 @@ class Pool:
 
     def stays(self, call_id: str, replica: str, now: float) -> None:
         """The call's answer is being delivered: it can no longer be preempted."""
-        if (state := self.doors.replicas.get(replica)) and call_id in state.flex:
-            del state.flex[call_id]
-            self.doors.place(state, now)
+        if state := self.doors.replicas.get(replica):
+            self.preemption.stays(call_id, state, now)
 
     def preempt(self, now: float) -> Iterator[str]:
-        """Choose flex calls to preempt for the held express calls; yields their ids. A replica is skipped if preempting
-        its flex calls would not free enough seats for any of them."""
-        wanted = self.waiting.express_seats - self.leaving
-        if wanted <= 0 or not self.doors.light_with_flex:
-            return
-        fewest = self.waiting.fewest_express_choices
-        for state in list(islice(self.doors.light_with_flex.values(), FLEX_LOOKED_AT)):
-            staying = state.load - sum(state.leaving.values())
-            seats = min(wanted, state.limit - staying + sum(state.flex.values()))
-            if seats < fewest:
-                continue  # too full even without its flex calls
-            wanted -= seats
-            while staying + seats > state.limit:
-                call_id, freed = state.flex.popitem()  # the newest call: the least work is lost
-                state.leaving[call_id] = freed
-                staying -= freed
-                self.leaving += freed
-                yield call_id
+        """Choose flex calls to preempt for the held express calls; yields their ids."""
+        if self.waiting.express_seats and self.doors.light_with_flex:
+            yield from self.preemption.make_room(self.waiting.express_seats, self.waiting.fewest_express_choices, now)
+
+    # --- the pace of running streams ---
+
+    def replica_behind(self, name: str, now: float) -> Iterator[str]:
+        """A stream with a floor falls behind: no call boards until it recovers. Yields the flex calls to preempt."""
+        if (state := self.doors.replicas.get(name)) and state.express_seats:
+            self._caps.falls_behind(state)
+            yield from self.preemption.all_of(state, now)
+
+    def replica_recovered(self, name: str, now: float) -> None:
+        if (state := self.doors.replicas.get(name)) and state.is_behind:
+            self._caps.recovered(state, now)
             self.doors.place(state, now)
-            if wanted <= 0:
-                return
 
     # --- doors ---
 

@@ -41,6 +41,7 @@ class ReplicaState:
     replica: Replica
     time: SeatTime
     pace: Pace
+    feedback: Feedback
     caps: dict[float, int] = field(default_factory=dict)  # the largest batch that keeps each floor here
     light_seats: int = 0  # the largest cap: the replica's seats while it is light
     open: bool = False
@@ -54,8 +55,8 @@ class ReplicaState:
     express_seats: int = 0  # the sum of `express`
     flex: dict[str, int] = field(default_factory=dict)  # seats of calls that may be preempted, newest last
     leaving: dict[str, int] = field(default_factory=dict)  # seats of calls being preempted, still taken
-    feedback: Feedback = field(default_factory=Feedback)
-    caps_slowness: float = 1.0  # the value of feedback.slowness that the caps were computed with
+    is_behind: bool = False  # a stream with a floor falls behind: no call boards
+    caps_slowness: float = 1.0  # how slow streams may be, compared with the curve, by the caps
     given: float = 0.0  # tokens that one stream got since the start, according to the curve without correction
     given_at: float = 0.0
     read_s: float = 0.0  # for reading the prompts of all calls that boarded, in seconds
@@ -173,10 +174,17 @@ class ReplicaState:
         stream = self.aboard[call_id]
         return (now - stream.boarded_at) * stream.call.choices
 
-    def foreseen_s(self, stream: Stream, now: float) -> float:
-        """Seconds per token that the curve predicts for the stream since it boarded; 0 if there is no prediction."""
-        given = self.given - stream.boarded_given
-        return (now - stream.boarded_at) / given if given > 0 else 0.0
+    def slowness_of(self, stream: Stream, speed_tps: float, now: float) -> float:
+        """How many times as long as the curve predicts the stream took for each token; 0 if there is no prediction.
+
+        Prompts that were read meanwhile delayed it; that is no slowness of the replica. But they may have been in the
+        engine's cache. So they explain at most what exceeds the prediction."""
+        given, decoding_s = self.given - stream.boarded_given, now - stream.first_at
+        if given <= 0 or decoding_s <= 0.0:
+            return 0.0
+        slowness = given / (now - stream.boarded_at) / speed_tps
+        read_share = min(1.0, (self.read_s - stream.boarded_read_s) / decoding_s)
+        return max(min(slowness, 1.0), slowness * (1.0 - read_share))
 
     def change(self, replica: Replica, now: float) -> None:
         """The replica has other seats, another curve or another `prompt_tps` from now on."""

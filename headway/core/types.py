@@ -21,6 +21,7 @@ TIERS: tuple[Tier, ...] = get_args(Tier)  # in the order in which their held cal
 EXPRESS: tuple[Tier, ...] = ("ultrafast", "fast")  # the tiers with a promised floor
 Stage = Literal["connect", "full", "waiting", "preempted"]
 MIN_TOKENS_FOR_PROMISE = 16  # a shorter answer is too short to measure its speed
+TICK_S = 0.1  # the drivers send Ticked this often
 
 
 @dataclass(slots=True)
@@ -79,7 +80,8 @@ class PoolPolicy:
     """How replicas with the same weights are shared between calls with a floor and calls without one."""
 
     standard_share: float = 0.5  # the share of the replicas that stay open to standard calls
-    margin: float = 0.1  # how far above a floor the curve must be, as a share of the floor
+    margin: float = 0.1  # how far above a floor the curve must be, as a share of the floor: the time for prompts
+    kept_target: float = 0.995  # the share of streams that should keep their floor (feedback.py)
     express_wait_s: float = 0.4  # 19 of 20 express calls should wait less; inf keeps no seats ready (reserve.py)
 
 
@@ -175,6 +177,20 @@ class ReplicaSuspect:
 
 
 @dataclass(slots=True)
+class ReplicaBehind:
+    """A stream with a floor falls behind on this replica (lead.py): no call boards until it has recovered."""
+
+    name: str
+
+
+@dataclass(slots=True)
+class ReplicaRecovered:
+    """No stream with a floor falls behind any more on this replica."""
+
+    name: str
+
+
+@dataclass(slots=True)
 class ReplicaDraining:
     """The replica takes no new calls and is not expected back, so held calls do not wait for it. Streams aboard
     continue. A later ReplicaUp opens it again."""
@@ -215,6 +231,8 @@ Event = (
     | ReplicaUp
     | ReplicaChanged
     | ReplicaSuspect
+    | ReplicaBehind
+    | ReplicaRecovered
     | ReplicaDraining
     | ReplicaDown
     | ReplicaRemoved

@@ -16,6 +16,7 @@ from dataclasses import replace
 from headway.core.machine import Machine
 from headway.core.types import (
     MIN_TOKENS_FOR_PROMISE,
+    TICK_S,
     Action,
     Arrived,
     Board,
@@ -40,6 +41,7 @@ from headway.engines.base import Answer, Engine
 from headway.errors import AnswerTooLarge, ConnectionFailed, EngineAnswered, EngineFailed, EngineLost, ResponseTooLarge
 from headway.gateway.billing import Billing, make_receipt
 from headway.gateway.events import EventLog
+from headway.gateway.floors import FloorWatch
 from headway.gateway.held_bytes import HeldBytes
 from headway.gateway.metrics import Metrics
 from headway.gateway.prompts import PromptFile
@@ -53,7 +55,6 @@ from headway.wire import Client, Grant, NoSeat, Outcome, Receipt, Request
 
 log = logging.getLogger("headway.gateway")
 
-TICK_S = 0.1
 # An engine notices up to one step later that a client has disconnected. The seat stays taken for this long; otherwise
 # the replica would briefly run one stream more than the floor allows.
 SEAT_RELEASE_S = 0.1
@@ -91,6 +92,7 @@ class Gateway:
         if (books := self.books) is not None:
             self.metrics.bad_lines.set_function(lambda: books.spool.bad_lines)
         self.price_of = self._billing.price
+        self._floors = FloorWatch(self.tell, self._clock)
         self._trips: dict[str, Trip] = {}
         self._leaving: dict[str, Left] = {}  # calls whose client left, until the engine has noticed
         self._unsettled: dict[str, Account] = {}  # calls that ended before core reported their seat-time
@@ -126,10 +128,9 @@ class Gateway:
                 try:
                     if answer.status != 200:
                         raise await failure_of(answer)
-                    if trip.request.streaming:
-                        await self._stream(trip, answer, engine, client)
-                    else:
-                        await self._send_whole(trip, answer, engine, client)
+                    deliver = self._stream if trip.request.streaming else self._send_whole
+                    with self._floors.watching(trip):
+                        await deliver(trip, answer, engine, client)
                 finally:
                     answer.close()
         except TimeoutError:
@@ -337,12 +338,10 @@ class Gateway:
             self.tell(left)
 
     def _record_end(self, trip: Trip, receipt: Receipt) -> None:
-        call, meter = trip.call, trip.meter
-        first_s = meter.first_at - trip.arrived_at if meter.first_at is not None else None
-        held_s = trip.boarded_at - trip.arrived_at if trip.boarded_at is not None else None
-        self.metrics.count(call.model, receipt, held_s=held_s, first_token_s=first_s)
-        if receipt.outcome == "finished" and call.model in self._prompts:
-            self._prompts[call.model].keep(trip.request)
+        model = trip.call.model
+        self.metrics.count(model, receipt, held_s=trip.held_s, first_token_s=trip.first_token_s)
+        if receipt.outcome == "finished" and model in self._prompts:
+            self._prompts[model].keep(trip.request)
 
     # --- replicas that come and go ---
 
@@ -368,6 +367,7 @@ class Gateway:
         self._replicas.start()
         self._tasks = [
             self.supervisor.start("tick", self._tick, matters=True),
+            self.supervisor.start("floors", self._floors.run),
             self.supervisor.start("loop lag", lambda: measure_lag(self.metrics.loop_lag.observe)),
         ]
 

@@ -42,6 +42,16 @@ class Trip:
         return self.request.call
 
     @property
+    def held_s(self) -> float | None:
+        """How long it waited for its seat; None if it never boarded."""
+        return self.boarded_at - self.arrived_at if self.boarded_at is not None else None
+
+    @property
+    def first_token_s(self) -> float | None:
+        """From its arrival to the first token; None if there was none."""
+        return self.meter.first_at - self.arrived_at if self.meter.first_at is not None else None
+
+    @property
     def reader_was_slow(self) -> bool:
         return self.relay is not None and self.relay.reader_was_slow
 

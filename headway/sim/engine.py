@@ -28,19 +28,21 @@ class SimReplica:
         self._first_token_s = first_token_s
         self._step_s = [curve.seconds_per_token(1)]  # by batch; [0] is not used
         self._slowness = 1.0
+        self._noise = 1.0
         self._decoding = 0
         self._given = 0.0
         self._at = 0.0
         self._reading_s = 0.0  # prompts still to be read
         self._joins: list[tuple[float, str, int]] = []  # when each stream starts to decode, and its tokens
         self._ends: list[tuple[float, str]] = []
+        self._ends_of: dict[str, float] = {}  # the same, by call
 
     def board(self, call_id: str, prompt_tokens: int, tokens: int, now: float, choices: int = 1) -> float:
         """Add a call whose choices take `tokens` each. Returns the time of its first token if the replica's speed does
         not change until then."""
         self._advance(now)
         if self._prompt_tps:
-            self._reading_s += self._slowness * prompt_tokens / self._prompt_tps
+            self._reading_s += self._slowness * self._noise * prompt_tokens / self._prompt_tps
         first_at = now + self._reading_s + self._first_token_s
         self.streams[call_id] = choices
         if self._first_token_s:
@@ -54,6 +56,7 @@ class SimReplica:
         """Remove a call before its end. Its entries in the heaps are skipped later."""
         self._advance(now)
         choices = self.streams.pop(call_id)
+        self._ends_of.pop(call_id, None)
         if not any(joining == call_id for _, joining, _ in self._joins):
             self._decoding -= choices
         self.version += 1
@@ -64,11 +67,23 @@ class SimReplica:
         self._slowness = slowness
         self.version += 1
 
+    def set_noise(self, factor: float, now: float) -> None:
+        """From now on, every step takes `factor` times as long, besides any slowness."""
+        self._advance(now)
+        self._noise = factor
+        self.version += 1
+
+    def tokens_left(self, call_id: str, now: float) -> float | None:
+        """How many tokens each choice of the call still gets; None if it does not decode yet."""
+        self._advance(now)
+        end = self._ends_of.get(call_id)
+        return max(0.0, end - self._given) if end is not None else None
+
     def next_event(self) -> float | None:
         """When the next stream ends or starts to decode, if no call boards or leaves before; None if there is none."""
-        ends, streams = self._ends, self.streams
-        while ends and ends[0][1] not in streams:
-            heappop(ends)
+        ends = self._ends
+        while ends and self._ends_of.get(ends[0][1]) != ends[0][0]:
+            heappop(ends)  # of a call that has left; it may have come back
         at = None
         if ends:
             at = self._at + self._reading_s + max(0.0, ends[0][0] - self._given) * self._step(self._decoding)
@@ -81,15 +96,17 @@ class SimReplica:
         self._advance(now)
         self.version += 1
         if self._ends and self._ends[0][0] <= self._given + ROUNDING:
-            _, call_id = heappop(self._ends)
-            if call_id in self.streams:
+            end, call_id = heappop(self._ends)
+            if self._ends_of.get(call_id) == end:
                 self._decoding -= self.streams.pop(call_id)
+                del self._ends_of[call_id]
                 return call_id
         return None
 
     def _decode(self, call_id: str, tokens: int) -> None:
         self._decoding += self.streams[call_id]
-        heappush(self._ends, (self._given + tokens - 1, call_id))
+        end = self._ends_of[call_id] = self._given + tokens - 1
+        heappush(self._ends, (end, call_id))
 
     def _advance(self, now: float) -> None:
         while self._joins and self._joins[0][0] <= now:
@@ -113,4 +130,4 @@ class SimReplica:
         steps = self._step_s
         while len(steps) <= batch:
             steps.append(self._curve.seconds_per_token(len(steps)))
-        return steps[batch] * self._slowness
+        return steps[batch] * self._slowness * self._noise

@@ -12,8 +12,10 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Literal
 
+from headway.core.lead import LOOK_S, Lead
 from headway.core.types import (
     MIN_TOKENS_FOR_PROMISE,
+    TICK_S,
     Action,
     Arrived,
     Board,
@@ -29,15 +31,16 @@ from headway.core.types import (
     Preempt,
     Refuse,
     Replica,
+    ReplicaBehind,
     ReplicaDown,
+    ReplicaRecovered,
     ReplicaUp,
     Ticked,
     Tier,
 )
 from headway.sim.cell import Cell
 from headway.sim.engine import SimReplica
-
-TICK_S = 0.1
+from headway.sim.noise import Noise
 
 How = Literal["finished", "refused", "cut"]
 
@@ -109,6 +112,7 @@ class Simulation:
         replicas: list[Replica],
         first_token_s: float = 0.0,
         faults: tuple[AnyFault, ...] = (),
+        noise: Noise | None = None,
     ) -> None:
         self.now = 0.0
         self.cell = cell
@@ -124,6 +128,11 @@ class Simulation:
         self._faults: list[tuple[float, int, AnyFault, Phase]] = []
         self._down: set[str] = set()  # replicas that are dead
         self._orphans: dict[int, list[str]] = {}  # replicas of a dead gateway until its lease has ended
+        self._noise = noise
+        self._leads: dict[str, Lead] = {}  # of the calls aboard that have a floor
+        self._behind: set[str] = set()  # replicas on which one falls behind
+        # A replica as fast as its curve keeps every floor; then nobody needs to look.
+        self._is_watched = noise is not None or any(isinstance(one, Fault) and one.slowness for one in faults)
         for number, fault in enumerate(faults):
             heappush(self._faults, (fault.at, number, fault, "begins"))
         for name in self._known:
@@ -134,12 +143,13 @@ class Simulation:
         next_job = next(jobs, None)
         next_tick = TICK_S
         next_summary = 0.0 if self.cell.gateways > 1 else until
+        next_look = 0.0 if self._is_watched else until
         heap, faults = self._heap, self._faults
         while True:
             at = heap[0][0] if heap else until
             if next_job is not None and next_job.at < at:
                 at = next_job.at
-            at = min(at, next_tick, next_summary, faults[0][0] if faults else until)
+            at = min(at, next_tick, next_summary, next_look, faults[0][0] if faults else until)
             if at >= until or (next_job is None and not self.trips):
                 return
             self.now = at
@@ -153,6 +163,9 @@ class Simulation:
             elif next_summary <= at:
                 next_summary += self.cell.summary_s
                 self.cell.tell(at)
+            elif next_look <= at:
+                next_look += LOOK_S
+                yield from self._look()
             else:
                 next_tick += TICK_S
                 for gateway in range(self.cell.gateways):
@@ -182,6 +195,7 @@ class Simulation:
         if call_id is None:
             return []
         del self._aboard[call_id]
+        self._leads.pop(call_id, None)
         trip = self.trips.pop(call_id)
         trip.ended_at = self.now
         job = trip.job
@@ -204,12 +218,14 @@ class Simulation:
 
     def _do(self, action: Action, trip: SimTrip, ended: list[SimTrip]) -> None:
         match action:
-            case Board(replica=name, tier=tier):
+            case Board(replica=name, tier=tier, floor_tps=floor_tps):
                 replica = self._aboard[action.call_id] = self._replicas[name]
                 trip.boarded_at, trip.tier = self.now, tier
                 call, tokens = trip.job.call, trip.job.tokens
                 trip.first_at = replica.board(call.id, call.prompt_tokens, tokens, self.now, call.choices)
                 self._expect(replica)
+                if floor_tps and self._is_watched:
+                    self._leads[call.id] = Lead(floor_tps)
                 if tier == "flex":  # preemptible until its first token; core does not need this event for others
                     heappush(self._heap, (trip.first_at, next(self._order), action.call_id, 0))
             case Hold(until=until):
@@ -226,6 +242,7 @@ class Simulation:
     def _take_off(self, call_id: str, trip: SimTrip, *, is_preempted: bool) -> list[SimTrip]:
         """Take the call off its replica. If it has no token yet, it may board another."""
         replica = self._aboard.pop(call_id)
+        self._leads.pop(call_id, None)
         replica.leave(call_id, self.now)
         self._expect(replica)
         if is_preempted or self.now < trip.first_at:
@@ -234,6 +251,30 @@ class Simulation:
         trip.how, trip.ended_at = "cut", self.now
         del self.trips[call_id]
         return [trip, *self._step(trip.gateway, Left(call_id))]
+
+    # --- floors of running streams ---
+
+    def _look(self) -> list[SimTrip]:
+        """Look at the streams with a floor, as gateway/floors.py does, and let the replicas' noise change."""
+        if self._noise is not None:
+            for name, replica in self._replicas.items():
+                replica.set_noise(self._noise.factor(name, self.now), self.now)
+                self._expect(replica)
+        behind = {self._aboard[call_id].name for call_id, lead in self._leads.items() if self._is_late(call_id, lead)}
+        unowned = self._down.union(*self._orphans.values())
+        changed = sorted((behind ^ self._behind) - unowned)
+        self._behind = behind
+        ended: list[SimTrip] = []
+        for name in changed:
+            event = ReplicaBehind(name) if name in behind else ReplicaRecovered(name)
+            ended += self._step(self.cell.owner(name), event)
+        return ended
+
+    def _is_late(self, call_id: str, lead: Lead) -> bool:
+        trip, left = self.trips[call_id], self._aboard[call_id].tokens_left(call_id, self.now)
+        if left is None or self.now <= trip.first_at:
+            return False
+        return lead.falls_behind(trip.job.tokens - left, trip.first_at, self.now, self.now)
 
     # --- replicas ---
 
@@ -277,6 +318,7 @@ class Simulation:
         for trip in lost:  # held or aboard: their clients have lost the connection
             trip.how, trip.ended_at = "cut", self.now
             del self.trips[trip.job.call.id]
+            self._leads.pop(trip.job.call.id, None)
             if (replica := self._aboard.pop(trip.job.call.id, None)) is not None:
                 replica.leave(trip.job.call.id, self.now)
         return lost

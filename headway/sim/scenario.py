@@ -7,13 +7,14 @@ calls takes no more memory than an hour.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from headway.core.types import EXPRESS, MIN_TOKENS_FOR_PROMISE, ModelPolicy, Replica, Tier
 from headway.price import Price, bill
 from headway.sim.cell import Cell
 from headway.sim.loop import AnyFault, Job, SimTrip, Simulation
+from headway.sim.noise import Noise
 from headway.sim.rungs import STUDENT, AutoTally, SimRungs
 from headway.sim.sample import Sample
 
@@ -93,6 +94,7 @@ class Scenario:
     summary_s: float = 0.5  # seconds between the summaries that gateways send each other
     rungs: SimRungs | None = None
     moments: int = 200
+    noise: Sequence[float] = ()  # factors of step times (noise.py)
 
     @property
     def fleet(self) -> list[Replica]:
@@ -126,7 +128,8 @@ def play(scenario: Scenario, seed: int) -> Outcome:
         policies[STUDENT] = rungs.policy
         jobs = auto.jobs(jobs)
     cell = Cell(policies, scenario.gateways, scenario.summary_s)
-    simulation = Simulation(cell, scenario.fleet, scenario.first_token_s, scenario.faults)
+    noise = Noise(scenario.noise, seed) if scenario.noise else None
+    simulation = Simulation(cell, scenario.fleet, scenario.first_token_s, scenario.faults, noise)
     outcome = Outcome(seed, scenario.seconds, {tier: Tally.empty(f"{seed} {tier}") for tier in scenario.policy.tiers})
     outcome.auto = auto
     # Calls create no reference cycles, and garbage collection takes a quarter of the run time of a large fleet.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 import sys
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
 from heapq import merge
@@ -23,6 +24,7 @@ from headway.core.curve import Curve
 from headway.core.types import ModelPolicy, Replica, TierPolicy
 from headway.sim.cell import Cell
 from headway.sim.loop import Simulation
+from headway.sim.noise import Noise
 from runs.express.demand import CELLS, SECONDS, WARM_UP_S, Demand, azure_hour, fast_jobs, standard_jobs
 from runs.express.pictures import Panel, demand_and_seats, light_and_heavy, save
 from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish
@@ -55,14 +57,14 @@ class Outcome:
     light_seats: list[int] = field(default_factory=list)
 
 
-def simulate_rule(demand: Demand | None, seed: int) -> Outcome:
-    """The express rule; without a demand there are only standard calls."""
+def simulate_rule(demand: Demand | None, seed: int, noise: Sequence[float] = ()) -> Outcome:
+    """The express rule; without a demand there are only standard calls. `noise` are factors of step times."""
     policies = {"m": ModelPolicy({"fast": FAST, "standard": STANDARD}, standard_share=0.3)}
     replicas = [Replica(f"r{number}", "m", SEATS, CURVE) for number in range(REPLICAS)]
     jobs = standard_jobs(seed, "m")
     if demand is not None:
         jobs = merge(fast_jobs(demand, seed, "m", "fast"), jobs, key=lambda job: job.at)
-    simulation = Simulation(Cell(policies), replicas)
+    simulation = Simulation(Cell(policies), replicas, noise=Noise(noise, seed) if noise else None)
     outcome, tokens = Outcome(), 0
     pool = simulation.cell.machines[0].pools["m"]
     for trip in simulation.run(jobs, SECONDS):

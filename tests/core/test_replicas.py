@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from headway.core.fare import SeatTime
 from headway.core.types import (
     Arrived,
@@ -18,6 +16,7 @@ from headway.core.types import (
     Left,
     Refuse,
     Replica,
+    ReplicaBehind,
     ReplicaChanged,
     ReplicaDown,
     ReplicaDraining,
@@ -61,14 +60,14 @@ def test_another_curve_changes_what_may_be_promised() -> None:
 
 def test_a_new_curve_forgets_what_was_learnt_of_the_old_one() -> None:
     m = machine(replicas=1)
-    for number in range(3):
-        arrive(m, f"f{number}", "fast", 2.0 * number)
-        m.step(Finished(f"f{number}", 1, 50, CURVE.speed_tps(1) / 3.0), 2.0 * number + 1.0)
-    assert arrive(m, "late", "fast", 10.0) == [Hold("late", until=12.0)]  # shut out: it was suddenly slow
+    arrive(m, "a", "fast")
+    m.step(ReplicaBehind("r0"), 1.0)
+    m.step(Finished("a", 1, 50, CURVE.speed_tps(1) / 3.0), 2.0)
+    assert arrive(m, "late", "fast", 10.0) == [Hold("late", until=12.0)]
     assert m.step(ReplicaChanged(replace(R0, curve=CURVE.slower(0.9))), 11.0) == [fast("late", "r0")]
     state = m.pools["m"].replica_state("r0")
     assert state is not None
-    assert state.feedback.slowness == pytest.approx(1.0)
+    assert state.feedback.slowness < 1.15  # what remains is how much streams of the pool differ
 
 
 def test_changing_a_closed_or_unknown_replica_opens_nothing() -> None:

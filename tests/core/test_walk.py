@@ -40,9 +40,11 @@ from headway.core.types import (
     Preempt,
     Refuse,
     Replica,
+    ReplicaBehind,
     ReplicaChanged,
     ReplicaDown,
     ReplicaDraining,
+    ReplicaRecovered,
     ReplicaRemoved,
     ReplicaSuspect,
     ReplicaUp,
@@ -152,7 +154,8 @@ class Walk(RuleBasedStateMachine):
                     assert self.tier[call_id] == "flex"
                     assert self.where[call_id] is not None
                     assert call_id not in self.delivering | self.was_preempted
-                    assert any(self.tier[held] in EXPRESS for held in self.deadline), "preempted for nobody"
+                    is_for_held = any(self.tier[held] in EXPRESS for held in self.deadline)
+                    assert is_for_held or isinstance(event, ReplicaBehind), "preempted for nobody"
                     self.was_preempted.add(call_id)
                     self.being_preempted.add(call_id)
         pool = self.machine.pools["p"]
@@ -199,8 +202,8 @@ class Walk(RuleBasedStateMachine):
             if state is None:
                 continue
             allowed = [
-                replica.curve.slower(state.caps_slowness).largest_batch(floor_tps, replica.seats, 0.0)
-                if replica.curve is not None and not pool._caps.is_shut_out(name)
+                replica.curve.largest_batch(floor_tps, replica.seats, state.caps_slowness - 1.0)
+                if replica.curve is not None and not pool._caps.is_shut_out(state)
                 else 0
                 for floor_tps in aboard
                 if floor_tps
@@ -318,6 +321,10 @@ class Walk(RuleBasedStateMachine):
         self.open.discard(name)
         self.tell(ReplicaSuspect(name))
 
+    @rule(name=st.sampled_from(NAMES), is_behind=st.booleans())
+    def replica_pace(self, name: str, is_behind: bool) -> None:
+        self.tell(ReplicaBehind(name) if is_behind else ReplicaRecovered(name))
+
     @rule(name=st.sampled_from(NAMES), is_removed=st.booleans())
     def replica_gone(self, name: str, is_removed: bool) -> None:
         self.open.discard(name)
@@ -352,7 +359,7 @@ class Walk(RuleBasedStateMachine):
         pool = self.machine.pools["p"]
         for name in self.replicas:
             assert pool.aboard(name) == sum(self.choices(one) for one, where in self.where.items() if where == name)
-        assert pool.leaving == sum(self.choices(call_id) for call_id in self.being_preempted)
+        assert pool.preemption.leaving == sum(self.choices(call_id) for call_id in self.being_preempted)
         assert pool.open_replicas == len(self.open)
         assert pool.known_replicas == len(self.replicas.keys() - self.draining)
 

@@ -12,6 +12,7 @@ from headway.core.curve import Curve
 from headway.core.types import Call, ModelPolicy, Replica, Tier, TierPolicy
 from headway.sim.cell import Cell
 from headway.sim.loop import Fault, Job, SimTrip, Simulation
+from headway.sim.noise import Noise
 from headway.sim.workload import Lengths, Recipe, synthesize
 
 CURVE = Curve(a=0.010, c=0.010, d=0.0)  # 20 ms a token alone, 10 more for each other stream
@@ -99,6 +100,34 @@ def test_flex_makes_way_and_goes_on_later() -> None:
     assert trips["f"].boarded_at == pytest.approx(0.1)
     assert trips["x"].how == "finished"
     assert (trips["x"].boarded_at or 0.0) >= (trips["f"].ended_at or 0.0)
+
+
+def test_a_call_that_comes_back_gets_all_its_tokens() -> None:
+    jobs = [job(0.0, "x", 101, "flex", prompt=3_000), job(0.1, "f", 51, "fast")]
+    back = play(jobs, seats=1, prompt_tps=1_000)["x"]
+    assert (back.ended_at or 0.0) - back.first_at == pytest.approx(100 * 0.020)
+
+
+def test_no_call_boards_a_replica_while_a_stream_falls_behind_there() -> None:
+    faults = (Fault(1.0, "r0", 3.0, slowness=5.0),)
+    jobs = [job(0.0, "f", 150, "fast"), job(2.9, "early", 2), job(3.1, "late", 2)]
+    trips = play(jobs, faults=faults)
+    # It is ahead by 25 tokens when it gets only 10 of 25 tokens per second. From the fourth second on it catches up.
+    assert trips["early"].boarded_at == pytest.approx(2.9)
+    assert trips["late"].boarded_at == pytest.approx(4.25)
+
+
+def test_noise_slows_each_replica_in_its_own_way_and_the_same_in_each_run() -> None:
+    def ends(seed: int) -> list[float]:
+        policy = ModelPolicy(TIERS, standard_share=0.0, express_wait_s=inf)
+        fleet = [Replica(f"r{n}", "m", 1, CURVE) for n in range(3)]
+        simulation = Simulation(Cell({"m": policy}), fleet, noise=Noise([1.0, 3.0, 0.5, 2.0, 1.0], seed))
+        jobs = [job(0.0, f"s{n}", 101) for n in range(3)]
+        return [trip.ended_at or 0.0 for trip in simulation.run(iter(jobs), 1e6)]
+
+    assert ends(1) == ends(1) != ends(2)
+    assert len(set(ends(1))) > 1
+    assert 1.5 < min(ends(1)) < max(ends(1)) < 4.5
 
 
 def test_the_same_seed_gives_the_same_run_to_the_last_digit() -> None:

@@ -1,16 +1,18 @@
-"""Caps: how many streams each floor allows on each replica of a pool.
+"""Caps: how many streams each floor allows on each replica of a pool, and how long a token may take.
 
 A cap comes from the replica's curve. It is the largest batch at which a stream gets the floor even if it is as slow as
 the measured speed of others says it may be (feedback.py), and at least the margin above the floor otherwise. Without a
 curve the speed of a replica is unknown and its caps are 0. A replica is shut out, with caps of 0, while a stream with a
 floor falls behind there, and for RETRY_S if none is left aboard that would show that it is fast enough again. This
-module does not know which streams are aboard.
+module does not know which streams are aboard. So a cap is for short contexts; what longer ones cost is checked where
+calls board (replicas.py), against the longest time of a token.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
+from headway.core.curve import longest_s
 from headway.core.doors import Doors
 from headway.core.feedback import Feedback, Spread
 from headway.core.replicas import ReplicaState
@@ -56,6 +58,7 @@ class Caps:
             floor_tps: 0 if is_shut_out else self._cap(state.replica, floor_tps, state.caps_slowness)
             for floor_tps in self.floors
         }
+        state.longest_s = {one: longest_s(one, state.caps_slowness - 1.0) for one in self.floors}
         self._doors.caps_changed(state)
 
     def _slowness(self, state: ReplicaState) -> float:

@@ -40,6 +40,8 @@ def _check_replica(state: ReplicaState) -> None:
     assert state.load == sum(by_floor.values()), f"{name} carries {sum(by_floor.values())} streams, not {state.load}"
     kv_taken = sum(stream.kv_tokens for stream in state.aboard.values())
     assert state.kv_taken == kv_taken, f"{name} miscounts the memory that its streams take"
+    context = sum(stream.context for stream in state.aboard.values())
+    assert state.context == context, f"{name} miscounts the context that its streams read"
     by_floor.pop(0.0, None)
     assert state.express == by_floor, f"{name} carries {by_floor} by floor, not {state.express}"
     assert state.express_seats == sum(by_floor.values()), f"{name} miscounts its streams with a floor"

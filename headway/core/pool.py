@@ -9,7 +9,7 @@ replica. Standard calls may ride on the light seats that are ready beyond the re
 
 Invariants (invariants.py, tests/core/test_walk.py):
 - no call boards a replica beyond its limit: its seats, or the number that the strictest floor aboard allows;
-- no call boards a replica without memory for its prompt and an answer of mean length, unless the replica is empty;
+- no call boards where it lacks memory for its prompt and a mean answer, or its context breaks a floor (replicas.py);
 - a heavy replica carries no express stream;
 - no replica becomes light beyond the number that the standard share allows;
 - a call is held only while there is no seat that it may take. Seats that become available because other replicas closed

@@ -32,6 +32,7 @@ class Stream:
     first_at: float  # when its prompt and those before it have been read
     boarded_read_s: float  # the replica's `read_s` when the call boarded, with its own prompt
     kv_tokens: int  # that its prompt and its answers are expected to take
+    context: int  # the tokens that its choices are expected to read in each step
 
 
 @dataclass(slots=True)
@@ -43,6 +44,7 @@ class ReplicaState:
     pace: Pace
     feedback: Feedback
     caps: dict[float, int] = field(default_factory=dict)  # the largest batch that keeps each floor here
+    longest_s: dict[float, float] = field(default_factory=dict)  # the curve's longest time per token for each floor
     light_seats: int = 0  # the largest cap: the replica's seats while it is light
     open: bool = False
     draining: bool = False
@@ -51,6 +53,7 @@ class ReplicaState:
     aboard: dict[str, Stream] = field(default_factory=dict)
     load: int = 0  # seats taken by the streams aboard
     kv_taken: int = 0  # tokens of memory that the streams aboard are expected to take
+    context: int = 0  # tokens that the streams aboard are expected to read in each step
     express: dict[float, int] = field(default_factory=dict)  # seats taken by streams with a floor, by floor; no zeros
     express_seats: int = 0  # the sum of `express`
     flex: dict[str, int] = field(default_factory=dict)  # seats of calls that may be preempted, newest last
@@ -86,11 +89,12 @@ class ReplicaState:
         """Whether an express call can board so that its floor and those of the streams aboard are kept."""
         if call.choices > self.free or self.load + call.choices > self.caps[floor_tps]:
             return False
-        return self.can_take(call, now)
+        return self.can_take(call, now, floor_tps)
 
-    def can_take(self, call: Call, now: float) -> bool:
-        """Whether it has the memory for the call, and the time to read its prompt. Seats are not checked."""
-        return self.has_memory_for(call) and self._has_time_for(call, now)
+    def can_take(self, call: Call, now: float, floor_tps: float = 0.0) -> bool:
+        """Whether it has the memory for the call, and the time to read its prompt and then its context in each step.
+        Seats are not checked."""
+        return self.has_memory_for(call) and self._keeps_floors_with(call, floor_tps) and self._has_time_for(call, now)
 
     def has_memory_for(self, call: Call) -> bool:
         """Whether the call's prompt and answers are expected to fit beside those aboard. An engine whose memory is full
@@ -100,6 +104,28 @@ class ReplicaState:
 
     def _kv_tokens(self, call: Call) -> int:
         return call.prompt_tokens + call.choices * round(self.pace.answer_tokens)
+
+    def _context(self, call: Call) -> int:
+        """Choices share the memory of their prompt, but each of them reads it. A long answer is aboard for longer than
+        a short one, so the streams aboard have generated about a mean answer, not half of one."""
+        return call.choices * (call.prompt_tokens + round(self.pace.answer_tokens))
+
+    def _keeps_floors_with(self, call: Call, floor_tps: float) -> bool:
+        """Whether the call's floor and those aboard are kept with the call's context, by the curve. A light replica
+        without floors aboard stays quick enough for the loosest one. An empty replica takes any call without a floor.
+        """
+        curve = self.replica.curve
+        if curve is None or not curve.e:
+            return True
+        if floor_tps:
+            longest_s = self.longest_s[floor_tps]
+        elif self.aboard:
+            longest_s = max(self.longest_s.values(), default=inf)
+        else:
+            return True
+        for floor in self.express:
+            longest_s = min(longest_s, self.longest_s[floor])
+        return curve.seconds_per_token(self.load + call.choices, self.context + self._context(call)) <= longest_s
 
     def _has_time_for(self, call: Call, now: float) -> bool:
         """Whether the streams aboard keep their floors while the call's prompt is read."""
@@ -135,10 +161,13 @@ class ReplicaState:
         self.read_s += prompt_s
         self.read_until = max(self.read_until, now) + prompt_s
         taken = self.time.taken(express=floor_tps > 0.0)
-        kv_tokens = self._kv_tokens(call)
-        self.aboard[call.id] = Stream(call, floor_tps, now, self.given, taken, self.read_until, self.read_s, kv_tokens)
+        kv_tokens, context = self._kv_tokens(call), self._context(call)
+        self.aboard[call.id] = Stream(
+            call, floor_tps, now, self.given, taken, self.read_until, self.read_s, kv_tokens, context
+        )
         self.load += call.choices
         self.kv_taken += kv_tokens
+        self.context += context
         if floor_tps:
             self.express[floor_tps] = self.express.get(floor_tps, 0) + call.choices
             self.express_seats += call.choices
@@ -154,6 +183,7 @@ class ReplicaState:
         seat_us = self.time.charge(stream.boarded_taken, seats, express=floor_tps > 0.0, is_last=is_last)
         self.load -= seats
         self.kv_taken -= stream.kv_tokens
+        self.context -= stream.context
         self.flex.pop(call_id, None)
         self.leaving.pop(call_id, None)
         if floor_tps:
@@ -198,7 +228,7 @@ class ReplicaState:
         express = self.express_seats
         self.time.advance(now, express=express, others=self.load - express, light=self.light)
         if self.load and self.replica.curve is not None:
-            self.given += (now - self.given_at) / self.replica.curve.seconds_per_token(self.load)
+            self.given += (now - self.given_at) / self.replica.curve.seconds_per_token(self.load, self.context)
         self.given_at = now
 
 

@@ -4,7 +4,8 @@ There is no event per token. All streams aboard have the same speed, so one coun
 a stream that gets its first token when the counter is v and wants k tokens is done when the counter is v + k - 1.
 
 Reading a prompt delays all streams, as in an engine that reads prompts between two steps: the counter stops until all
-prompts have been read, in order of arrival. This module knows the curve, but not why calls board or leave.
+prompts have been read, in order of arrival. The context that a stream reads in each step counts with its mean over the
+stream's life, the prompt and half of the answer. This module knows the curve, but not why calls board or leave.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ class SimReplica:
         self.name = name
         self.version = 0  # of the next event; events of older versions in the loop's heap are ignored
         self.streams: dict[str, int] = {}  # choices of the calls aboard, whether they decode yet or not
+        self._contexts: dict[
+            str, int
+        ] = {}  # of the same calls, all choices together; empty if the curve has no such part
+        self._context = 0  # the sum of `_contexts`
         self._curve = curve
         self._prompt_tps = prompt_tps
         self._first_token_s = first_token_s
@@ -45,6 +50,9 @@ class SimReplica:
             self._reading_s += self._slowness * self._noise * prompt_tokens / self._prompt_tps
         first_at = now + self._reading_s + self._first_token_s
         self.streams[call_id] = choices
+        if self._curve.e:
+            self._contexts[call_id] = choices * (prompt_tokens + tokens // 2)
+            self._context += self._contexts[call_id]
         if self._first_token_s:
             heappush(self._joins, (first_at, call_id, tokens))
         else:
@@ -57,6 +65,7 @@ class SimReplica:
         self._advance(now)
         choices = self.streams.pop(call_id)
         self._ends_of.pop(call_id, None)
+        self._context -= self._contexts.pop(call_id, 0)
         if not any(joining == call_id for _, joining, _ in self._joins):
             self._decoding -= choices
         self.version += 1
@@ -100,6 +109,7 @@ class SimReplica:
             if self._ends_of.get(call_id) == end:
                 self._decoding -= self.streams.pop(call_id)
                 del self._ends_of[call_id]
+                self._context -= self._contexts.pop(call_id, 0)
                 return call_id
         return None
 
@@ -130,4 +140,4 @@ class SimReplica:
         steps = self._step_s
         while len(steps) <= batch:
             steps.append(self._curve.seconds_per_token(len(steps)))
-        return steps[batch] * self._slowness * self._noise
+        return (steps[batch] + self._curve.e * self._context) * self._slowness * self._noise

@@ -51,8 +51,33 @@ def test_a_measured_frontier_of_a_small_model_on_a_cpu() -> None:
     assert sum(errors) / len(errors) < 0.07
 
 
+@given(CURVES, st.floats(0.0, 1e-5), st.integers(1, 64), st.integers(100, 100_000))
+def test_one_long_point_gives_back_the_part_of_the_context(curve: Curve, e: float, batch: int, context: int) -> None:
+    curve.e = e
+    points = [(batch, curve.seconds_per_token(batch)) for batch in (1, 8, 64)]
+    long_point = (batch, curve.seconds_per_token(batch, batch * context), context)
+    fitted = fit(points, [long_point])
+    assert (fitted.a, fitted.c, fitted.d) == (fit(points).a, fit(points).c, fit(points).d)
+    assert fitted.seconds_per_token(4, 9_999) == pytest.approx(curve.seconds_per_token(4, 9_999), rel=0.01)
+
+
+def test_context_never_makes_a_step_shorter() -> None:
+    points = [(1, 0.010), (8, 0.020)]
+    assert fit(points, [(8, 0.018, 4_000)]).e == 0.0  # measured with noise
+    assert fit(points).e == 0.0
+    between = fit(points, [(8, 0.030, 4_000), (8, 0.040, 4_000)]).e
+    assert 0.010 / 32_000 < between < 0.020 / 32_000
+
+
+def test_a_slower_curve_is_slower_with_context_too() -> None:
+    assert Curve(0.01, 0.001, 0.001, 1e-6).slower(2.0).seconds_per_token(4, 1_000) == pytest.approx(0.034)
+
+
 def test_one_point_is_flat_and_nonsense_is_refused() -> None:
     assert fit([(4, 0.02)]).seconds_per_token(64) == pytest.approx(0.02)
     for nonsense in ([], [(0, 0.1)], [(1, 0.0)], [(1, -1.0)]):
         with pytest.raises(ValueError, match="a curve needs points"):
             fit(nonsense)
+    for long_nonsense in ((0, 0.1, 10), (1, 0.0, 10), (1, 0.1, 0)):
+        with pytest.raises(ValueError, match="a long point needs"):
+            fit([(1, 0.1)], [long_nonsense])

@@ -57,7 +57,7 @@ from headway.core.types import (
 
 NAMES = ["r0", "r1", "r2", "r3"]
 CURVE = Curve(a=0.005, c=0.005, d=0.0)
-CURVES = [CURVE, CURVE, CURVE.slower(2.0), None]
+CURVES = [CURVE, CURVE, CURVE.slower(2.0), Curve(a=0.005, c=0.002, d=0.0, e=2e-6), None]
 # Two models on one pool, with other floors and another patience.
 OFFERS: dict[str, Offer] = {
     "m": Offer(
@@ -119,6 +119,7 @@ class Walk(RuleBasedStateMachine):
         light_before = self.machine.pools["p"].light_replicas
         load_before = {name: self.machine.pools["p"].aboard(name) for name in self.replicas}
         kv_before = {name: state.kv_taken for name, state in self.machine.pools["p"].doors.replicas.items()}
+        context_before = {name: state.context for name, state in self.machine.pools["p"].doors.replicas.items()}
         for action in self.machine.step(event, self.now):
             call_id = action.call_id
             if isinstance(action, Settled):
@@ -164,6 +165,7 @@ class Walk(RuleBasedStateMachine):
         elif isinstance(event, Ticked | Finished | Left | Failed | ReplicaUp):
             self.has_closed = False
         self.check_the_express_rule(load_before)
+        self.check_the_context(load_before, context_before)
         for name, state in pool.doors.replicas.items():
             budget = max(state.replica.kv_tokens, kv_before.get(name, 0))
             assert state.kv_taken <= budget or not state.replica.kv_tokens or len(state.aboard) == 1, "memory was full"
@@ -211,6 +213,15 @@ class Walk(RuleBasedStateMachine):
             most = max(min([replica.seats, *allowed]), load_before.get(name, 0))
             assert len(aboard) <= most, f"{name} carries {aboard}"
             assert abs(state.feedback.slowness / state.caps_slowness - 1.0) <= 0.01
+
+    def check_the_context(self, load_before: dict[str, int], context_before: dict[str, int]) -> None:
+        """Nobody's context makes the steps of a replica longer than a floor aboard allows."""
+        for name, state in self.machine.pools["p"].doors.replicas.items():
+            if state.express and state.replica.curve is not None:
+                curve = state.replica.curve.slower(state.caps_slowness)
+                before_s = curve.seconds_per_token(load_before.get(name, 0), context_before.get(name, 0))
+                most_s = max(before_s, 1.0 / max(state.express)) if curve.e else inf
+                assert curve.seconds_per_token(state.load, state.context) <= most_s * (1 + 1e-9), f"{name} is too slow"
 
     def end(self, call_id: str, how: str) -> None:
         self.being_preempted.discard(call_id)

@@ -52,6 +52,17 @@ def test_one_stream_alone() -> None:
     assert trip.speed_tps == pytest.approx(50.0)
 
 
+def test_context_makes_the_steps_of_all_streams_longer() -> None:
+    replica = Replica("r0", "m", 8, Curve(CURVE.a, CURVE.c, CURVE.d, e=1e-6))
+    policy = ModelPolicy(TIERS, standard_share=0.0, margin=0.0, express_wait_s=inf)
+    simulation = Simulation(Cell({"m": policy}), [replica])
+    jobs = [job(0.0, "a", 101, prompt=9_950), job(1.5, "b", 21, prompt=9_990)]
+    trips = {trip.job.call.id: trip for trip in simulation.run(iter(jobs), 1e6)}
+    # Alone a reads 10,000 tokens on average, which takes 10 ms: 50 tokens in 1.5 s. Then both read 20,000 and take 50 ms.
+    assert trips["b"].ended_at == pytest.approx(1.5 + 20 * 0.050)
+    assert trips["a"].ended_at == pytest.approx(2.5 + 30 * 0.030)
+
+
 def test_two_streams_share() -> None:
     trips = play([job(0.0, "a", 101), job(1.0, "b", 21)])
     # a is given 50 tokens in its first second, then both 20 in 0.6 s, then a its last 30 in 0.6 s.

@@ -25,13 +25,26 @@ def _in_order(row: tuple[int, int, int]) -> tuple[int, int, int]:
     return row
 
 
+def _has_short(rows: list[CurveRow]) -> list[CurveRow]:
+    if all(len(row) == 3 for row in rows):
+        raise ValueError("a curve needs points without context")
+    return rows
+
+
 Count = Annotated[int, Field(ge=1)]
 Speed = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # Not strict: TOML has arrays and no tuples. Their elements are strict.
+CurveRow = (
+    Annotated[tuple[Count, Speed], Field(strict=False)] | Annotated[tuple[Count, Speed, Count], Field(strict=False)]
+)
 Curve = Annotated[
-    list[Annotated[tuple[Count, Speed], Field(strict=False)]],
+    list[CurveRow],
     Field(min_length=1, max_length=64),
-    _must_look_like("[[1, 120.0], [16, 80.0], [64, 37.0]]: streams, tokens per second of each"),
+    AfterValidator(_has_short),
+    _must_look_like(
+        "[[1, 120.0], [16, 80.0], [64, 37.0], [16, 71.0, 4000]]: streams, tokens per second of each, and in points "
+        "with long contexts the tokens of context of each"
+    ),
 ]
 DraftsByStreams = Annotated[
     list[

@@ -170,7 +170,9 @@ class ReplicaTable(_Table):
     curve: Curve | None = Field(
         None,
         description="Measured speed as `[[streams, tokens per second of each stream], ...]`. Three points are enough: "
-        "`headway calibrate URL` measures them. Without a curve the replica serves no tier with a floor.",
+        "`headway calibrate URL` measures them. A point `[streams, tokens per second, tokens of context of each "
+        "stream]` says what long contexts cost; without one they are assumed to cost nothing. Without a curve the "
+        "replica serves no tier with a floor.",
     )
 
     @field_validator("url")

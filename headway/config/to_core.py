@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import get_args
 
 from headway.config import ModelTable, PriceTable, ReplicaTable
-from headway.core.curve import fit
+from headway.core.curve import Curve, fit
 from headway.core.rate_limit import TokenLimit
 from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
 from headway.price import MICRO, MILLI, Price
@@ -41,5 +41,12 @@ def policy_of(model: ModelTable) -> ModelPolicy:
 
 
 def replica_of(model: ModelTable, replica: ReplicaTable, name: str) -> Replica:
-    curve = fit([(batch, 1.0 / tps) for batch, tps in replica.curve]) if replica.curve else None
-    return Replica(name, model.name, replica.seats, curve, replica.prompt_tps or 0.0)
+    return Replica(name, model.name, replica.seats, curve_of(replica), replica.prompt_tps or 0.0)
+
+
+def curve_of(replica: ReplicaTable) -> Curve | None:
+    """The curve through the replica's points; None if it has none. Those with a third number have long contexts."""
+    if not replica.curve:
+        return None
+    points = [(row[0], 1.0 / row[1]) for row in replica.curve if len(row) == 2]
+    return fit(points, [(row[0], 1.0 / row[1], row[2]) for row in replica.curve if len(row) == 3])

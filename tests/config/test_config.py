@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headway.config import load
+from headway.config.to_core import replica_of
 from headway.errors import SetupError
 from headway.run import make_gateway
 
@@ -71,6 +72,8 @@ def test_a_good_configuration(tmp_path: Path) -> None:
         ('name = "standard"', 'name = "warp"', "headway.toml:16: models.tiers.name = 'warp': Input should be 'ultrafast', 'fast', 'standard' or 'flex'"),
         ('name = "standard"', 'name = "fast"', "tier 'fast' needs a floor: set one, for example floor_tps = 40.0"),
         ("max_hold_s = 5.0", "floor_tps = 9.0", "tier 'standard' cannot have a floor: remove floor_tps"),
+        ("seats = 8", "curve = [[1, 9.0], [1, 8.0, 0]]", "models.replicas.curve: must look like [[1, 120.0]"),
+        ("seats = 8", "curve = [[1, 9.0, 4000]]", "models.replicas.curve: must look like [[1, 120.0]"),
         ("seats = 8", "curve = [[1, 0]]", "headway.toml:9: models.replicas.curve: must look like [[1, 120.0]"),
         ("{ name =", '{ name = "fast", floor_tps = 9.0 }, { name =', "measure one with `headway calibrate URL`"),
         ("[gateway]", "[gateway", "headway.toml: not valid TOML:"),
@@ -81,6 +84,16 @@ def test_a_good_configuration(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_problem_is_reported_with_its_line_and_a_fix(tmp_path: Path, before: str, after: str, said: str) -> None:
     assert said in complaint(tmp_path, GOOD.replace(before, after, 1))
+
+
+def test_a_point_with_a_third_number_has_a_long_context(tmp_path: Path) -> None:
+    path = tmp_path / "headway.toml"
+    path.write_text(GOOD.replace("seats = 8", "seats = 8\ncurve = [[1, 100.0], [8, 50], [8, 40.0, 4000]]"))
+    [small, _] = load(path).models
+    curve = replica_of(small, small.replicas[0], "r0").curve
+    assert curve is not None
+    assert curve.seconds_per_token(8) == pytest.approx(1 / 50)
+    assert curve.seconds_per_token(8, 8 * 4000) == pytest.approx(1 / 40)
 
 
 def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:

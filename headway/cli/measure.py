@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from headway.bench.calibrate import batches_for
+from headway.bench.calibrate import CurveCalibration, batches_for
 from headway.bench.calibrate import calibrate as measure_curve
 from headway.bench.fares import fare_table, read_frontier, suggested_floors, write_tiers
 from headway.bench.load import Load
@@ -21,6 +22,7 @@ from headway.bench.sweep import write as write_rows
 from headway.charts import require_pictures
 from headway.cli.options import ApiKey
 from headway.core.curve import fit
+from headway.engines.vllm import VLLMEngine
 from headway.errors import SetupError
 
 console = Console()
@@ -33,12 +35,12 @@ def calibrate(
 ) -> None:
     batches = batches_for(seats)
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("measuring", total=len(batches))
+        bar = progress.add_task("prompts", total=len(batches) + 2)
 
         def show(batch: int) -> None:
-            progress.update(bar, completed=batches.index(batch), description=f"{batch} streams")
+            progress.update(bar, advance=1, description=f"{batch} streams")
 
-        measured = uvloop.run(measure_curve(url, model, seats, show))
+        measured = uvloop.run(_calibrate(url, model, seats, show))
     curve = fit([(batch, 1 / tps) for batch, tps in measured.points])
     table = Table("floor, tok/s", "times the full batch", "streams that keep it")
     for share in (0.9, 0.75, 0.5, 0.25):
@@ -46,7 +48,18 @@ def calibrate(
         ratio = floor_tps / curve.speed_tps(seats)
         table.add_row(f"{floor_tps:.1f}", f"{ratio:.2f}", str(curve.largest_batch(floor_tps, seats)))
     console.print(table)
+    if measured.long_point is None:
+        console.print("Long contexts were not measured: the engine accepts none, holds none, or does not say.")
     console.print(measured.config_lines(), markup=False, highlight=False, soft_wrap=True, end="")
+
+
+async def _calibrate(url: str, model: str, seats: int, show: Callable[[int], None]) -> CurveCalibration:
+    engine = VLLMEngine("engine", url, model)
+    try:
+        kv_tokens = await engine.kv_tokens()
+    finally:
+        engine.close()
+    return await measure_curve(url, model, seats, show, kv_tokens)
 
 
 def bench(

@@ -40,6 +40,7 @@ class Script:
     # Requests that may wait for a seat. vLLM's --max-num-queued-reqs counts the seated ones too.
     max_queued: int | None = None
     max_model_len: int = 8192
+    context_s: float = 0.0  # added to a step for each token of context of its streams
 
     def __post_init__(self) -> None:
         batches = [batch for batch, _ in self.step_s]
@@ -203,8 +204,11 @@ class StepLoop:
         self.joining.clear()
         if self.batch:
             self._count_step()
-            step_s = self.script.step_time_s(len(self.batch)) * self.faults.slow_factor
-            self._step_due_s = start_s + step_s
+            step_s = self.script.step_time_s(len(self.batch))
+            if self.script.context_s:
+                records = [stream.record for stream in self.batch]
+                step_s += self.script.context_s * sum(one.prompt_tokens + one.tokens_sent for one in records)
+            self._step_due_s = start_s + step_s * self.faults.slow_factor
             self._step_timer = self._at(self._step_due_s, self._end_step)
 
     def _count_step(self) -> None:

@@ -32,6 +32,7 @@ LongSpeedPoint = tuple[int, float, int]  # the same, and the tokens of context o
 LONG_CONTEXT, LONG_TOKENS = 4000, 256
 MIN_LONG_CONTEXT = 500  # a shorter one costs too little to be measured
 SPARE_SHARE = 0.2  # of an engine's maximum length: prompts are made of words, which are one token or more
+LONG_ROUNDS = 2  # after the last prompt all streams of a round share their steps, so more of them say no more
 ANSWER_TIMEOUT_S = 10.0
 
 
@@ -125,7 +126,7 @@ async def measure_context(client: LoadClient, batch: int, context: int) -> LongS
     """Measure the speed of streams with long contexts, after all their prompts have been read."""
     speeds: list[float] = []
     held: list[float] = []
-    for _ in range(ceil(STREAMS_PER_POINT / batch)):
+    for _ in range(LONG_ROUNDS):
         given: list[list[tuple[float, int]]] = [[] for _ in range(batch)]
         calls = await asyncio.gather(*[_call(client, context, LONG_TOKENS, times) for times in given])
         start, end = max(call.first_at for call in calls), min(call.last_at for call in calls)

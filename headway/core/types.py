@@ -178,7 +178,7 @@ class ReplicaSuspect:
 
 @dataclass(slots=True)
 class ReplicaBehind:
-    """A stream with a floor falls behind on this replica (lead.py): no call boards until it has recovered."""
+    """A stream with a floor falls behind on this replica (progress.py): no call boards until it has recovered."""
 
     name: str
 

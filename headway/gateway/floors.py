@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from headway.core.lead import LOOK_S, Lead
+from headway.core.progress import LOOK_S, Progress
 from headway.core.types import Event, ReplicaBehind, ReplicaRecovered
 from headway.gateway.trip import Trip
 
@@ -18,7 +18,7 @@ from headway.gateway.trip import Trip
 @dataclass(slots=True)
 class _WatchedStream:
     trip: Trip
-    lead: Lead
+    progress: Progress
 
 
 class FloorWatch:
@@ -34,7 +34,7 @@ class FloorWatch:
         if not trip.grant.floor_tps:
             yield
             return
-        self._streams[trip.call.id] = _WatchedStream(trip, Lead(trip.grant.floor_tps))
+        self._streams[trip.call.id] = _WatchedStream(trip, Progress(trip.grant.floor_tps))
         try:
             yield
         finally:
@@ -62,4 +62,4 @@ def _falls_behind(watched: _WatchedStream, now: float) -> bool:
         return False
     if not meter.has_usage or watched.trip.reader_was_slow:
         return False
-    return watched.lead.falls_behind(max(meter.usage().outputs), meter.first_at, meter.last_at, now)
+    return watched.progress.falls_behind(max(meter.usage().outputs), meter.first_at, meter.last_at, now)

@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Literal
 
-from headway.core.lead import LOOK_S, Lead
+from headway.core.progress import LOOK_S, Progress
 from headway.core.types import (
     MIN_TOKENS_FOR_PROMISE,
     TICK_S,
@@ -129,7 +129,7 @@ class Simulation:
         self._down: set[str] = set()  # replicas that are dead
         self._orphans: dict[int, list[str]] = {}  # replicas of a dead gateway until its lease has ended
         self._noise = noise
-        self._leads: dict[str, Lead] = {}  # of the calls aboard that have a floor
+        self._progress: dict[str, Progress] = {}  # of the calls aboard that have a floor
         self._behind: set[str] = set()  # replicas on which one falls behind
         # A replica as fast as its curve keeps every floor; then nobody needs to look.
         self._is_watched = noise is not None or any(isinstance(one, Fault) and one.slowness for one in faults)
@@ -195,7 +195,7 @@ class Simulation:
         if call_id is None:
             return []
         del self._aboard[call_id]
-        self._leads.pop(call_id, None)
+        self._progress.pop(call_id, None)
         trip = self.trips.pop(call_id)
         trip.ended_at = self.now
         job = trip.job
@@ -225,7 +225,7 @@ class Simulation:
                 trip.first_at = replica.board(call.id, call.prompt_tokens, tokens, self.now, call.choices)
                 self._expect(replica)
                 if floor_tps and self._is_watched:
-                    self._leads[call.id] = Lead(floor_tps)
+                    self._progress[call.id] = Progress(floor_tps)
                 if tier == "flex":  # preemptible until its first token; core does not need this event for others
                     heappush(self._heap, (trip.first_at, next(self._order), action.call_id, 0))
             case Hold(until=until):
@@ -242,7 +242,7 @@ class Simulation:
     def _take_off(self, call_id: str, trip: SimTrip, *, is_preempted: bool) -> list[SimTrip]:
         """Take the call off its replica. If it has no token yet, it may board another."""
         replica = self._aboard.pop(call_id)
-        self._leads.pop(call_id, None)
+        self._progress.pop(call_id, None)
         replica.leave(call_id, self.now)
         self._expect(replica)
         if is_preempted or self.now < trip.first_at:
@@ -260,7 +260,11 @@ class Simulation:
             for name, replica in self._replicas.items():
                 replica.set_noise(self._noise.factor(name, self.now), self.now)
                 self._expect(replica)
-        behind = {self._aboard[call_id].name for call_id, lead in self._leads.items() if self._is_late(call_id, lead)}
+        behind = {
+            self._aboard[call_id].name
+            for call_id, progress in self._progress.items()
+            if self._is_late(call_id, progress)
+        }
         unowned = self._down.union(*self._orphans.values())
         changed = sorted((behind ^ self._behind) - unowned)
         self._behind = behind
@@ -270,11 +274,11 @@ class Simulation:
             ended += self._step(self.cell.owner(name), event)
         return ended
 
-    def _is_late(self, call_id: str, lead: Lead) -> bool:
+    def _is_late(self, call_id: str, progress: Progress) -> bool:
         trip, left = self.trips[call_id], self._aboard[call_id].tokens_left(call_id, self.now)
         if left is None or self.now <= trip.first_at:
             return False
-        return lead.falls_behind(trip.job.tokens - left, trip.first_at, self.now, self.now)
+        return progress.falls_behind(trip.job.tokens - left, trip.first_at, self.now, self.now)
 
     # --- replicas ---
 
@@ -318,7 +322,7 @@ class Simulation:
         for trip in lost:  # held or aboard: their clients have lost the connection
             trip.how, trip.ended_at = "cut", self.now
             del self.trips[trip.job.call.id]
-            self._leads.pop(trip.job.call.id, None)
+            self._progress.pop(trip.job.call.id, None)
             if (replica := self._aboard.pop(trip.job.call.id, None)) is not None:
                 replica.leave(trip.job.call.id, self.now)
         return lost

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from headway.core.lead import LOOK_S
+from headway.core.progress import LOOK_S
 
 
 class Noise:

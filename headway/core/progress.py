@@ -1,4 +1,4 @@
-"""The lead of a running stream: how far it is ahead of its floor.
+"""The progress of a running stream, compared with its floor.
 
 A stream falls behind if it is late by more than two tokens and has got fewer tokens than its floor promises since the
 last look. One that is late but catching up does not: its replica is fast enough again. The drivers look at all streams
@@ -13,7 +13,7 @@ LOOK_S = 0.25
 LATE_TOKENS = 2.0
 
 
-class Lead:
+class Progress:
     def __init__(self, floor_tps: float) -> None:
         self._floor_tps = floor_tps
         self._tokens = 1.0

@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, sqrt
+from statistics import mean, median
 
 import msgspec
 
 from headway.bench.client import LoadCall, LoadClient
+from headway.core.curve import fit
 from headway.core.types import MIN_TOKENS_FOR_PROMISE
 from headway.errors import SetupError
 from headway.http1 import ConnectionPool, fetch
@@ -32,7 +34,7 @@ LongSpeedPoint = tuple[int, float, int]  # the same, and the tokens of context o
 LONG_CONTEXT, LONG_TOKENS = 4000, 256
 MIN_LONG_CONTEXT = 500  # a shorter one costs too little to be measured
 SPARE_SHARE = 0.2  # of an engine's maximum length: prompts are made of words, which are one token or more
-LONG_ROUNDS = 2  # after the last prompt all streams of a round share their steps, so more of them say no more
+LONG_ROUNDS = 3
 ANSWER_TIMEOUT_S = 10.0
 
 
@@ -82,7 +84,9 @@ async def calibrate(
         if not batch:
             return CurveCalibration(points, prompt_tps)
         on_point(batch)
-        return CurveCalibration(points, prompt_tps, await measure_context(client, batch, context))
+        share, held = await measure_context(client, batch, context)
+        short_tps = fit([(streams, 1 / tps) for streams, tps in points]).speed_tps(batch)
+        return CurveCalibration(points, prompt_tps, (batch, min(1.0, share) * short_tps, held))
     finally:
         client.close()
 
@@ -122,11 +126,17 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-async def measure_context(client: LoadClient, batch: int, context: int) -> LongSpeedPoint:
-    """Measure the speed of streams with long contexts, after all their prompts have been read."""
-    speeds: list[float] = []
+async def measure_context(client: LoadClient, batch: int, context: int) -> tuple[float, int]:
+    """Measure streams with long contexts, after all their prompts have been read. Returns their speed as a share of the
+    speed of as many streams with short contexts, and the tokens of context of each.
+
+    Both are measured in turns and the median share is taken: the speed of a machine drifts by more than contexts cost.
+    """
+    shares: list[float] = []
     held: list[float] = []
     for _ in range(LONG_ROUNDS):
+        short = await asyncio.gather(*[_call(client, PROMPT_TOKENS, TOKENS) for _ in range(batch)])
+        speeds: list[float] = []
         given: list[list[tuple[float, int]]] = [[] for _ in range(batch)]
         calls = await asyncio.gather(*[_call(client, context, LONG_TOKENS, times) for times in given])
         start, end = max(call.first_at for call in calls), min(call.last_at for call in calls)
@@ -139,7 +149,8 @@ async def measure_context(client: LoadClient, batch: int, context: int) -> LongS
                 )
             speeds.append(tokens / (end - start))
             held.append(call.prompt_tokens + LONG_TOKENS - tokens / 2)
-    return batch, nine_in_ten_speed(speeds), round(sum(held) / len(held))
+        shares.append(mean(speeds) * mean(call.tpot_s for call in short))
+    return median(shares), round(mean(held))
 
 
 async def measure_prompts(client: LoadClient) -> float:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from headway.evals.shares import Share
 from runs.bench import frontier, referee, truth
-from runs.engine import long_prompts, speculation
+from runs.engine import long_prompts, mixed_prompts, speculation
 from runs.express import fast_mode, report, rule
 from runs.express.demand import CELLS
 from runs.gateway import leaks, neighbours, relay_change, soak, tax
@@ -217,6 +217,12 @@ def long_prompts_case() -> Case:
     )
 
 
+def mixed_prompts_case() -> Case:
+    good = mixed_prompts.Figures(0, 12, 80, 80, 80, 0.7)
+    bad = each(good, preempted=1, straight_preempted=0, kept=79, served=70)
+    return Case(mixed_prompts.verdict, good, [*bad, replace(good, served=0, kept=0)])
+
+
 def speculation_case() -> Case:
     gains = {("repetitive", batch): 2.0 for batch in speculation.BATCHES}
     gains |= {("story", batch): 1.0 for batch in speculation.BATCHES}
@@ -326,6 +332,7 @@ CASES = {
     "ledger-torture": ledger_torture(),
     "long-prompts": long_prompts_case(),
     "mistake-budget": mistake_budget(),
+    "mixed-prompts": mixed_prompts_case(),
     "mistakes": mistakes_case(),
     "neighbours": neighbours_case(),
     "referee": referee_case(),

@@ -21,7 +21,7 @@ from headway.sim.workload import Recipe, synthesize
 
 tiers = {"fast": TierPolicy(100, 5.0, floor_tps=25.0), "standard": TierPolicy(1_000, 60.0), "flex": TierPolicy(9, 600.0)}
 recipe = Recipe(30.0, tiers={"standard": 0.7, "fast": 0.2, "flex": 0.1})
-fleet = [Replica(f"r{n}", "m", 8, Curve(0.01, 0.01, 0.0), 10_000.0) for n in range(6)]
+fleet = [Replica(f"r{n}", "m", 8, Curve(0.01, 0.01, 0.0, 2e-6 * (n % 2)), 10_000.0) for n in range(6)]
 assert pickle.loads(pickle.dumps((recipe, fleet, tiers))) == (recipe, fleet, tiers)  # seeds are played in processes
 simulation = Simulation(Cell({"m": ModelPolicy(tiers)}), fleet, 0.01, (Fault(30.0, "r1", 20.0),))
 lines = [f"{t.job.call.id} {t.tier} {t.how} {t.first_at!r} {t.ended_at!r}" for t in simulation.run(synthesize(recipe, 1), 300)]

@@ -13,7 +13,7 @@ import uvloop
 from headway.api.app import App
 from headway.api.server import Server, drain_on_signals, make_server
 from headway.auto.calibration import closed_file, read_calibration
-from headway.auto.serve import Auto, Trust
+from headway.auto.serve import Auto, AutoGate
 from headway.config import AutoTable, Config, KeepPromptsTable, ModelTable, ReplicaTable
 from headway.config.to_core import policy_of, prices_of, replica_of
 from headway.core.machine import Machine
@@ -71,7 +71,7 @@ def make_auto(config: Config, gateway: Gateway) -> Auto:
     return Auto(gateway.handle, trusts, gateway.price_of, gateway.metrics)
 
 
-def trust_of(model: ModelTable, auto: AutoTable) -> Trust:
+def trust_of(model: ModelTable, auto: AutoTable) -> AutoGate:
     path = Path(auto.calibration)
     fix = f"Write it with `headway auto calibrate TASKS --model {model.name} --out {path}`."
     try:
@@ -82,7 +82,7 @@ def trust_of(model: ModelTable, auto: AutoTable) -> Trust:
         wanted = f"{model.student_name!r} and {model.name!r}"
         found = f"{calibration.student!r} and {calibration.full!r}"
         raise SetupError(f"{path} was calibrated for {found}, not for {wanted}. {fix}")
-    return Trust(calibration, auto.budget, auto.budgets, auto.audit_share, closed_file(path))
+    return AutoGate(calibration, auto.budget, auto.budgets, auto.audit_share, closed_file(path))
 
 
 def make_books(config: Config) -> Books | None:

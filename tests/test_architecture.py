@@ -34,7 +34,7 @@ ALLOWED = {
     "headway.api": {
         "headway.core.types",
         "headway.core.rate_limit",
-        "headway.auto.risk",
+        "headway.core.watch",
         "headway.auto.requests",
         "headway.errors",
         "headway.config",
@@ -65,7 +65,9 @@ ALLOWED = {
     },
     # The auto tier: how far a student is trusted, and the rungs of a call. It drives the gateway's `handle` from above.
     "headway.auto": {
+        "headway.core.trust",
         "headway.core.types",
+        "headway.core.watch",
         "headway.errors",
         "headway.evals",
         "headway.gateway.metrics",

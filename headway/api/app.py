@@ -28,10 +28,10 @@ from headway.api.server import HTTPClient, Send
 from headway.api.sparse_log import SparseLog
 from headway.api.utf8 import is_utf8
 from headway.auto.requests import CallRungs
-from headway.auto.risk import CONFIDENCE
 from headway.config import Config, ModelTable
 from headway.core.rate_limit import TokenLimit
 from headway.core.types import Tier
+from headway.core.watch import CONFIDENCE
 from headway.errors import Forbidden, HeadwayError, InternalError, InvalidRequest, Refused, UnknownModel
 from headway.ledger.keys import Key
 from headway.wire import Client, NoSeat, Receipt, Request, with_fields

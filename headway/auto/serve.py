@@ -24,8 +24,9 @@ from pathlib import Path
 
 from headway.auto.gate import GateAnswer, GateCalibration, GateCall, differ, weigh
 from headway.auto.requests import CallRungs
-from headway.auto.risk import Judged, Watch, threshold, watched_rate
+from headway.auto.risk import Judged, threshold, watched_rate
 from headway.core.types import Tier
+from headway.core.watch import Watch
 from headway.errors import HeadwayError
 from headway.gateway.metrics import Metrics
 from headway.price import Price
@@ -47,7 +48,7 @@ class _Limit:
 
 
 @dataclass
-class Trust:
+class AutoGate:
     """Which answers of one student are trusted, and whether the gate is still open."""
 
     calibration: GateCalibration
@@ -124,7 +125,7 @@ class Auto:
     def __init__(
         self,
         handle: Handle,
-        trusts: dict[str, Trust],
+        trusts: dict[str, AutoGate],
         price_of: PriceOf,
         metrics: Metrics,
         dice: random.Random | None = None,
@@ -159,7 +160,7 @@ class Auto:
         return receipt
 
     async def _stream_student(
-        self, trust: Trust, limit: _Limit, rungs: CallRungs, gate_call: GateCall, rung: Rung, client: Client
+        self, trust: AutoGate, limit: _Limit, rungs: CallRungs, gate_call: GateCall, rung: Rung, client: Client
     ) -> Receipt | _Escalated:
         gate = trust.calibration.gate
         if not gate.takes(gate.before(gate_call), limit.level):
@@ -174,7 +175,7 @@ class Auto:
             return _Escalated("student failed")
 
     async def _hold_student(
-        self, trust: Trust, limit: _Limit, rungs: CallRungs, gate_call: GateCall, rung: Rung, client: Client
+        self, trust: AutoGate, limit: _Limit, rungs: CallRungs, gate_call: GateCall, rung: Rung, client: Client
     ) -> Receipt | _Escalated:
         held, call_id = _HeldAnswer(), rungs.call.id
         try:
@@ -200,7 +201,7 @@ class Auto:
 
     # --- audits ---
 
-    def _audit(self, trust: Trust, limit: _Limit, rungs: CallRungs, taken: GateAnswer | None, model: str) -> None:
+    def _audit(self, trust: AutoGate, limit: _Limit, rungs: CallRungs, taken: GateAnswer | None, model: str) -> None:
         if not limit.watch.is_alert and self._dice.random() >= trust.audit_share:
             return
         if taken is None:  # the full model serves the call, so nothing can differ
@@ -211,7 +212,7 @@ class Auto:
             self._audits.add(task)
             task.add_done_callback(self._on_audit_done)
 
-    async def _ask_full(self, trust: Trust, limit: _Limit, rungs: CallRungs, taken: GateAnswer, model: str) -> None:
+    async def _ask_full(self, trust: AutoGate, limit: _Limit, rungs: CallRungs, taken: GateAnswer, model: str) -> None:
         held = _HeldAnswer()
         try:
             await self._handle(rungs.to_audit(), held)

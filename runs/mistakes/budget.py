@@ -20,8 +20,9 @@ from rich.table import Table
 
 from headway.auto.calibration import Compared, Endpoint, allowed, calibrate
 from headway.auto.gate import Evidence, Gate
-from headway.auto.risk import CONFIDENCE, Watch, watched_rate
 from headway.auto.risk import at_most as upper_bound
+from headway.auto.risk import watched_rate
+from headway.core.watch import CONFIDENCE, Watch
 from runs.measure.verdict import Verdict, at_most, finish
 
 BUDGETS = (0.01, 0.02, 0.05)

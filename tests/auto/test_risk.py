@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.auto.risk import Judged, Watch, at_most, binomial_cdf, calls_needed, threshold, watched_rate
+from headway.auto.risk import Judged, at_most, binomial_cdf, calls_needed, threshold, watched_rate
+from headway.core.watch import Watch
 
 
 def sample(dice: random.Random, calls: int) -> list[Judged]:

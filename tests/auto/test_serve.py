@@ -21,7 +21,7 @@ from headway.auto.calibration import write_calibration
 from headway.auto.gate import Evidence, Gate, GateCalibration, Isotonic, PromptGuess, Seen
 from headway.auto.requests import CallRungs
 from headway.auto.risk import Judged
-from headway.auto.serve import Auto, Trust
+from headway.auto.serve import Auto, AutoGate
 from headway.config import Config
 from headway.core.machine import Machine
 from headway.engines.scripted import Script, running
@@ -131,17 +131,17 @@ class Engines:
         return receipt
 
 
-def trust(tmp_path: Path, judged: list[Judged] | None = None, **more: Any) -> Trust:
+def trust(tmp_path: Path, judged: list[Judged] | None = None, **more: Any) -> AutoGate:
     """A gate that believes margins of 1 and more, and prompts that say hello."""
     gate = Gate.fit([Seen("x", Evidence("call", 1.0 + n / 100), is_excess=False) for n in range(400)])
     gate.prompts = PromptGuess.fit([("hello", True), ("integral", False)] * 20)
     gate.rising["text"] = Isotonic([0.0, 0.1], [0.5, 1.0])
     calibration = GateCalibration("m-spark", "m", "2026-11-15", gate, SURE if judged is None else judged)
     own = {"budget": 0.02, "budgets": {}, "audit_share": 1e-9, "closed_file": tmp_path / "closed", **more}
-    return Trust(calibration, **own)
+    return AutoGate(calibration, **own)
 
 
-def auto_of(engines: Engines, trusted: Trust, seed: int = 0) -> Auto:
+def auto_of(engines: Engines, trusted: AutoGate, seed: int = 0) -> Auto:
     prices = {"m": Price(10_000_000, 10_000_000)}
     return Auto(
         engines.handle,
@@ -158,7 +158,7 @@ def rungs_of(asked: dict[str, Any], dialect: Any = None) -> CallRungs:
     return CallRungs(body, read(body, "id1"), read, lambda one: one, ("m-spark", "m"), "flex", ["standard"])
 
 
-async def ask(engines: Engines, trusted: Trust, asked: dict[str, Any] | None = None, dialect: Any = None) -> Screen:
+async def ask(engines: Engines, trusted: AutoGate, asked: dict[str, Any] | None = None, dialect: Any = None) -> Screen:
     screen = Screen()
     await auto_of(engines, trusted).handle(rungs_of(asked or ASK, dialect), screen)
     return screen

@@ -42,4 +42,12 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         "CREATE TABLE gateways (name TEXT PRIMARY KEY, number BIGINT NOT NULL, nonce TEXT NOT NULL)",
     ),
     "2026-11-17-undelivered": ("ALTER TABLE entries ADD COLUMN undelivered BIGINT",),
+    "2026-11-17-audits": (
+        """CREATE TABLE audits (
+            gateway TEXT NOT NULL, model TEXT NOT NULL, calibration TEXT NOT NULL, number BIGINT NOT NULL,
+            budget TEXT NOT NULL, asked_us BIGINT NOT NULL, sealed TEXT, verdict TEXT,
+            PRIMARY KEY (gateway, model, calibration, number)
+        )""",
+        "CREATE INDEX audits_waiting ON audits (asked_us) WHERE verdict IS NULL",
+    ),
 }

@@ -27,7 +27,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     server: OwnPostgres = request.getfixturevalue("postgres")
     store = open_store(server.url)
     with store.transaction() as cursor:
-        cursor.execute("DROP TABLE IF EXISTS entries, gateways, keys, slices, migrations")
+        cursor.execute("DROP TABLE IF EXISTS audits, entries, gateways, keys, slices, migrations")
     store.close()
     return server.url
 

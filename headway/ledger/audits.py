@@ -1,0 +1,175 @@
+"""The audits of auto models in the store: sampled calls that wait for the full model, and the verdicts of the others.
+
+A row is written before the client gets the answer that it is about, so a gateway that is killed loses none. `sealed`
+is the call and the student's answer, encrypted (sealing.py); it is deleted at the verdict, or after 24 hours. Verdicts
+stay until the model is calibrated again: from them, in the order of their numbers, a restart rebuilds what the gateway
+knew (core/trust.py).
+
+`AuditRows` is the SQL. `AuditStore` runs it in a thread with a connection of its own, which it opens again after a
+failure. Knows nothing of prompts, answers or trust.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from headway.ledger.sealing import Sealer
+from headway.ledger.store import Store, StoreRefused, StoreUnavailable
+
+KEEP_US = 24 * 3600 * 1_000_000
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class AuditRow:
+    number: int  # in the order of the sample
+    budget: float
+    asked_us: int
+    verdict: str | None = None  # None while it waits
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSample:
+    """Whose calls are numbered together: an auto model, under one calibration, at one gateway."""
+
+    gateway: str
+    model: str
+    calibration: str
+
+    def name_of(self, number: int) -> str:
+        return f"audit {self.gateway} {self.model} {self.calibration} {number}"
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.gateway, self.model, self.calibration
+
+
+class AuditRows:
+    """Each method is one transaction. All writes are idempotent."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def begin(self, sample: AuditSample) -> list[AuditRow]:
+        """Return the rows of the sample by number, and delete those of earlier calibrations."""
+        with self._store.transaction(lock="audits") as cursor:
+            cursor.execute("DELETE FROM audits WHERE gateway = ? AND model = ? AND calibration <> ?", sample.key)
+            cursor.execute(
+                "SELECT number, budget, asked_us, verdict FROM audits "
+                "WHERE gateway = ? AND model = ? AND calibration = ? ORDER BY number",
+                sample.key,
+            )
+            return [AuditRow(int(row[0]), float(row[1]), int(row[2]), row[3]) for row in cursor.fetchall()]
+
+    def keep(self, sample: AuditSample, row: AuditRow, sealed: str) -> None:
+        with self._store.transaction() as cursor:
+            cursor.execute(
+                "INSERT INTO audits (gateway, model, calibration, number, budget, asked_us, sealed) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (gateway, model, calibration, number) DO NOTHING",
+                (*sample.key, row.number, repr(row.budget), row.asked_us, sealed),
+            )
+
+    def sealed(self, sample: AuditSample, number: int) -> str | None:
+        with self._store.transaction() as cursor:
+            cursor.execute(
+                "SELECT sealed FROM audits WHERE gateway = ? AND model = ? AND calibration = ? AND number = ?",
+                (*sample.key, number),
+            )
+            row = cursor.fetchone()
+            return row[0] if row is not None else None
+
+    def end(self, sample: AuditSample, rows: Sequence[AuditRow]) -> None:
+        """Write verdicts, and delete what was sealed. A call that was never kept gets its row now."""
+        with self._store.transaction() as cursor:
+            cursor.executemany(
+                "INSERT INTO audits (gateway, model, calibration, number, budget, asked_us, verdict) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (gateway, model, calibration, number) "
+                "DO UPDATE SET verdict = COALESCE(audits.verdict, excluded.verdict), sealed = NULL",
+                [(*sample.key, row.number, repr(row.budget), row.asked_us, row.verdict) for row in rows],
+            )
+
+    def withdraw(self, sample: AuditSample, number: int) -> None:
+        """Delete an audit of an answer that was not delivered."""
+        with self._store.transaction() as cursor:
+            cursor.execute(
+                "DELETE FROM audits WHERE gateway = ? AND model = ? AND calibration = ? AND number = ?",
+                (*sample.key, number),
+            )
+
+    def expire(self) -> None:
+        """Delete what has been sealed for longer than 24 hours, of any gateway: one may be gone for good."""
+        with self._store.transaction() as cursor:
+            cursor.execute(
+                "UPDATE audits SET verdict = 'expired', sealed = NULL WHERE verdict IS NULL AND asked_us < ?",
+                (self._store.now_us() - KEEP_US,),
+            )
+
+
+class AuditStore:
+    def __init__(self, open_store: Callable[[], Store], gateway: str, secret: bytes) -> None:
+        self.gateway = gateway
+        self.is_available = False
+        self._open_store = open_store
+        self._sealer = Sealer(secret)
+        self._store: Store | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="audits")
+
+    async def begin(self, sample: AuditSample) -> list[AuditRow]:
+        return await self._run(lambda rows: rows.begin(sample))
+
+    async def keep(self, sample: AuditSample, row: AuditRow, plain: bytes) -> None:
+        sealed = self._sealer.seal(plain, sample.name_of(row.number))
+        await self._run(lambda rows: rows.keep(sample, row, sealed))
+
+    async def read(self, sample: AuditSample, number: int) -> bytes | None:
+        """None if the audit has ended. Raises SealBroken if the secret has changed."""
+        sealed = await self._run(lambda rows: rows.sealed(sample, number))
+        return self._sealer.open(sealed, sample.name_of(number)) if sealed is not None else None
+
+    async def end(self, sample: AuditSample, ended: Sequence[AuditRow]) -> None:
+        await self._run(lambda rows: rows.end(sample, ended))
+
+    async def withdraw(self, sample: AuditSample, number: int) -> None:
+        await self._run(lambda rows: rows.withdraw(sample, number))
+
+    async def expire(self) -> None:
+        await self._run(AuditRows.expire)
+
+    def close(self) -> None:
+        """Wait for what is under way. Nothing may be asked afterwards."""
+        self._thread.submit(self._disconnect)
+        self._thread.shutdown()
+
+    async def _run(self, job: Callable[[AuditRows], Result]) -> Result:
+        """Raises StoreUnavailable or StoreRefused."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._do, job)
+
+    # --- in the thread ---
+
+    def _do(self, job: Callable[[AuditRows], Result]) -> Result:
+        try:
+            if self._store is None:
+                self._store = self._open_store()
+                self._store.migrate()
+            done = job(AuditRows(self._store))
+        except StoreUnavailable:
+            self._disconnect()
+            raise
+        except StoreRefused:
+            self.is_available = False
+            raise
+        self.is_available = True
+        return done
+
+    def _disconnect(self) -> None:
+        self.is_available = False
+        if self._store is not None:
+            with suppress(StoreUnavailable, OSError):
+                self._store.close()
+            self._store = None

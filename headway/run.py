@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,13 +12,18 @@ from pathlib import Path
 import uvloop
 
 from headway.api.app import App
+from headway.api.openai import read_chat
 from headway.api.server import Server, drain_on_signals, make_server
-from headway.auto.calibration import closed_file, read_calibration
-from headway.auto.serve import Auto, AutoGate
+from headway.auto.audits import Audits, MemoryAudits, StoredAudits
+from headway.auto.calibration import calibration_id, closed_file, read_calibration
+from headway.auto.live_gate import GateSettings, LiveGate
+from headway.auto.risk import limit_of
+from headway.auto.serve import Auto
 from headway.config import AutoTable, Config, KeepPromptsTable, ModelTable, ReplicaTable
 from headway.config.to_core import policy_of, prices_of, replica_of
 from headway.core.machine import Machine
-from headway.core.types import Offer, Replica, own_pools
+from headway.core.trust import TrustPolicy
+from headway.core.types import Offer, Replica, Tier, own_pools
 from headway.engines.base import Engine
 from headway.engines.kinds import KINDS
 from headway.errors import SetupError
@@ -27,8 +33,11 @@ from headway.gateway.held_bytes import HeldBytes
 from headway.gateway.prompts import Keeping, PromptFile
 from headway.gateway.serve import Gateway
 from headway.gateway.timing import Timing
+from headway.ledger.audits import AuditStore
 from headway.ledger.books import Books, BooksSettings
 from headway.ledger.opening import open_store
+
+log = logging.getLogger("headway")
 
 # The objects of an ended call refer to each other, so only a full garbage collection frees them. Python makes one after
 # about 77,000 new objects; until then they are memory that grows with every new maximum. Once the objects of the start
@@ -67,11 +76,26 @@ def keeping_of(table: KeepPromptsTable) -> Keeping:
 
 
 def make_auto(config: Config, gateway: Gateway) -> Auto:
-    trusts = {model.auto_name: trust_of(model, model.auto) for model in config.models if model.auto is not None}
-    return Auto(gateway.handle, trusts, gateway.price_of, gateway.metrics)
+    settings = [gate_of(model, model.auto) for model in config.models if model.auto is not None]
+    store = audit_store_of(config, gateway.books) if settings else None
+    gates = {}
+    for one in settings:
+        audits: Audits = MemoryAudits()
+        if store is not None:
+            audits = StoredAudits(store, one.model, calibration_id(one.calibration))
+        gates[one.model] = LiveGate(one, audits, read_chat, gateway.metrics, gateway.record)
+    return Auto(gateway.handle, gates, gateway.price_of, gateway.metrics, store)
 
 
-def trust_of(model: ModelTable, auto: AutoTable) -> AutoGate:
+def audit_store_of(config: Config, books: Books | None) -> AuditStore | None:
+    if books is None or config.ledger is None:
+        log.warning("Without a [ledger], audits of auto models are in memory only: a restart forgets them.")
+        return None
+    url = config.ledger.store
+    return AuditStore(lambda: open_store(url), books.spool.identity.name, books.secret)
+
+
+def gate_of(model: ModelTable, auto: AutoTable) -> GateSettings:
     path = Path(auto.calibration)
     fix = f"Write it with `headway auto calibrate TASKS --model {model.name} --out {path}`."
     try:
@@ -82,7 +106,17 @@ def trust_of(model: ModelTable, auto: AutoTable) -> AutoGate:
         wanted = f"{model.student_name!r} and {model.name!r}"
         found = f"{calibration.student!r} and {calibration.full!r}"
         raise SetupError(f"{path} was calibrated for {found}, not for {wanted}. {fix}")
-    return AutoGate(calibration, auto.budget, auto.budgets, auto.audit_share, closed_file(path))
+    closed = closed_file(path)
+    budgets = list(dict.fromkeys([auto.budget, *auto.budgets.values()]))
+    policy = TrustPolicy(
+        [limit_of(calibration.judged, budget, auto.audit_share_of(budget)) for budget in budgets],
+        {key: budgets.index(budget) for key, budget in auto.budgets.items()},
+        auto.max_waiting_audits,
+        auto.free_text,
+        closed.exists(),
+    )
+    audit_tier: Tier = "flex" if any(tier.name == "flex" for tier in model.tiers) else "standard"
+    return GateSettings(model.auto_name, calibration, policy, closed, audit_tier)
 
 
 def make_books(config: Config) -> Books | None:
@@ -129,6 +163,7 @@ async def run_gateway(
     if books is not None:
         await books.start(gateway.supervisor)
     gateway.start()
+    auto.start(gateway.supervisor)
     # The objects that exist now stay. Unless they are frozen, each full garbage collection scans them, and no stream
     # moves meanwhile.
     gc.freeze()
@@ -158,6 +193,7 @@ async def running_gateway(config: Config, record_to: Path | None = None) -> Asyn
     if books is not None:
         await books.start(gateway.supervisor)
     gateway.start()
+    auto.start(gateway.supervisor)
     serving = asyncio.create_task(server.serve())
     try:
         yield gateway, await listening

@@ -49,6 +49,7 @@ class Rung:
     full_price: Price | None = None  # price of the full model at the tier asked, for comparison
     student: Receipt | None = None  # receipt of the student's answer, if there was one and it was not used
     earlier_s: float = 0.0  # time spent before this rung
+    tier_asked: Tier = "standard"  # of the auto model; the student may not offer it
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,6 @@ class App:
         """The same call for the student and for the full model. A key needs permission for the auto model only."""
         full = self._autos[request.call.model]
         student = self._models[full.student_name]
-        audit_tier: Tier = "flex" if any(tier.name == "flex" for tier in full.tiers) else "standard"
         falls_back = request.call.falls_back
 
         def prepare(rung_request: Request) -> Request:
@@ -174,7 +173,7 @@ class App:
             return self._for_tenant(rung_request, key) if key is not None else rung_request
 
         names, tiers = (student.name, full.name), [tier.name for tier in student.tiers]
-        return CallRungs(body, request, route.read, prepare, names, audit_tier, tiers)
+        return CallRungs(body, request, route.read, prepare, names, tiers)
 
     def _authorize(self, request: Request, key: Key | None) -> Request:
         """Returns the request with its tenant. Raises Forbidden if the key does not allow the model or the tier."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from headway.api.dialect import HeaderList
+from headway.core.types import Tier
 from headway.wire import Grant, Receipt
 
 
 def proof_headers(grant: Grant) -> HeaderList:
-    headers: list[tuple[str, str]] = [("headway-tier-asked", grant.tier_asked), ("headway-tier-served", grant.tier)]
+    headers: list[tuple[str, str]] = [("headway-tier-asked", _tier_asked(grant)), ("headway-tier-served", grant.tier)]
     if grant.reason is not None:
         headers.append(("headway-reason", grant.reason))
     if grant.floor_tps:
@@ -23,7 +24,7 @@ def proof_of(receipt: Receipt) -> dict[str, Any]:
     """The `usage.headway` object of every answer."""
     grant, rung = receipt.grant, receipt.grant.rung
     proof: dict[str, Any] = {
-        "tier_asked": grant.tier_asked,
+        "tier_asked": _tier_asked(grant),
         "tier_served": grant.tier,
         "reason": grant.reason,
         "tokens_per_second": round(receipt.speed_tps, 2) if receipt.speed_tps is not None else None,
@@ -40,3 +41,8 @@ def proof_of(receipt: Receipt) -> dict[str, Any]:
     if receipt.reader_was_slow:
         proof["reader_was_slow"] = True
     return proof
+
+
+def _tier_asked(grant: Grant) -> Tier:
+    """What the client asked for: of an auto model, even if the rung that served does not offer that tier."""
+    return grant.rung.tier_asked if grant.rung is not None else grant.tier_asked

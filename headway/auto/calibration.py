@@ -166,6 +166,11 @@ def name_of(task: Task) -> str:
     return hashlib.sha256(request.encode()).hexdigest()[:16]
 
 
+def calibration_id(calibration: GateCalibration) -> str:
+    """Changes with every calibration: what was audited under another one says nothing about this one."""
+    return hashlib.sha256(msgspec.json.encode(calibration.as_plain())).hexdigest()[:16]
+
+
 def read_calibration(path: Path) -> GateCalibration:
     """Raises SetupError if the file is missing or invalid."""
     try:

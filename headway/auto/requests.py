@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from headway.auto.audits import AuditedCall
 from headway.auto.gate import GateAnswer, GateCall
 from headway.core.types import Tier
 from headway.wire import Request
@@ -35,7 +36,6 @@ class CallRungs:
         read: Read,
         prepare: Prepare,
         models: tuple[str, str],
-        audit_tier: Tier,
         student_tiers: list[Tier],
     ) -> None:
         self._body: dict[str, Any] = msgspec.json.decode(body)
@@ -44,7 +44,6 @@ class CallRungs:
         self._read = read
         self._prepare = prepare
         self._student, self._full = models
-        self._audit_tier = audit_tier
         self._student_tiers = student_tiers
         self.gate_call: GateCall | None = None
         if request.call.choices == 1 and request.max_output_tokens != 0:
@@ -64,21 +63,30 @@ class CallRungs:
             request = replace(request, call=replace(request.call, tier=self.call.tier))
         return self._prepare(request)
 
-    def to_full(self) -> Request:
-        return self._prepare(self._read(_encode({**self._body, "model": self._full}), self.call.id))
+    def to_full(self, *, is_held: bool = False) -> Request:
+        """A held answer comes in one piece, to be compared with the student's before the client gets it."""
+        body = {**self._body, "model": self._full}
+        if is_held:
+            body.pop("stream_options", None)
+            body["stream"] = False
+        return self._prepare(self._read(_encode(body), self.call.id))
 
-    def to_audit(self) -> Request:
-        """The same call to the full model, for the audit only: at the owner's cost, as flex if the model offers it."""
+    def to_audit(self, student: bytes) -> AuditedCall:
+        """The same call to the full model, and the student's answer to it: for the audit only, at the owner's cost."""
         body = {**self._body, "model": self._full, "stream": False}
         for field in ("stream_options", "service_tier", "logprobs", "top_logprobs"):
             body.pop(field, None)
-        request = self._read(_encode(body), f"{self.call.id}-audit")
-        return replace(request, call=replace(request.call, tier=self._audit_tier))
+        answer = msgspec.json.decode(student)
+        answer["choices"][0].pop("logprobs", None)
+        return AuditedCall(self.call.id, _encode(body), _encode(answer), self._wants_json)
 
     def read(self, whole: bytes) -> GateAnswer:
         """The answer as the gate sees it. Only answers of OpenAI chat are held."""
-        wants_json = self.gate_call is not None and self.gate_call.schema is not None
-        return read_answer(msgspec.json.decode(whole), wants_json=wants_json)
+        return read_answer(msgspec.json.decode(whole), wants_json=self._wants_json)
+
+    @property
+    def _wants_json(self) -> bool:
+        return self.gate_call is not None and self.gate_call.schema is not None
 
     def release(self, whole: bytes) -> bytes:
         """A held answer in the form that the client asked for: in one piece or as events, without added fields."""

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, exp, inf, lgamma, log, log1p
 
+from headway.core.trust import NEVER, LimitPolicy
 from headway.core.watch import CONFIDENCE
 
 # From 1 (certain) to 0 (everything), densest near 1, where most scores are. Fixed here, never chosen from data.
@@ -63,6 +64,12 @@ def watched_rate(judged: Sequence[Judged], level: float, budget: float, confiden
     """
     harmless = sum(one.differs and not one.is_excess and one.score >= level for one in judged)
     return min(0.99, budget + at_most(harmless, len(judged), confidence))
+
+
+def limit_of(judged: Sequence[Judged], budget: float, audit_share: float) -> LimitPolicy:
+    """What a budget allows, for core."""
+    level = threshold(judged, budget)
+    return LimitPolicy(budget, min(level, NEVER), watched_rate(judged, level, budget), audit_share)
 
 
 def at_most(mistakes: int, of: int, confidence: float = CONFIDENCE) -> float:

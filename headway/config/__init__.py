@@ -1,8 +1,8 @@
 """headway.toml: its tables, the checks, and the lines that error messages point to."""
 
+from headway.config.auto_table import AutoTable
 from headway.config.checks import load
 from headway.config.tables import (
-    AutoTable,
     Config,
     EngineTable,
     GatewayTable,

@@ -11,17 +11,15 @@ from collections.abc import Sequence
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from headway.config.auto_table import AutoTable
 from headway.config.rows import Curve, DraftsByStreams
+from headway.config.table import Table
 from headway.core.types import EXPRESS, Tier
 
 
-class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class GatewayTable(_Table):
+class GatewayTable(Table):
     """Where Headway listens and which requests it accepts."""
 
     host: str = Field("127.0.0.1", description="Address to listen on. Any address except loopback requires keys.")
@@ -74,7 +72,7 @@ class GatewayTable(_Table):
     )
 
 
-class LedgerTable(_Table):
+class LedgerTable(Table):
     """Keys, budgets and billing entries. Without this table nothing is billed."""
 
     store: Annotated[str, StringConstraints(pattern=r"^(sqlite:///.+|postgres(ql)?://.+)$")] = Field(
@@ -105,7 +103,7 @@ class LedgerTable(_Table):
     )
 
 
-class PriceTable(_Table):
+class PriceTable(Table):
     """Price of the standard tier, in your currency. Other tiers cost a multiple of it."""
 
     input: Annotated[float, Field(ge=0, le=1_000_000)] = Field(description="Price per million prompt tokens.")
@@ -115,7 +113,7 @@ class PriceTable(_Table):
     )
 
 
-class TierTable(_Table):
+class TierTable(Table):
     """A speed at which a model is offered."""
 
     name: Tier = Field(
@@ -152,7 +150,7 @@ class TierTable(_Table):
         return self
 
 
-class ReplicaTable(_Table):
+class ReplicaTable(Table):
     """One vLLM server."""
 
     url: str = Field(description="Base URL of the server. Keep it on loopback or a private network.")
@@ -184,7 +182,7 @@ class ReplicaTable(_Table):
         return url.rstrip("/")
 
 
-class SpeculationTable(_Table):
+class SpeculationTable(Table):
     """Speculative decoding: the model itself verifies draft tokens, so its output distribution does not change."""
 
     method: Literal["ngram", "draft_model"] = Field(
@@ -207,7 +205,7 @@ class SpeculationTable(_Table):
         return self
 
 
-class EngineTable(_Table):
+class EngineTable(Table):
     """How the model's engines are started. `headway engine` prints the commands; Headway does not run them."""
 
     weights: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = Field(
@@ -223,7 +221,7 @@ class EngineTable(_Table):
     speculation: SpeculationTable | None = Field(None, description="Speculative decoding. Off by default.")
 
 
-class KeepPromptsTable(_Table):
+class KeepPromptsTable(Table):
     """Keep the prompts of clients, to distill a student. Tell your users. Without this table nothing is kept."""
 
     file: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = Field(
@@ -238,34 +236,7 @@ class KeepPromptsTable(_Table):
     )
 
 
-class AutoTable(_Table):
-    """Offer `<model>-auto`: the student answers first, and this model if the student's answer is not trusted."""
-
-    calibration: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = Field(
-        description="File written by `headway auto calibrate`, with the measured mistakes of the student."
-    )
-    student: str | None = Field(None, description="Model that answers first. `<model>-spark` if not set.")
-    budget: float = Field(
-        0.02,
-        gt=0,
-        lt=1,
-        description="Maximum share of calls with an excess mistake: one that the student makes and this model would "
-        "not. Kept with 95 % confidence.",
-    )
-    budgets: dict[str, Annotated[float, Field(gt=0, lt=1)]] = Field(
-        default_factory=dict, max_length=1000, description="Budgets of individual keys, by key id."
-    )
-    audit_share: float = Field(
-        0.1,
-        gt=0,
-        le=1,
-        description="Random share of `-auto` calls to audit: this model answers too, and the answers are compared. "
-        "Audits use `flex` seats if the model offers them and are not billed to the client. While audits raise doubts, "
-        "every call is audited. If too many answers differ, the student is no longer trusted.",
-    )
-
-
-class ModelTable(_Table):
+class ModelTable(Table):
     """A model that clients can request by name."""
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)] = Field(
@@ -327,7 +298,7 @@ class ModelTable(_Table):
         return self
 
 
-class Config(_Table):
+class Config(Table):
     """The configuration file of the gateway."""
 
     gateway: GatewayTable = Field(default_factory=GatewayTable, description="The HTTP endpoint.")

@@ -221,14 +221,18 @@ class Trust:
     def is_in_doubt(self, tenant: str) -> bool:
         return self._limit(tenant).is_in_doubt
 
+    def has_asked(self, call_id: str) -> bool:
+        """Whether the student has been asked this call and its answer has not been weighed yet."""
+        return call_id in self._calls
+
     def step(self, event: TrustEvent, now: float) -> list[TrustDecision]:
         if isinstance(event, AutoArrived):
             return self._arrived(event)
         if isinstance(event, StudentAnswered):
             return self._answered(event, now)
         if isinstance(event, StudentFailed):
-            asked = self._calls.pop(event.call_id)
-            return [AskFull(event.call_id, event.why), *self._escalated(asked)]
+            failed = self._calls.pop(event.call_id, None)  # None for free text
+            return [AskFull(event.call_id, event.why), *(self._escalated(failed) if failed is not None else [])]
         if isinstance(event, AutoLeft):
             asked = self._calls.pop(event.call_id)
             return self._withdraw(asked.limit, asked.number)
@@ -253,8 +257,10 @@ class Trust:
         limit = self._limit(event.tenant)
         if why := self._obstacle(event, limit):
             return [AskFull(event.call_id, why)]
+        if event.prompt_score is not None:
+            return [TakeAnswer(event.call_id)]  # free text streams: nothing of it is weighed or sampled
         number = 0
-        if event.prompt_score is None and (limit.is_in_doubt or event.dice < limit.policy.audit_share):
+        if limit.is_in_doubt or event.dice < limit.policy.audit_share:
             self._last_number += 1
             number = self._last_number
             limit.order.append(number)

@@ -60,8 +60,15 @@ class Metrics:
         )
         self.auto_audits = Counter(
             "headway_auto_audits",
-            "Audited calls to auto models: the full model's answer is the same, differs, or was the one served.",
+            "Sampled calls to auto models: the full model's answer is the same, differs, or was the one served; or the "
+            "full model refused the audit, or it expired, which both count as differing.",
             ("model", "verdict"),
+            registry=self.registry,
+        )
+        self.auto_waiting = Gauge(
+            "headway_auto_audits_waiting",
+            "Audits that are due and wait for an idle seat. Above a bound, the student is not asked.",
+            ("model",),
             registry=self.registry,
         )
         self.auto_gate = Gauge(

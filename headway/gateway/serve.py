@@ -84,7 +84,7 @@ class Gateway:
             self._replicas.add(replica, engine)
         self.metrics = Metrics(machine, self._replicas.pools, self.supervisor)
         self._timing = timing
-        self._record = record
+        self.record = record
         self._billing = billing or Billing()
         self._prompts = dict(prompts or {})  # by model, if the owner keeps its prompts
         self._held_bytes = held_bytes or HeldBytes()
@@ -208,8 +208,8 @@ class Gateway:
     def tell(self, event: Event) -> None:
         now = self._clock()
         actions = self.machine.step(event, now)
-        if self._record is not None:
-            self._record.append(now, event, actions)
+        if self.record is not None:
+            self.record.append(now, event, actions)
         for action in actions:
             self._do(action, now)
 
@@ -393,7 +393,7 @@ class Gateway:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._record is not None:
-            self._record.close()
+        if self.record is not None:
+            self.record.close()
         for prompts in self._prompts.values():
             prompts.close()

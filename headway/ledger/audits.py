@@ -94,14 +94,6 @@ class AuditRows:
                 [(*sample.key, row.number, repr(row.budget), row.asked_us, row.verdict) for row in rows],
             )
 
-    def withdraw(self, sample: AuditSample, number: int) -> None:
-        """Delete an audit of an answer that was not delivered."""
-        with self._store.transaction() as cursor:
-            cursor.execute(
-                "DELETE FROM audits WHERE gateway = ? AND model = ? AND calibration = ? AND number = ?",
-                (*sample.key, number),
-            )
-
     def expire(self) -> None:
         """Delete what has been sealed for longer than 24 hours, of any gateway: one may be gone for good."""
         with self._store.transaction() as cursor:
@@ -134,9 +126,6 @@ class AuditStore:
 
     async def end(self, sample: AuditSample, ended: Sequence[AuditRow]) -> None:
         await self._run(lambda rows: rows.end(sample, ended))
-
-    async def withdraw(self, sample: AuditSample, number: int) -> None:
-        await self._run(lambda rows: rows.withdraw(sample, number))
 
     async def expire(self) -> None:
         await self._run(AuditRows.expire)

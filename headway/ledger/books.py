@@ -115,8 +115,8 @@ class Books:
         self.is_store_unavailable = True
         self._setup_error: SetupError | None = None  # found while running; no new calls until it is fixed
         self._key_cache_us = int(settings.key_cache_s * 1e6)
-        self._secret = read_secret(settings.secret or settings.spool / "secret")
-        self._cache = KeyCache(settings.spool / "keys", self._secret)
+        self.secret = read_secret(settings.secret or settings.spool / "secret")
+        self._cache = KeyCache(settings.spool / "keys", self.secret)
         self._open_store = open_store
         self._accounts: dict[str, Account] = {}
         self._jobs: queue.SimpleQueue[Callable[[Store], None]] = queue.SimpleQueue()
@@ -168,7 +168,7 @@ class Books:
 
     def salt(self, tenant: str) -> str:
         if (salt := self._salts.get(tenant)) is None:
-            salt = self._salts[tenant] = cache_salt(self._secret, tenant)
+            salt = self._salts[tenant] = cache_salt(self.secret, tenant)
         return salt
 
     # --- calls ---

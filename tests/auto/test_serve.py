@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,30 @@ from hypothesis import strategies as st
 from openai import PermissionDeniedError
 
 from headway.api import anthropic, openai
+from headway.auto import live_gate as live_gate_module
+from headway.auto.audits import Audits, MemoryAudits, StoredAudits
 from headway.auto.calibration import write_calibration
 from headway.auto.gate import Evidence, Gate, GateCalibration, Isotonic, PromptGuess, Seen
+from headway.auto.live_gate import GateSettings, LiveGate
 from headway.auto.requests import CallRungs
-from headway.auto.risk import Judged
-from headway.auto.serve import Auto, AutoGate
-from headway.config import Config
+from headway.auto.risk import Judged, limit_of
+from headway.auto.serve import Auto
+from headway.config import AutoTable, Config, ModelTable, ReplicaTable
 from headway.core.machine import Machine
+from headway.core.trust import NEVER, AuditRecalled, TrustPolicy
 from headway.engines.scripted import Script, running
-from headway.errors import Refused
+from headway.errors import EngineAnswered, Refused
 from headway.gateway.billing import make_receipt
+from headway.gateway.events import EventLog, replay
 from headway.gateway.metrics import Metrics
+from headway.ledger.audits import AuditStore
 from headway.ledger.bill import make_bill
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
+from headway.ledger.store import StoreUnavailable
 from headway.ledger.verify import verify
 from headway.price import Price
+from headway.run import gate_of
 from headway.supervise import Supervisor
 from headway.wire import Client, Grant, Receipt, Request
 from tests.running import running_gateway
@@ -131,36 +140,69 @@ class Engines:
         return receipt
 
 
-def trust(tmp_path: Path, judged: list[Judged] | None = None, **more: Any) -> AutoGate:
+def calibration(judged: list[Judged] | None = None) -> GateCalibration:
     """A gate that believes margins of 1 and more, and prompts that say hello."""
     gate = Gate.fit([Seen("x", Evidence("call", 1.0 + n / 100), is_excess=False) for n in range(400)])
     gate.prompts = PromptGuess.fit([("hello", True), ("integral", False)] * 20)
     gate.rising["text"] = Isotonic([0.0, 0.1], [0.5, 1.0])
-    calibration = GateCalibration("m-spark", "m", "2026-11-15", gate, SURE if judged is None else judged)
-    own = {"budget": 0.02, "budgets": {}, "audit_share": 1e-9, "closed_file": tmp_path / "closed", **more}
-    return AutoGate(calibration, **own)
+    return GateCalibration("m-spark", "m", "2026-11-15", gate, SURE if judged is None else judged)
 
 
-def auto_of(engines: Engines, trusted: AutoGate, seed: int = 0) -> Auto:
+def live_gate(
+    tmp_path: Path,
+    audits: Audits | None = None,
+    *,
+    share: float = 0.0,
+    level: float | None = None,
+    record: EventLog | None = None,
+    **more: Any,
+) -> LiveGate:
+    made = calibration()
+    limit = limit_of(made.judged, 0.02, share)
+    limit = replace(limit, level=level if level is not None else limit.level)
+    closed = tmp_path / "closed"
+    policy = TrustPolicy([limit], is_closed=closed.exists(), **more)
+    settings = GateSettings("m-auto", made, policy, closed, "flex")
+    return LiveGate(settings, audits or MemoryAudits(), openai.read_chat, metrics(), record)
+
+
+def metrics() -> Metrics:
+    return Metrics(Machine({}, {}), {}, Supervisor())
+
+
+def auto_of(engines: Engines, gate: LiveGate, seed: int = 0) -> Auto:
     prices = {"m": Price(10_000_000, 10_000_000)}
-    return Auto(
-        engines.handle,
-        {"m-auto": trusted},
-        lambda model, _: prices[model],
-        Metrics(Machine({}, {}), {}, Supervisor()),
-        random.Random(seed),
-    )
+    return Auto(engines.handle, {"m-auto": gate}, lambda model, _: prices[model], metrics(), dice=random.Random(seed))
+
+
+@asynccontextmanager
+async def asking(engines: Engines, gate: LiveGate) -> AsyncIterator[Auto]:
+    """An auto model whose audits are asked in the background."""
+    auto = auto_of(engines, gate)
+    auto.start(Supervisor())
+    try:
+        yield auto
+    finally:
+        await auto.stop()
+
+
+async def until(is_done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_done():
+            await asyncio.sleep(0.001)
 
 
 def rungs_of(asked: dict[str, Any], dialect: Any = None) -> CallRungs:
     read = dialect or openai.read_chat
     body = msgspec.json.encode(asked)
-    return CallRungs(body, read(body, "id1"), read, lambda one: one, ("m-spark", "m"), "flex", ["standard"])
+    return CallRungs(body, read(body, "id1"), read, lambda one: one, ("m-spark", "m"), ["standard"])
 
 
-async def ask(engines: Engines, trusted: AutoGate, asked: dict[str, Any] | None = None, dialect: Any = None) -> Screen:
+async def ask(engines: Engines, gate: LiveGate, asked: dict[str, Any] | None = None, dialect: Any = None) -> Screen:
     screen = Screen()
-    await auto_of(engines, trusted).handle(rungs_of(asked or ASK, dialect), screen)
+    await gate.recall()
+    await auto_of(engines, gate).handle(rungs_of(asked or ASK, dialect), screen)
+    gate.trust.check()
     return screen
 
 
@@ -171,7 +213,7 @@ def said_by(screen: Screen) -> dict[str, Any]:
 
 async def test_a_certain_call_is_the_students(tmp_path: Path) -> None:
     engines = Engines(tool_answer('{"minutes": 5}', 9.0))
-    answer = said_by(await ask(engines, trust(tmp_path)))
+    answer = said_by(await ask(engines, live_gate(tmp_path)))
     assert (answer["rung"], answer["why"]) == ("student", None)
     assert answer["choices"][0]["logprobs"] is None  # the gate wanted them, not the client
     [student] = engines.asked
@@ -198,29 +240,29 @@ async def test_a_certain_call_is_the_students(tmp_path: Path) -> None:
 )
 async def test_all_else_is_the_full_models(answer: bytes | Exception, why: str, tmp_path: Path) -> None:
     engines = Engines(answer)
-    said = said_by(await ask(engines, trust(tmp_path)))
+    said = said_by(await ask(engines, live_gate(tmp_path)))
     assert (said["rung"], said["why"]) == ("full", why)
     assert said["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"minutes": 7}'
     assert [one.call.model for one in engines.asked] == ["m-spark", "m"]
 
 
 async def test_both_rungs_are_billed_and_the_answer_says_so(tmp_path: Path) -> None:
-    taken = said_by(await ask(Engines(tool_answer('{"minutes": 5}', 9.0)), trust(tmp_path)))
-    escalated = said_by(await ask(Engines(tool_answer('{"minutes": 5}', 0.0)), trust(tmp_path)))
+    taken = said_by(await ask(Engines(tool_answer('{"minutes": 5}', 9.0)), live_gate(tmp_path)))
+    escalated = said_by(await ask(Engines(tool_answer('{"minutes": 5}', 0.0)), live_gate(tmp_path)))
     assert taken["usage"]["headway"]["billed_micro"] == 110
     assert escalated["usage"]["headway"]["billed_micro"] == 110 + 1100
 
 
 async def test_a_held_answer_streams_as_the_client_asked(tmp_path: Path) -> None:
     asked = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
-    screen = await ask(Engines(tool_answer('{"minutes": 5}', 9.0)), trust(tmp_path), asked)
+    screen = await ask(Engines(tool_answer('{"minutes": 5}', 9.0)), live_gate(tmp_path), asked)
     events = screen.seen.removesuffix(b"<end>").decode().strip().split("\n\n")
     assert events[-1] == "data: [DONE]"
     chunks = [json.loads(one.removeprefix("data: ")) for one in events[:-1]]
     assert chunks[0]["choices"][0]["delta"]["tool_calls"][0]["index"] == 0
     assert chunks[1]["choices"][0]["finish_reason"] == "tool_calls"
     assert chunks[2]["usage"]["headway"]["rung"] == "student"
-    no_usage = await ask(Engines(tool_answer('{"minutes": 5}', 9.0)), trust(tmp_path), {**ASK, "stream": True})
+    no_usage = await ask(Engines(tool_answer('{"minutes": 5}', 9.0)), live_gate(tmp_path), {**ASK, "stream": True})
     assert no_usage.seen.count(b"data: ") == 3
 
 
@@ -242,11 +284,14 @@ def test_no_tool_call_is_ever_released_unverified(
     streaming: bool,
     closed: bool,
 ) -> None:
-    trusted = trust(tmp_path_factory.getbasetemp() / "none", [])
-    trusted._limits[trusted.budget].level = 0.5
-    trusted.is_closed = closed
     engines = Engines(tool_answer(arguments, margin, name, finish))
-    screen = asyncio.run(ask(engines, trusted, {**ASK, "stream": streaming}))
+
+    async def run() -> Screen:
+        gate = live_gate(tmp_path_factory.getbasetemp() / "none", level=0.5)
+        gate.trust.is_closed = closed
+        return await ask(engines, gate, {**ASK, "stream": streaming})
+
+    screen = asyncio.run(run())
     if engines.asked[-1].call.model == "m-spark":
         assert not closed
         assert name == "set_timer"
@@ -262,75 +307,242 @@ async def test_free_text_is_decided_before_the_first_token_and_streams(tmp_path:
     def asked(text: str) -> dict[str, Any]:
         return {"model": "m-auto", "messages": [{"role": "user", "content": text}], "stream": True}
 
-    student = await ask(Engines(b""), trust(tmp_path), asked("hello"))
-    full = await ask(Engines(b""), trust(tmp_path), asked("solve this integral"))
+    def gate() -> LiveGate:
+        return live_gate(tmp_path, free_text=True, share=1.0)
+
+    student = await ask(Engines(b""), gate(), asked("hello"))
+    full = await ask(Engines(b""), gate(), asked("solve this integral"))
     assert student.seen == b"streamed by m-spark<end>"
     assert full.seen == b"streamed by m<end>"
-    away = await ask(Engines(Refused("no_replica", 1)), trust(tmp_path), asked("hello"))
+    away = await ask(Engines(Refused("no_replica", 1)), gate(), asked("hello"))
     assert away.seen == b"streamed by m<end>"
+
+
+async def test_free_text_is_the_full_models_unless_the_owner_allows_it(tmp_path: Path) -> None:
+    asked = {"model": "m-auto", "messages": [{"role": "user", "content": "hello"}], "stream": True}
+    screen = await ask(Engines(b""), live_gate(tmp_path), asked)
+    assert screen.seen == b"streamed by m<end>"
+    assert screen.grant.rung is not None
+    assert screen.grant.rung.escalated == "free text"
 
 
 async def test_what_can_not_be_weighed_is_the_full_models(tmp_path: Path) -> None:
     tools = [{"name": "set_timer", "input_schema": TIMER["function"]["parameters"]}]  # type: ignore[index]
     asked = {"model": "m-auto", "max_tokens": 5, "messages": ASK["messages"], "tools": tools, "stream": True}
-    screen = await ask(Engines(b""), trust(tmp_path), asked, anthropic.read_messages)
+    screen = await ask(Engines(b""), live_gate(tmp_path), asked, anthropic.read_messages)
     assert screen.seen == b"streamed by m<end>"
     assert screen.grant.rung is not None
     assert screen.grant.rung.escalated == "not weighed"
-    several = await ask(Engines(b""), trust(tmp_path), {**ASK, "n": 2, "stream": True})
+    several = await ask(Engines(b""), live_gate(tmp_path), {**ASK, "n": 2, "stream": True})
     assert several.seen == b"streamed by m<end>"
     plain = {"model": "m-auto", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}], "stream": True}
-    assert (await ask(Engines(b""), trust(tmp_path), plain, anthropic.read_messages)).seen.endswith(b"m-spark<end>")
+    free = await ask(Engines(b""), live_gate(tmp_path, free_text=True), plain, anthropic.read_messages)
+    assert free.seen.endswith(b"m-spark<end>")
 
 
-async def test_keys_have_budgets_of_their_own(tmp_path: Path) -> None:
+def test_keys_have_budgets_of_their_own(tmp_path: Path) -> None:
     """10 excess mistakes of 1,000: within 2 % for sure, within 0.5 % not."""
     judged = [Judged(1.0, is_excess=number < 10) for number in range(1000)]
-    trusted = trust(tmp_path, judged, budgets={"strict": 0.005})
-    assert trusted.limit("anyone").level < 1 < trusted.limit("strict").level == inf
+    path = tmp_path / "auto.json"
+    write_calibration(path, calibration(judged))
+    auto = AutoTable(calibration=str(path), budgets={"strict": 0.005, "same": 0.02})
+    model = ModelTable(name="m", replicas=[ReplicaTable(url="http://127.0.0.1:1")], auto=auto)
+    policy = gate_of(model, auto).policy
+    assert [limit.budget for limit in policy.limits] == [0.02, 0.005]
+    assert policy.tenants == {"strict": 1, "same": 0}
+    assert policy.limits[0].level < 1 < policy.limits[1].level == NEVER
+    assert [limit.audit_share for limit in policy.limits] == [0.25, 1.0]
 
 
 async def test_differences_close_the_gate_also_after_a_restart(tmp_path: Path) -> None:
-    trusted = trust(tmp_path, audit_share=1.0)
+    gate = live_gate(tmp_path, share=1.0)
     engines = Engines(tool_answer('{"minutes": 5}', 9.0))  # the full model says 7
-    auto = auto_of(engines, trusted)
-    asked = 0
-    while not trusted.is_closed:
-        await auto.handle(rungs_of(ASK), Screen())
-        asked += 1
-        while auto._audits:
-            await asyncio.sleep(0)
-        assert asked < 20
+    screens = []
+    async with asking(engines, gate) as auto:
+        await until(lambda: gate.can_keep)
+        while not gate.trust.is_closed:
+            screens.append(Screen())
+            await auto.handle(rungs_of(ASK), screens[-1])
+            await until(lambda: not gate.trust.waiting)
+            assert len(screens) < 20
     audits = [one for one in engines.asked if one.call.id == "id1-audit"]
-    assert len(audits) == asked
     assert all(one.call.tier == "flex" and one.call.tenant == "" for one in audits)
+    # After the first difference nothing is taken, and the full model's answer is compared before it is served.
+    assert len(audits) == 1
+    assert [said_by(one)["rung"] for one in screens] == ["student"] + ["full"] * (len(screens) - 1)
+    assert {said_by(one)["why"] for one in screens[1:]} == {"in doubt"}
     assert "differ" in (tmp_path / "closed").read_text()
-    again = trust(tmp_path)
-    assert again.is_closed
+    again = live_gate(tmp_path)
+    assert again.trust.is_closed
     assert said_by(await ask(engines, again))["why"] == "closed"
 
 
-async def test_a_student_that_agrees_stays_trusted(tmp_path: Path) -> None:
-    trusted = trust(tmp_path, audit_share=0.5)
+async def test_a_call_in_doubt_streams_as_the_client_asked(tmp_path: Path) -> None:
+    gate = live_gate(tmp_path)
+    await gate.recall()
+    gate.tell(AuditRecalled(1, 0.02, 0.0, "differs"))
+    asked = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
     same = tool_answer('{"minutes": 5}', 9.0)
-    auto = auto_of(Engines(same, same), trusted)
-    for _ in range(200):
+    screen = await ask(Engines(same, same), gate, asked)
+    events = screen.seen.removesuffix(b"<end>").decode().strip().split("\n\n")
+    assert events[-1] == "data: [DONE]"
+    last = json.loads(events[-2].removeprefix("data: "))
+    assert last["usage"]["headway"]["escalated"] == "in doubt"
+    assert gate.trust.watch_of("").audited == 2
+
+
+async def test_a_call_in_doubt_that_the_full_model_does_not_serve_counts_for_nothing(tmp_path: Path) -> None:
+    gate = live_gate(tmp_path)
+    await gate.recall()
+    gate.tell(AuditRecalled(1, 0.02, 0.0, "differs"))
+    engines = Engines(tool_answer('{"minutes": 5}', 9.0))
+    engines.answers["m"] = Refused("full", 1)
+    with pytest.raises(Refused):
+        await ask(engines, gate)
+    gate.trust.check()
+    assert gate.trust.watch_of("").audited == 1
+
+
+async def test_a_student_that_agrees_stays_trusted(tmp_path: Path) -> None:
+    gate = live_gate(tmp_path, share=0.5)
+    same = tool_answer('{"minutes": 5}', 9.0)
+    async with asking(Engines(same, same), gate) as auto:
+        await until(lambda: gate.can_keep)
+        for _ in range(200):
+            await auto.handle(rungs_of(ASK), Screen())
+            await until(lambda: not gate.trust.waiting)
+    assert not gate.trust.is_closed
+    assert 60 < gate.trust.watch_of("").audited < 140
+
+
+async def test_an_audit_without_a_seat_waits_and_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_gate_module, "RETRY_S", 0.001)
+    gate = live_gate(tmp_path, share=1.0, max_waiting=2)
+    same = tool_answer('{"minutes": 5}', 9.0)
+    engines = Engines(same)
+    engines.answers["m"] = Refused("hold_timeout", 1)
+    async with asking(engines, gate) as auto:
+        await until(lambda: gate.can_keep)
+        for _ in range(3):
+            await auto.handle(rungs_of(ASK), Screen())
+        with pytest.raises(Refused):  # too many wait: the student is not asked, and the full model has no seat
+            await auto.handle(rungs_of(ASK), Screen())
+        await until(lambda: sum(one.call.id == "id1-audit" for one in engines.asked) > 6)
+        assert len(gate.trust.waiting) == 3
+        engines.answers["m"] = same
+        await until(lambda: not gate.trust.waiting)
+    assert (gate.trust.watch_of("").audited, gate.trust.watch_of("").excess) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [EngineAnswered(400, b"too long"), b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 0}}'],
+)
+async def test_what_the_full_model_refuses_differs(refusal: bytes | Exception, tmp_path: Path) -> None:
+    gate = live_gate(tmp_path, share=1.0)
+    engines = Engines(tool_answer('{"minutes": 5}', 9.0))
+    engines.answers["m"] = refusal
+    async with asking(engines, gate) as auto:
+        await until(lambda: gate.can_keep)
         await auto.handle(rungs_of(ASK), Screen())
-        while auto._audits:
-            await asyncio.sleep(0)
-    assert not trusted.is_closed
-    assert 60 < trusted.limit("").watch.audited < 140
+        await until(lambda: not gate.trust.waiting)
+    assert gate.trust.watch_of("").excess == 1
+
+
+def stored(tmp_path: Path) -> AuditStore:
+    return AuditStore(lambda: SQLiteStore(tmp_path / "books.db"), "gw-a", b"s" * 32)
+
+
+async def test_audits_wait_in_the_store_over_a_restart(tmp_path: Path) -> None:
+    store, same = stored(tmp_path), tool_answer('{"minutes": 5}', 9.0)
+    first = live_gate(tmp_path, StoredAudits(store, "m-auto", "cal"), share=1.0)
+    for _ in range(3):
+        await ask(Engines(same), first)
+    await first.stop()  # nobody has asked them
+    again = live_gate(tmp_path, StoredAudits(store, "m-auto", "cal"), share=1.0)
+    engines = Engines(b"", same)
+    async with asking(engines, again):
+        await until(lambda: again.can_keep and not again.trust.waiting)
+    assert [one.call.id for one in engines.asked] == ["id1-audit"] * 3
+    assert again.trust.watch_of("").audited == 3
+    third = live_gate(tmp_path, StoredAudits(store, "m-auto", "cal"), share=1.0)
+    await third.recall()
+    assert third.trust.watch_of("") == again.trust.watch_of("")
+    assert third.trust.waiting == {}
+    store.close()
+
+
+async def test_without_the_store_the_student_is_not_asked(tmp_path: Path) -> None:
+    def away() -> SQLiteStore:
+        raise StoreUnavailable("away")
+
+    store = AuditStore(away, "gw-a", b"s" * 32)
+    gate = live_gate(tmp_path, StoredAudits(store, "m-auto", "cal"), share=1.0)
+    engines = Engines(tool_answer('{"minutes": 5}', 9.0))
+    screen = Screen()
+    await auto_of(engines, gate).handle(rungs_of(ASK), screen)
+    assert said_by(screen)["why"] == "audit not kept"
+    gate._is_recalled, store.is_available = True, True  # it is lost between the question and the answer
+    screen = Screen()
+    await auto_of(engines, gate).handle(rungs_of(ASK), screen)
+    assert said_by(screen)["why"] == "audit not kept"
+    assert [one.call.model for one in engines.asked] == ["m", "m-spark", "m"]
+    gate.trust.check()
+    store.close()
+
+
+async def test_a_client_that_leaves_takes_nothing_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, engines = live_gate(tmp_path, share=1.0), Engines(b"")
+
+    async def never(_request: Request, _client: Client) -> Receipt:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(engines, "handle", never)
+    call = asyncio.create_task(ask(engines, gate))
+    await until(lambda: gate.trust.has_asked("id1"))
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert not gate.trust.has_asked("id1")
+    gate.trust.check()
+
+
+async def test_the_proof_names_the_tier_asked(tmp_path: Path) -> None:
+    """The student offers standard only."""
+    asked = {**ASK, "service_tier": "fast"}
+    answer = said_by(await ask(Engines(tool_answer('{"minutes": 5}', 9.0)), live_gate(tmp_path), asked))
+    proof = answer["usage"]["headway"]
+    assert (proof["rung"], proof["tier_asked"], proof["tier_served"]) == ("student", "fast", "standard")
+
+
+async def test_a_record_replays_the_decisions(tmp_path: Path) -> None:
+    record = EventLog(tmp_path / "events", {}, {})
+    gate = live_gate(tmp_path, share=0.5, record=record)
+    async with asking(Engines(tool_answer('{"minutes": 5}', 9.0)), gate) as auto:
+        await until(lambda: gate.can_keep)
+        while not gate.trust.is_closed:
+            await auto.handle(rungs_of(ASK), Screen())
+            await until(lambda: not gate.trust.waiting)
+    record.close()
+    result = replay(tmp_path / "events")
+    assert result.first_difference is None
+    assert result.actions > 10
+    changed = (tmp_path / "events").read_bytes().replace(b'"compare":2', b'"compare":3')
+    (tmp_path / "events").write_bytes(changed)
+    assert replay(tmp_path / "events").first_difference is not None
 
 
 def test_a_calibration_survives_its_file(tmp_path: Path) -> None:
-    made = trust(tmp_path).calibration
+    made = calibration()
     assert GateCalibration.from_plain(json.loads(json.dumps(made.as_plain()))) == made
 
 
 async def test_through_the_whole_gateway_with_books(tmp_path: Path) -> None:
     """Scripted engines write free text: the student's, and the full model's where the student is away."""
     path, secret = tmp_path / "auto.json", "hw-a-key-for-tests"
-    made = trust(tmp_path).calibration
+    made = calibration()
     write_calibration(path, replace(made, student="scripted-spark", full="scripted"))
     quick = Script(model="scripted", first_token_s=0.005, step_s=((1, 0.002),))
     async with running(quick) as full, running(replace(quick, model="scripted-spark")) as small:
@@ -343,7 +555,7 @@ async def test_through_the_whole_gateway_with_books(tmp_path: Path) -> None:
                         "name": "scripted",
                         "replicas": [{"url": full.url}],
                         "price": {"input": 10.0, "output": 100.0},
-                        "auto": {"calibration": str(path)},
+                        "auto": {"calibration": str(path), "free_text": True},
                     },
                     {
                         "name": "scripted-spark",

@@ -168,8 +168,8 @@ def test_what_the_student_is_not_asked() -> None:
     of = trust(free_text=True)
     assert why(prompt_score=0.1) == "unsure"
     assert why(prompt_score=1.0, is_calibrated=False) == "not calibrated"
-    assert why(prompt_score=1.0) == ""
-    assert of.step(StudentAnswered("a", 1.0), 0.0) == [TakeAnswer("a", 0, 0.02)]  # free text is not sampled
+    assert of.step(AutoArrived("a", "", SAMPLED, prompt_score=1.0), 0.0) == [TakeAnswer("a")]  # it is not sampled
+    assert of.step(StudentFailed("a", "student failed"), 0.0) == [AskFull("a", "student failed")]
     of = trust(is_closed=True)
     assert why() == "closed"
 

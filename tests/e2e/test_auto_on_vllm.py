@@ -126,4 +126,4 @@ def test_the_full_model_serves_truncated_answers_and_free_text(sdk: OpenAI) -> N
     )
     free = sdk.chat.completions.create(model=f"{MODEL}-auto", messages=ASK, temperature=0, max_tokens=4)
     said = [one.usage.model_dump()["headway"] for one in (cut, free) if one.usage is not None]
-    assert [(one["rung"], one["escalated"]) for one in said] == [("full", "cut off"), ("full", "unsure")]
+    assert [(one["rung"], one["escalated"]) for one in said] == [("full", "cut off"), ("full", "free text")]

@@ -4,12 +4,17 @@ Two of ten calls need tools that the student does not know, which the gate sees.
 distributed as 3 · Exp(1), and a margin m is an excess mistake with probability exp(-m) / 2. So the true rate of a gate
 that accepts margins from x on is 0.8 · ∫ₓ exp(-m/3)/3 · exp(-m)/2 dm = 0.1 · exp(-4x/3): 10 % if it accepts everything.
 Two in a hundred answers that are not excess mistakes still differ from the full model's.
+
+Each budget is tried with seats for 100, 50, 30 and 0 % of the audits (audited_service.py), without a change and with a
+student that makes 3, 5 and 10 times as many excess mistakes from the middle on. A drift is noticed in time if the
+excess mistakes since it began are never more than twice the budget of the calls since, from 500 calls on.
 """
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,23 +24,30 @@ from rich.progress import Progress
 from rich.table import Table
 
 from headway.auto.calibration import Compared, Endpoint, allowed, calibrate
-from headway.auto.gate import Evidence, Gate
+from headway.auto.gate import Evidence, Gate, GateCalibration
 from headway.auto.risk import at_most as upper_bound
-from headway.auto.risk import watched_rate
-from headway.core.watch import CONFIDENCE, Watch
-from runs.measure.verdict import Verdict, at_most, finish
+from headway.auto.risk import limit_of
+from headway.config import AutoTable
+from headway.core.trust import LimitPolicy
+from headway.core.watch import CONFIDENCE
+from runs.measure.verdict import Verdict, at_least, at_most, finish, none_of
+from runs.mistakes.audited_service import AuditedService, Flags
+from runs.mistakes.killed import Killed, kill_between_verdicts
 
 BUDGETS = (0.01, 0.02, 0.05)
 TASKS = 2400  # with known answers: half train the gate, half set its threshold
 KNOWN, HARMLESS = 0.8, 0.02
-CALLS, WORSE_AFTER, AUDITED = 10_000, 5_000, 0.1
-WORSE = (1.0, 3.0, 5.0, 10.0)  # times as many excess mistakes
-MAX_BROKEN, MAX_TIMES = 1 - CONFIDENCE, 2.0
+SEATS = (1.0, 0.5, 0.3, 0.0)  # share of the audits for which a seat is free
+CALLS, WORSE_AFTER = 10_000, 5_000
+WORSE = (3.0, 5.0, 10.0)  # times as many excess mistakes
+DRIFTS_PER_REPETITION = 4  # a drift is simulated in one repetition of four
+MAX_BROKEN, MAX_TIMES, AT_LEAST_CALLS, MIN_IN_TIME = 1 - CONFIDENCE, 2.0, 500, 0.95
+KILLS = 20
 HERE = Endpoint("", "student", "full")
+AUTO = AutoTable(calibration="none")  # the settings that are used if the owner sets none
 
 console = Console()
 Floats = NDArray[np.float64]
-Flags = NDArray[np.bool_]
 
 
 @dataclass
@@ -81,119 +93,170 @@ def true_rate(margin: float) -> float:
 
 
 @dataclass
+class Drifted:
+    """A student that got worse in the middle of a service."""
+
+    in_time: bool
+    closed_after: int | None  # calls since the student got worse
+    since: float  # the most excess mistakes per call since then, over at least 500 calls
+    over_all: float  # excess mistakes per call, over all calls
+
+
+@dataclass
+class Served:
+    """One calibration in service at one budget and one share of seats."""
+
+    excess: float  # per call
+    by_student: float
+    is_closed: bool
+    drifted: dict[float, Drifted]
+
+
+@dataclass
 class Repetition:
-    is_broken: bool
-    served: float
-    rate: float
-    closed_after: dict[float, int | None]  # calls since the student got worse (or since the start if it did not)
-    realised: dict[float, float]
+    true_rates: dict[float, float]  # by budget
+    served: dict[tuple[float, float], Served]  # by budget and share of seats
 
 
-def repeat(dice: np.random.Generator, budget: float) -> Repetition:
+def repeat(dice: np.random.Generator, number: int) -> Repetition:
     made = calibrate(compared(draw(dice, TASKS)), HERE, "", [], seed=int(dice.integers(2**31)))
-    found = allowed(made, budget)
-    margin = least_margin(made.gate, found.level)
-    rate = true_rate(margin)
-    closed, realised = {}, {}
-    for times in WORSE:
-        watch = Watch(watched_rate(made.judged, found.level, budget))
-        closed[times], realised[times] = serve(dice, watch, margin, times)
-    return Repetition(rate > budget, found.served, rate, closed, realised)
+    rates, served = {}, {}
+    for budget in BUDGETS:
+        margin = least_margin(made.gate, allowed(made, budget).level)
+        rates[budget] = true_rate(margin)
+        for seats in SEATS:
+            service = AuditedService(limit_of_budget(made, budget), seats, AUTO.max_waiting_audits)
+            drifts = WORSE if number % DRIFTS_PER_REPETITION == 0 else ()
+            served[budget, seats] = serve(dice, service, margin, drifts)
+    return Repetition(rates, served)
 
 
-def serve(dice: np.random.Generator, watch: Watch, margin: float, times: float) -> tuple[int | None, float]:
-    """The call at which the gate closes, and the share of excess mistakes among all calls until then."""
-    worse = np.where(np.arange(CALLS) < WORSE_AFTER, 1.0, times)
-    calls = draw(dice, CALLS, worse)
-    taken = calls.is_known & (calls.margins >= margin)
-    excess, differs = taken & calls.is_excess, taken & calls.differs
-    by_chance = (dice.random(CALLS) < AUDITED).tolist()
-    for number, differing in enumerate(differs.tolist()):
-        if by_chance[number] or watch.is_alert:
-            watch.see(differing)
-            if watch.is_broken:
-                return number + 1 - (WORSE_AFTER if times > 1 else 0), float(excess[: number + 1].mean())
-    return None, float(excess.mean())
+def limit_of_budget(made: GateCalibration, budget: float) -> LimitPolicy:
+    return limit_of(made.judged, budget, AUTO.audit_share_of(budget))
+
+
+def serve(dice: np.random.Generator, service: AuditedService, margin: float, drifts: tuple[float, ...]) -> Served:
+    calls = draw(dice, CALLS)
+    steady = service.serve(dice, calls.is_known & (calls.margins >= margin), calls.is_excess, calls.differs)
+    drifted = {}
+    for times in drifts:
+        calls = draw(dice, CALLS, np.where(np.arange(CALLS) < WORSE_AFTER, 1.0, times))
+        worse = service.serve(dice, calls.is_known & (calls.margins >= margin), calls.is_excess, calls.differs)
+        since = most_since(worse.excess)
+        closed_after = worse.closed_at - WORSE_AFTER if worse.closed_at is not None else None
+        over_all = float(worse.excess.mean())
+        drifted[times] = Drifted(since <= MAX_TIMES * service.limit.budget, closed_after, since, over_all)
+    return Served(float(steady.excess.mean()), steady.taken / CALLS, steady.closed_at is not None, drifted)
+
+
+def most_since(excess: Flags) -> float:
+    """The most excess mistakes per call since the drift began, over at least 500 calls."""
+    since = np.cumsum(excess[WORSE_AFTER:])[AT_LEAST_CALLS - 1 :]
+    return float((since / np.arange(AT_LEAST_CALLS, CALLS - WORSE_AFTER + 1)).max())
 
 
 @dataclass(frozen=True)
 class Row:
-    """One budget, over all repetitions."""
+    """One budget and one share of seats, over all repetitions."""
 
-    broken: int  # repetitions whose true rate is above the budget
-    false_alarms: int  # repetitions in which the gate closed though the student had not changed
-    realised: dict[float, float]  # excess over the budget that 95 of 100 stay below, by how much worse the student got
+    broken: float  # share of repetitions in which clients got more excess mistakes than the budget allows
+    closed: float  # share of repetitions in which the gate closed though the student had not changed
+    in_time: dict[float, float]  # share of the drifts that were noticed in time, by how much worse the student got
 
 
 @dataclass(frozen=True)
 class Figures:
     repetitions: int
-    rows: dict[float, Row]  # by budget
+    too_high: dict[float, float]  # share of repetitions whose gate has a true rate above the budget, by budget
+    rows: dict[tuple[float, float], Row]  # by budget and share of seats
+    killed: Killed
 
 
 def verdict(figures: Figures) -> Verdict:
-    bars = []
-    for budget, row in figures.rows.items():
-        broken, false = row.broken / figures.repetitions, row.false_alarms / figures.repetitions
-        bars.append(at_most(f"budget {budget:.0%}: broken", broken, MAX_BROKEN, ".1%"))
-        bars.append(at_most(f"budget {budget:.0%}: closed without a reason", false, MAX_BROKEN, ".1%"))
-        for times, realised in row.realised.items():
-            what = f"budget {budget:.0%}: realised ÷ budget in 95 of 100, {times:g} times worse"
-            bars.append(at_most(what, realised, MAX_TIMES))
-    broken = max(row.broken for row in figures.rows.values()) / figures.repetitions
-    false = max(row.false_alarms for row in figures.rows.values()) / figures.repetitions
-    most = max(realised for row in figures.rows.values() for realised in row.realised.values())
+    bars = [
+        at_most(f"budget {budget:.0%}: true rate too high", share, MAX_BROKEN, ".1%")
+        for budget, share in figures.too_high.items()
+    ]
+    for (budget, seats), row in figures.rows.items():
+        what = f"budget {budget:.0%}, seats for {seats:.0%}"
+        bars.append(at_most(f"{what}: broken", row.broken, MAX_BROKEN, ".1%"))
+        bars.append(at_most(f"{what}: closed without a reason", row.closed, MAX_BROKEN, ".1%"))
+        for times, share in row.in_time.items():
+            bars.append(at_least(f"{what}: {times:g} times worse, noticed in time", share, MIN_IN_TIME, ".1%"))
+    killed = figures.killed
+    bars.append(none_of(f"audits lost in {killed.kills} kills, of {killed.audits:,}", killed.lost))
+    bars.append(none_of("watches that a restart rebuilt otherwise", int(not killed.is_same_watch)))
+    broken = max([row.broken for row in figures.rows.values()] + list(figures.too_high.values()))
+    closed = max(row.closed for row in figures.rows.values())
+    least = min(share for row in figures.rows.values() for share in row.in_time.values())
     figure = (
-        f"broken in at most {broken:.1%} of repetitions (bar {MAX_BROKEN:.0%}), closed without a reason in "
-        f"{false:.1%} (bar {MAX_BROKEN:.0%}), realised excess at the most {most:.2f} times the budget in 95 of 100 "
-        f"(bar {MAX_TIMES:g})"
+        f"broken in at most {broken:.1%} of {figures.repetitions:,} repetitions (bar {MAX_BROKEN:.0%}), closed without "
+        f"a reason in {closed:.1%} (bar {MAX_BROKEN:.0%}), a drift noticed before the excess since then is twice the "
+        f"budget in at least {least:.1%} (bar {MIN_IN_TIME:.0%}), with seats for 100, 50, 30 and 0 % of the audits; "
+        f"{killed.lost} of {killed.audits:,} audits lost in {killed.kills} kills"
     )
     return Verdict(figure, tuple(bars))
 
 
 def main(repetitions: int) -> int:
     dice = np.random.default_rng(2026)
-    table = Table("budget", "broken (95 % interval)", "true rate, mean", "student serves", "closed without a reason")
-    table.title = f"{repetitions} repetitions, {TASKS} tasks of known answer each"
-    drift = Table("budget", "worse", "closed in time", "calls until then, median (95 %)", "realised ÷ budget (95 %)")
-    drift.title = f"worse after {WORSE_AFTER:,} of {CALLS:,} calls, {AUDITED:.0%} of them audited"
-    found: dict[float, Row] = {}
+    done: list[Repetition] = []
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task("calibrate, then serve", total=repetitions * len(BUDGETS))
-        for budget in BUDGETS:
-            rows = []
-            for _ in range(repetitions):
-                rows.append(repeat(dice, budget))
-                progress.advance(bar)
-            broken = sum(one.is_broken for one in rows)
-            false = sum(one.closed_after[1.0] is not None for one in rows)
-            high, low = (
-                upper_bound(broken, repetitions, 0.975),
-                1 - upper_bound(repetitions - broken, repetitions, 0.975),
+        bar = progress.add_task("calibrate, then serve", total=repetitions)
+        for number in range(repetitions):
+            done.append(repeat(dice, number))
+            progress.advance(bar)
+    too_high = {budget: share(one.true_rates[budget] > budget for one in done) for budget in BUDGETS}
+    table = Table("budget", "seats", "broken (95 % interval)", "excess, mean", "student serves", "closed")
+    table.title = f"{repetitions:,} repetitions, {TASKS:,} tasks of known answer each, then {CALLS:,} calls"
+    drift = Table("budget", "seats", "worse", "in time", "closed", "calls until then, median (95 %)",
+                  "since ÷ budget, median (95 %)", "over all ÷ budget (95 %)")  # fmt: skip
+    drift.title = (
+        f"worse after {WORSE_AFTER:,} of {CALLS:,} calls; since: the most over at least {AT_LEAST_CALLS} calls"
+    )
+    rows = {}
+    for budget in BUDGETS:
+        for seats in SEATS:
+            served = [one.served[budget, seats] for one in done]
+            broken = share(one.excess > budget for one in served)
+            rows[budget, seats] = Row(
+                broken, share(one.is_closed for one in served), show_drift(drift, budget, seats, served)
             )
             table.add_row(
-                f"{budget:.0%}", f"{broken / repetitions:.1%} ({low:.1%} .. {high:.1%})",
-                f"{np.mean([one.rate for one in rows]):.2%}", f"{np.mean([one.served for one in rows]):.0%}",
-                f"{false / repetitions:.1%}",
+                f"{budget:.0%}", f"{seats:.0%}", interval(broken, repetitions),
+                f"{np.mean([one.excess for one in served]):.2%}",
+                f"{np.mean([one.by_student for one in served]):.0%}", f"{rows[budget, seats].closed:.1%}",
             )  # fmt: skip
-            found[budget] = Row(broken, false, show_drift(drift, budget, rows))
     console.print(table)
     console.print(drift)
-    return finish(console, verdict(Figures(repetitions, found)))
+    killed = kill_between_verdicts(KILLS)
+    return finish(console, verdict(Figures(repetitions, too_high, rows, killed)))
 
 
-def show_drift(table: Table, budget: float, rows: list[Repetition]) -> dict[float, float]:
-    """Returns the realised excess over the budget that 95 of 100 repetitions stay below."""
+def share(flags: Iterable[bool]) -> float:
+    return float(np.mean(list(flags)))
+
+
+def interval(part: float, of: int) -> str:
+    count = round(part * of)
+    high, low = upper_bound(count, of, 0.975), 1 - upper_bound(of - count, of, 0.975)
+    return f"{part:.1%} ({low:.1%} .. {high:.1%})"
+
+
+def show_drift(table: Table, budget: float, seats: float, served: list[Served]) -> dict[float, float]:
+    """Returns the share of the drifts that were noticed in time, by how much worse the student got."""
     found = {}
-    for times in WORSE[1:]:
-        after = [one.closed_after[times] for one in rows]
-        closed = [one for one in after if one is not None and one > 0]
-        realised = np.array([one.realised[times] for one in rows]) / budget
-        found[times] = high = float(np.quantile(realised, 0.95))
-        said = f"{np.median(closed):,.0f} ({np.quantile(closed, 0.95):,.0f})" if closed else "-"
+    for times in WORSE:
+        drifted = [one.drifted[times] for one in served if times in one.drifted]
+        after = [one.closed_after for one in drifted if one.closed_after is not None and one.closed_after > 0]
+        since = np.array([one.since for one in drifted]) / budget
+        over_all = np.array([one.over_all for one in drifted]) / budget
+        found[times] = share(one.in_time for one in drifted)
         table.add_row(
-            f"{budget:.0%}", f"{times:g} times", f"{np.mean(realised < MAX_TIMES):.1%}", said,
-            f"{np.median(realised):.2f} ({high:.2f})",
+            f"{budget:.0%}", f"{seats:.0%}", f"{times:g} times", f"{found[times]:.1%}",
+            f"{len(after) / len(drifted):.0%}",
+            f"{np.median(after):,.0f} ({np.quantile(after, 0.95):,.0f})" if after else "-",
+            f"{np.median(since):.2f} ({np.quantile(since, 0.95):.2f})", f"{np.quantile(over_all, 0.95):.2f}",
         )  # fmt: skip
     return found
 

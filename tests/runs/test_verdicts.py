@@ -27,6 +27,7 @@ from runs.ledger import budget_race, cost, outages, torture
 from runs.ledger.torture_judge import Judgement
 from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish, none_of
 from runs.mistakes import budget, by_speed
+from runs.mistakes.killed import Killed
 from runs.simulation import fidelity, internet_scale, parity, speed
 from runs.students import distill, drafter
 
@@ -274,10 +275,13 @@ def mistakes_case() -> Case:
 
 
 def mistake_budget() -> Case:
-    row = budget.Row(broken=40, false_alarms=4, realised={3.0: 1.77, 10.0: 1.97})
-    good = budget.Figures(2_000, {0.01: row, 0.05: row})
-    worse = [*each(row, broken=101, false_alarms=101), replace(row, realised={3.0: 2.1, 10.0: 2.1})]
-    return Case(budget.verdict, good, [replace(good, rows={**good.rows, of: one}) for of in good.rows for one in worse])
+    row = budget.Row(broken=0.04, closed=0.01, in_time={3.0: 0.98, 10.0: 0.96})
+    killed = Killed(kills=20, audits=300, lost=0, is_same_watch=True)
+    good = budget.Figures(2_000, {0.01: 0.04, 0.05: 0.03}, {(0.01, 1.0): row, (0.05, 0.3): row}, killed)
+    worse = [*each(row, broken=0.051, closed=0.051), replace(row, in_time={3.0: 0.94, 10.0: 0.94})]
+    bad = [replace(good, rows={**good.rows, of: one}) for of in good.rows for one in worse]
+    bad += each(good, too_high={0.01: 0.051, 0.05: 0.051}, killed=replace(killed, lost=1))
+    return Case(budget.verdict, good, [*bad, replace(good, killed=replace(killed, is_same_watch=False))])
 
 
 def sim_fidelity() -> Case:

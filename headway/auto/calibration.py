@@ -12,16 +12,16 @@ import asyncio
 import hashlib
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from headway.auto.gate import Evidence, Gate, GateAnswer, GateCalibration, Seen, differ, weigh
+from headway.auto.gate import Evidence, Gate, GateAnswer, GateCalibration, Seen, differ, tool_id, weigh
 from headway.auto.requests import CHAT, TOP_LOGPROBS, read_answer, read_call
-from headway.auto.risk import Judged, threshold, watched_rate
+from headway.auto.risk import Judged, by_temperature, limit_of
 from headway.errors import ConnectionFailed, SetupError
 from headway.evals.expected import RIGHT, GivenAnswer, verdict
 from headway.evals.plain_tasks import PlainTask
@@ -41,16 +41,18 @@ class Endpoint:
     key: str | None = None
     max_tokens: int = 256
     at_once: int = 8
+    temperatures: tuple[float, ...] = (0.0,)
 
 
 @dataclass(slots=True)
 class Compared:
-    """A task that both models answered."""
+    """A task that both models answered at one temperature."""
 
     words: str
     evidence: Evidence
     is_excess: bool
     differs: bool
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ class Allowed:
     budget: float
     level: float
     served: float  # share of calls that the student would serve
-    excess: int
+    excess: int  # at the temperature with the most
     of: int
     watched: float
 
@@ -77,11 +79,12 @@ def compare(endpoint: Endpoint, tasks: Sequence[PlainTask], progress: Callable[[
 
 
 async def _compare(endpoint: Endpoint, tasks: Sequence[PlainTask], progress: Callable[[], None]) -> list[Compared]:
+    """Returns the rows of each task together, one for each temperature."""
     pool, seats = ConnectionPool(endpoint.url), asyncio.Semaphore(endpoint.at_once)
 
-    async def one(plain: PlainTask) -> Compared:
+    async def one(plain: PlainTask, temperature: float) -> Compared:
         async with seats:
-            asked = {"messages": plain.task.messages, "temperature": 0, "max_tokens": endpoint.max_tokens}
+            asked = {"messages": plain.task.messages, "temperature": temperature, "max_tokens": endpoint.max_tokens}
             asked |= {"tools": plain.task.tools} if plain.task.tools else {}
             margins = {"logprobs": True, "top_logprobs": TOP_LOGPROBS}
             student = await _ask(pool, endpoint, {**asked, **margins, "model": endpoint.student})
@@ -90,7 +93,8 @@ async def _compare(endpoint: Endpoint, tasks: Sequence[PlainTask], progress: Cal
             return _compared(plain, asked, student, full)
 
     try:
-        return list(await asyncio.gather(*[one(task) for task in tasks]))
+        asked = [one(task, temperature) for task in tasks for temperature in endpoint.temperatures]
+        return list(await asyncio.gather(*asked))
     finally:
         pool.close()
 
@@ -102,7 +106,7 @@ def _compared(plain: PlainTask, asked: dict[str, Any], student: dict[str, Any], 
     full_answer = read_answer(full) if full else GateAnswer([], "")
     is_excess = _is_right(plain, full_answer) and not _is_right(plain, student_answer)
     evidence = Evidence("text") if call.is_free_text else weigh(call, student_answer)
-    return Compared(call.words, evidence, is_excess, differ(student_answer, full_answer))
+    return Compared(call.words, evidence, is_excess, differ(student_answer, full_answer), call.temperature)
 
 
 def _is_right(plain: PlainTask, answer: GateAnswer) -> bool:
@@ -135,29 +139,51 @@ async def _ask(pool: ConnectionPool, endpoint: Endpoint, body: dict[str, Any]) -
 
 
 def calibrate(
-    compared: Sequence[Compared], endpoint: Endpoint, day: str, used: Sequence[str], seed: int = 0
+    compared: Sequence[Compared],
+    endpoint: Endpoint,
+    day: str,
+    used: Sequence[str],
+    seed: int = 0,
+    tools: Iterable[str] = (),
 ) -> GateCalibration:
-    """`used` identifies the tasks, so that they cannot be used again after the gate has closed."""
-    rows = list(compared)
-    random.Random(seed).shuffle(rows)
-    half = len(rows) // 2
-    gate = Gate.fit([Seen(one.words, one.evidence, one.is_excess) for one in rows[:half]])
+    """`used` identifies the tasks, so that they cannot be used again after the gate has closed. `compared` has the rows
+    of each task together; a task is in one half with all of them."""
+    asked_times = len(endpoint.temperatures)
+    tasks = [compared[at : at + asked_times] for at in range(0, len(compared), asked_times)]
+    random.Random(seed).shuffle(tasks)
+    half = len(tasks) // 2
+    gate = Gate.fit([Seen(one.words, one.evidence, one.is_excess) for task in tasks[:half] for one in task])
     judged = []
-    for one in rows[half:]:
+    for one in (one for task in tasks[half:] for one in task):
         evidence = one.evidence
         if evidence.kind == "text":
             evidence = Evidence("text", gate.prompts.strength(one.words))
-        judged.append(Judged(gate.score(evidence), one.is_excess, one.differs))
-    return GateCalibration(endpoint.student, endpoint.full, day, gate, judged, list(used))
+        judged.append(Judged(gate.score(evidence), one.is_excess, one.differs, one.temperature))
+    names = endpoint.student, endpoint.full, day
+    return GateCalibration(*names, gate, judged, list(used), sorted(endpoint.temperatures), sorted(set(tools)))
+
+
+def tools_of(tasks: Sequence[PlainTask]) -> list[str]:
+    """The ids of all tools that the tasks offer."""
+    found = []
+    for plain in tasks:
+        call = read_call(CHAT, {"messages": plain.task.messages, "tools": plain.task.tools})
+        assert call is not None
+        found += [tool_id(name, schema) for name, schema in call.tools.items()]
+    return found
 
 
 def allowed(calibration: GateCalibration, budget: float) -> Allowed:
     judged = calibration.judged
-    level = threshold(judged, budget)
-    taken = [one for one in judged if one.score > 0 and one.score >= level]
-    excess = sum(one.is_excess for one in taken)
-    watched = watched_rate(judged, level, budget)
-    return Allowed(budget, level, len(taken) / max(1, len(judged)), excess, len(judged), watched)
+    limit = limit_of(judged, budget, 1.0)
+
+    def is_taken(one: Judged) -> bool:
+        return one.score > 0 and one.score >= limit.level
+
+    served = sum(map(is_taken, judged)) / max(1, len(judged))
+    groups = by_temperature(judged)
+    excess, of = max((sum(one.is_excess and is_taken(one) for one in group), len(group)) for group in groups)
+    return Allowed(budget, limit.level, served, excess, of, limit.may_differ)
 
 
 def name_of(task: Task) -> str:

@@ -13,6 +13,8 @@ Knows no dialect and no model. An answer that it cannot weigh gets a score of 0,
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,6 +48,7 @@ class GateCall:
     words: str  # text of all its messages
     tools: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # the schema of each tool's arguments
     schema: Mapping[str, Any] | None = None  # schema that the answer must fit; {} for any JSON
+    temperature: float = 0.0
 
     @property
     def is_free_text(self) -> bool:
@@ -283,6 +286,13 @@ class GateCalibration:
     gate: Gate
     judged: list[Judged]
     used: list[str] = field(default_factory=list)  # names of the tasks
+    temperatures: list[float] = field(default_factory=lambda: [0.0])  # at which the tasks were asked
+    tools: list[str] = field(default_factory=list)  # ids of the tools that the tasks offered
+
+    def covers(self, call: GateCall) -> bool:
+        """Whether the calibration says anything about such a call."""
+        is_between = min(self.temperatures) <= call.temperature <= max(self.temperatures)
+        return is_between and all(tool_id(name, schema) in self.tools for name, schema in call.tools.items())
 
     def as_plain(self) -> dict[str, Any]:
         """The calibration as JSON values, for a file."""
@@ -292,8 +302,10 @@ class GateCalibration:
             "made": self.made,
             "rising": {kind: [one.strengths, one.chances] for kind, one in self.gate.rising.items()},
             "prompts": list(self.gate.prompts.weights.items()),
-            "judged": [[one.score, one.is_excess, one.differs] for one in self.judged],
+            "judged": [[one.score, one.is_excess, one.differs, one.temperature] for one in self.judged],
             "used": self.used,
+            "temperatures": self.temperatures,
+            "tools": self.tools,
         }
 
     @staticmethod
@@ -301,9 +313,16 @@ class GateCalibration:
         """Raises KeyError, TypeError or ValueError if `plain` is not a calibration."""
         rising = {kind: Isotonic(list(of[0]), list(of[1])) for kind, of in plain["rising"].items()}
         prompts = PromptGuess({int(one): float(weight) for one, weight in plain["prompts"]})
-        judged = [Judged(float(score), bool(excess), bool(differs)) for score, excess, differs in plain["judged"]]
+        judged = [Judged(float(one), bool(two), bool(three), float(four)) for one, two, three, four in plain["judged"]]
         names = [str(plain[name]) for name in ("student", "full", "made")]
-        return GateCalibration(names[0], names[1], names[2], Gate(rising, prompts), judged, list(plain["used"]))
+        asked = [float(one) for one in plain["temperatures"]], [str(one) for one in plain["tools"]]
+        gate = Gate(rising, prompts)
+        return GateCalibration(names[0], names[1], names[2], gate, judged, list(plain["used"]), *asked)
+
+
+def tool_id(name: str, schema: Any) -> str:
+    """The same for the same tool: its name and the schema of its arguments, whatever its description says."""
+    return hashlib.sha256(json.dumps([name, schema], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def differ(one: GateAnswer, other: GateAnswer) -> bool:

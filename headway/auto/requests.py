@@ -19,6 +19,7 @@ from headway.wire import Request
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
 TOP_LOGPROBS = 2  # the chosen token and the most likely other one
+DEFAULT_TEMPERATURE = 1.0  # of a call that names none, unless the model's files name another
 _encode = msgspec.json.Encoder().encode
 
 Read = Callable[[bytes, str], Request]
@@ -122,13 +123,16 @@ def _as_events(answer: dict[str, Any], wants_usage: bool) -> bytes:
 
 def read_call(path: str, body: dict[str, Any]) -> GateCall | None:
     """A request as the gate sees it; None if the gate cannot weigh answers to it."""
+    named = body.get("temperature")
+    temperature = float(named) if named is not None else DEFAULT_TEMPERATURE
     if path == COMPLETIONS:
         prompt = body.get("prompt")
         is_free = not body.get("response_format") and not body.get("structured_outputs")
-        return GateCall(prompt) if isinstance(prompt, str) and is_free else None
+        return GateCall(prompt, temperature=temperature) if isinstance(prompt, str) and is_free else None
     words = " ".join(_texts(body.get("system")) + [t for one in body["messages"] for t in _texts(one.get("content"))])
     if path == MESSAGES:
-        return None if body.get("tools") or body.get("output_config") else GateCall(words)
+        is_free = not body.get("tools") and not body.get("output_config")
+        return GateCall(words, temperature=temperature) if is_free else None
     if path != CHAT or body.get("structured_outputs"):
         return None
     tools = {}
@@ -136,7 +140,8 @@ def read_call(path: str, body: dict[str, Any]) -> GateCall | None:
         tools = {one["function"]["name"]: one["function"].get("parameters") or {} for one in body.get("tools") or []}
     wanted = body.get("response_format") or {}
     schema = (wanted.get("json_schema") or {}).get("schema") or {}
-    return GateCall(words, tools, schema if wanted.get("type") in ("json_object", "json_schema") else None)
+    is_json = wanted.get("type") in ("json_object", "json_schema")
+    return GateCall(words, tools, schema if is_json else None, temperature)
 
 
 def read_answer(answer: dict[str, Any], *, wants_json: bool = False) -> GateAnswer:

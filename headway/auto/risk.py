@@ -31,6 +31,7 @@ class Judged:
     score: float
     is_excess: bool  # the student is wrong and the full model right
     differs: bool = False  # the two answers differ, which is all that audits can see
+    temperature: float = 0.0  # at which both models were asked
 
 
 def calls_needed(budget: float, confidence: float = CONFIDENCE) -> int:
@@ -66,10 +67,20 @@ def watched_rate(judged: Sequence[Judged], level: float, budget: float, confiden
     return min(0.99, budget + at_most(harmless, len(judged), confidence))
 
 
+def by_temperature(judged: Sequence[Judged]) -> list[list[Judged]]:
+    """Each task is asked once at each temperature, so only rows of one temperature are independent."""
+    groups: dict[float, list[Judged]] = {}
+    for one in judged:
+        groups.setdefault(one.temperature, []).append(one)
+    return list(groups.values()) or [[]]
+
+
 def limit_of(judged: Sequence[Judged], budget: float, audit_share: float) -> LimitPolicy:
-    """What a budget allows, for core."""
-    level = threshold(judged, budget)
-    return LimitPolicy(budget, min(level, NEVER), watched_rate(judged, level, budget), audit_share)
+    """What a budget allows at every temperature, whatever the mix of calls: the strictest level of all."""
+    groups = by_temperature(judged)
+    level = max(threshold(group, budget) for group in groups)
+    may_differ = max(watched_rate(group, level, budget) for group in groups)
+    return LimitPolicy(budget, min(level, NEVER), may_differ, audit_share)
 
 
 def at_most(mistakes: int, of: int, confidence: float = CONFIDENCE) -> float:

@@ -114,6 +114,7 @@ class Auto:
                 rungs.call.tenant,
                 self._dice.random(),
                 can_weigh=gate_call is not None,
+                is_calibrated=gate_call is not None and gate.calibration.covers(gate_call),
                 can_keep=gate.can_keep,
                 prompt_score=_prompt_score(gate, gate_call),
             )

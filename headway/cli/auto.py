@@ -20,6 +20,7 @@ from headway.auto.calibration import (
     name_of,
     read_calibration,
     require_no_commands,
+    tools_of,
     write_calibration,
 )
 from headway.auto.calibration import calibrate as learn
@@ -49,6 +50,16 @@ def calibrate(
     out: Annotated[Path, typer.Option(help="File for the calibration, to name in `[models.auto]`.")] = Path(
         "auto.json"
     ),
+    temperature: Annotated[
+        list[float] | None,
+        typer.Option(
+            min=0,
+            max=2,
+            help="Temperature to ask at; repeat it to cover several. Calls outside the range of the temperatures go to "
+            "the full model; a call that names none has 1.",
+            show_default="0",
+        ),
+    ] = None,
     at_once: Annotated[int, typer.Option(min=1, max=512, help="Number of concurrent calls.")] = 8,
     config: ConfigPath = DEFAULT_CONFIG,
     key: ApiKey = None,
@@ -66,11 +77,12 @@ def calibrate(
     if url is None:
         gateway = load(config).gateway
         url = f"http://{gateway.host}:{gateway.port}"
-    endpoint = Endpoint(url, student or f"{model}-spark", model, key, at_once=at_once)
+    temperatures = tuple(sorted(set(temperature or [0.0])))
+    endpoint = Endpoint(url, student or f"{model}-spark", model, key, at_once=at_once, temperatures=temperatures)
     with Progress(console=console, transient=True) as progress:
-        bar = progress.add_task(f"asking {endpoint.student} and {endpoint.full}", total=len(chosen))
+        bar = progress.add_task(f"asking {endpoint.student} and {endpoint.full}", total=len(chosen) * len(temperatures))
         compared = compare(endpoint, chosen, lambda: progress.advance(bar))
-    made = learn(compared, endpoint, datetime.now(UTC).date().isoformat(), used)
+    made = learn(compared, endpoint, datetime.now(UTC).date().isoformat(), used, tools=tools_of(chosen))
     write_calibration(out, made)
     closed.unlink(missing_ok=True)
     console.print(table_of(made))
@@ -81,7 +93,8 @@ def calibrate(
 
 def table_of(made: GateCalibration) -> Table:
     table = Table("budget", "student serves", "excess mistakes seen", "gate closes above")
-    table.title = f"{made.student} before {made.full}, on {len(made.judged)} held-out tasks"
+    covered = "temperature " + " .. ".join(f"{one:g}" for one in sorted({made.temperatures[0], made.temperatures[-1]}))
+    table.title = f"{made.student} before {made.full}: {len(made.judged)} held-out answers, {covered}"
     for budget in SHOWN_BUDGETS:
         one = allowed(made, budget)
         if one.of < calls_needed(budget):

@@ -40,11 +40,11 @@ class AutoTable(Table):
         "audits raise doubts, this model serves every call. If too many answers differ, the student is not used.",
     )
     max_waiting_audits: int = Field(
-        8,
+        4,
         ge=0,
         le=1000,
-        description="While more audits than this wait for an idle seat, the student is not asked. Calls that are not "
-        "audited yet are those in which a student that gets worse is not noticed yet.",
+        description="While more audits than this wait for their answer, the student is not asked. With a higher number "
+        "the student serves more calls while seats are scarce, and one that gets worse is noticed later.",
     )
     free_text: bool = Field(
         default=False,

@@ -46,7 +46,7 @@ class LimitPolicy:
 class TrustPolicy:
     limits: list[LimitPolicy]  # the first one is for all tenants that `tenants` does not name
     tenants: dict[str, int] = field(default_factory=dict)  # place of a tenant's limit in `limits`
-    max_waiting: int = 8
+    max_waiting: int = 4
     free_text: bool = False
     is_closed: bool = False
 

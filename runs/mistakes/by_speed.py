@@ -194,10 +194,12 @@ def measure_first_tokens(serving: Serving) -> dict[str, list[float]]:
     trusting = read_calibration(work.folder / "auto.json")
     trusting.gate.rising["text"] = Isotonic([-1e9, 1e9], [1.0, 1.0])
     trusting.judged = [Judged(1.0, is_excess=False)] * 1000
+    trusting.temperatures = [0.0, 1.0]
     other = work.folder / "auto-text.json"
     write_calibration(other, trusting)
     config = work.folder / "mistakes-text.toml"
     said = path.read_text().replace(str(work.folder / "auto.json"), str(other))
+    said = said.replace("[models.auto]\n", "[models.auto]\nfree_text = true\n")
     config.write_text(re.sub(r"\[ledger\]\n.*\n.*\n", "", said))  # without a ledger, calls need no key
     with gateway_of(config, load(config).gateway.port) as url:
         return uvloop.run(first_tokens_s(url))

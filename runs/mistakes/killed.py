@@ -22,7 +22,7 @@ import msgspec
 
 from headway.api.openai import read_chat
 from headway.auto.audits import StoredAudits
-from headway.auto.gate import Gate, GateCalibration, Isotonic
+from headway.auto.gate import Gate, GateCalibration, Isotonic, tool_id
 from headway.auto.held_answer import HeldAnswer
 from headway.auto.live_gate import GateSettings, LiveGate
 from headway.auto.requests import CallRungs
@@ -48,7 +48,8 @@ from headway.wire import Client, Grant, Receipt, Request
 MODEL, GATEWAY, CALIBRATION, SECRET = "m-auto", "gw-killed", "calibration", b"k" * 32
 LIMIT = LimitPolicy(budget=0.2, level=0.5, may_differ=0.25, audit_share=0.5)
 POLICY = TrustPolicy([LIMIT])
-TOOL = {"type": "function", "function": {"name": "set", "parameters": {"type": "object", "properties": {"n": {}}}}}
+PARAMETERS = {"type": "object", "properties": {"n": {}}}
+TOOL = {"type": "function", "function": {"name": "set", "parameters": PARAMETERS}}
 FULL_S = 0.03  # how long the full model takes at the most: a kill finds several audits waiting
 
 
@@ -114,9 +115,9 @@ def say(*words: object) -> None:
 async def serve(database: Path, first_call: int, calls: int) -> None:
     """Serve calls and audit them; then wait until no audit is left."""
     gate_fit = Gate({kind: Isotonic([0.0, 1.0], [1.0, 1.0]) for kind in ("call", "own words")})
-    settings = GateSettings(
-        MODEL, GateCalibration("m-spark", "m", "", gate_fit, []), POLICY, database.with_name("closed"), "standard"
-    )
+    tool = tool_id("set", PARAMETERS)
+    calibration = GateCalibration("m-spark", "m", "", gate_fit, [], temperatures=[1.0], tools=[tool])
+    settings = GateSettings(MODEL, calibration, POLICY, database.with_name("closed"), "standard")
     store, told = AuditStore(lambda: SQLiteStore(database), GATEWAY, SECRET), Told()
     metrics = Metrics(Machine({}, {}), {}, Supervisor())
     gate = LiveGate(settings, StoredAudits(store, MODEL, CALIBRATION), read_chat, metrics, told)

@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,24 @@ def test_the_gate_learns_where_the_student_is_wrong() -> None:
     assert two.excess / two.of < 0.02
     assert allowed(made, 0.05).served >= two.served >= allowed(made, 0.01).served
     assert 0.02 < two.watched < 0.03  # nothing differed that did no harm
+
+
+def test_the_strictest_temperature_decides() -> None:
+    """At temperature 1 the student is wrong where its margin is below 2, at 0 only below 1."""
+    dice, rows = random.Random(1), []
+    for _ in range(1200):
+        margin = dice.uniform(0, 4)
+        for temperature, least in ((0.0, 1), (1.0, 2)):
+            wrong = margin < least
+            rows.append(Compared("timer", Evidence("call", margin), wrong, wrong, temperature))
+    both = replace(HERE, temperatures=(0.0, 1.0))
+    made = calibrate(rows, both, "2026-11-15", [], tools=["b", "a", "b"])
+    assert (made.temperatures, made.tools, len(made.judged)) == ([0.0, 1.0], ["a", "b"], 1200)
+    two = allowed(made, 0.02)
+    assert two.of == 600
+    assert 0.4 < two.served < 0.52
+    only_zero = calibrate([row for row in rows if row.temperature == 0.0], HERE, "2026-11-15", [])
+    assert allowed(only_zero, 0.02).served > 0.6
 
 
 def test_too_few_tasks_allow_nothing() -> None:
@@ -135,6 +154,7 @@ async def test_the_command_writes_what_the_gateway_reads_and_wants_new_tasks_aft
 
     def run(url: str) -> typer.testing.Result:
         words = ["auto", "calibrate", str(tasks), "--model", "m", "--url", url, "--out", str(out)]
+        words += ["--temperature", "0.7", "--temperature", "0"]
         return typer.testing.CliRunner().invoke(app, words)
 
     async with endpoint(say) as url:
@@ -144,6 +164,7 @@ async def test_the_command_writes_what_the_gateway_reads_and_wants_new_tasks_aft
         assert "[models.auto]" in result.output
         made = read_calibration(out)
         assert (made.student, made.full, len(made.used)) == ("m-spark", "m", 400)
+        assert (made.temperatures, len(made.tools), len(made.judged)) == ([0.0, 0.7], 1, 400)
         (tmp_path / "auto.json.closed").write_text("9 of 20 differ")
         again = await asyncio.to_thread(run, url)
         assert isinstance(again.exception, SetupError)

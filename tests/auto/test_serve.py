@@ -21,7 +21,7 @@ from headway.api import anthropic, openai
 from headway.auto import live_gate as live_gate_module
 from headway.auto.audits import Audits, MemoryAudits, StoredAudits
 from headway.auto.calibration import write_calibration
-from headway.auto.gate import Evidence, Gate, GateCalibration, Isotonic, PromptGuess, Seen
+from headway.auto.gate import Evidence, Gate, GateCalibration, Isotonic, PromptGuess, Seen, tool_id
 from headway.auto.live_gate import GateSettings, LiveGate
 from headway.auto.requests import CallRungs
 from headway.auto.risk import Judged, limit_of
@@ -55,6 +55,7 @@ TIMER = {
         "parameters": {"type": "object", "properties": {"minutes": {"type": "integer"}}, "required": ["minutes"]},
     },
 }
+TIMER_ID = tool_id("set_timer", TIMER["function"]["parameters"])  # type: ignore[index]
 ASK = {"model": "m-auto", "messages": [{"role": "user", "content": "timer of 5 minutes"}], "tools": [TIMER]}
 SURE = [Judged(1.0, is_excess=False)] * 1000
 PRICES = {"m": Price(10_000_000, 10_000_000), "m-spark": Price(1_000_000, 1_000_000)}
@@ -145,7 +146,8 @@ def calibration(judged: list[Judged] | None = None) -> GateCalibration:
     gate = Gate.fit([Seen("x", Evidence("call", 1.0 + n / 100), is_excess=False) for n in range(400)])
     gate.prompts = PromptGuess.fit([("hello", True), ("integral", False)] * 20)
     gate.rising["text"] = Isotonic([0.0, 0.1], [0.5, 1.0])
-    return GateCalibration("m-spark", "m", "2026-11-15", gate, SURE if judged is None else judged)
+    rows = SURE if judged is None else judged
+    return GateCalibration("m-spark", "m", "2026-11-15", gate, rows, temperatures=[0.0, 1.0], tools=[TIMER_ID])
 
 
 def live_gate(
@@ -338,6 +340,21 @@ async def test_what_can_not_be_weighed_is_the_full_models(tmp_path: Path) -> Non
     plain = {"model": "m-auto", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}], "stream": True}
     free = await ask(Engines(b""), live_gate(tmp_path, free_text=True), plain, anthropic.read_messages)
     assert free.seen.endswith(b"m-spark<end>")
+
+
+async def test_a_call_that_the_calibration_does_not_cover_is_the_full_models(tmp_path: Path) -> None:
+    other = json.loads(json.dumps(TIMER))
+    other["function"]["parameters"]["properties"]["seconds"] = {"type": "integer"}
+    described = json.loads(json.dumps(TIMER))
+    described["function"]["description"] = "Sets a timer."
+    for change, why in (
+        ({"temperature": 1.1}, "not calibrated"),
+        ({"tools": [TIMER, other]}, "not calibrated"),
+        ({"temperature": 0.3, "tools": [described]}, None),
+        ({}, None),  # a call that names no temperature has 1
+    ):
+        answer = said_by(await ask(Engines(tool_answer('{"minutes": 5}', 9.0)), live_gate(tmp_path), {**ASK, **change}))
+        assert answer["why"] == why, change
 
 
 def test_keys_have_budgets_of_their_own(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def calibrate(
             min=0,
             max=2,
             help="Temperature to ask at; repeat it to cover several. Calls outside the range of the temperatures go to "
-            "the full model; a call that names none has 1.",
+            "the full model; the temperature of a call is 1 unless it says otherwise.",
             show_default="0",
         ),
     ] = None,

@@ -12,6 +12,7 @@ from math import log
 CONFIDENCE = 0.95
 # Each bet assumes that the true rate is this multiple of the budget. Small excesses are found slowly, large ones fast.
 SUSPICIONS = (1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 25.0)
+THRICE = SUSPICIONS.index(3.0)
 BLOCK = 25  # audits between two additions to the stake
 
 
@@ -33,13 +34,16 @@ class Watch:
     excess: int = 0
     is_broken: bool = False
     is_alert: bool = False
-    _rates: list[float] = field(default_factory=list)
+    _if_excess: list[float] = field(default_factory=list)  # what a bet is multiplied by, for each of SUSPICIONS
+    _if_not: list[float] = field(default_factory=list)
     _won: list[float] = field(default_factory=list)  # current stake for each of SUSPICIONS
     _kept_back: float = 1.0
     _recent: float = 0.0  # log-likelihood of three times the budget over the recent audits, at least 0
 
     def __post_init__(self) -> None:
-        self._rates = [min(0.99, times * self.budget) for times in SUSPICIONS]
+        rates = [min(0.99, times * self.budget) for times in SUSPICIONS]
+        self._if_excess = [rate / self.budget for rate in rates]
+        self._if_not = [(1 - rate) / (1 - self.budget) for rate in rates]
         self._won = [0.0] * len(SUSPICIONS)
 
     def see(self, is_excess: bool) -> None:
@@ -49,14 +53,13 @@ class Watch:
             self._add_stake(self.audited // BLOCK)
         self.audited += 1
         self.excess += is_excess
-        for place, rate in enumerate(self._rates):
-            self._won[place] *= rate / self.budget if is_excess else (1 - rate) / (1 - self.budget)
-        thrice = self._rates[SUSPICIONS.index(3.0)]
+        factors = self._if_excess if is_excess else self._if_not
+        self._won = [stake * factor for stake, factor in zip(self._won, factors, strict=True)]
+        change = log(factors[THRICE])
         if is_excess:
-            more = log(thrice / self.budget)
-            self._recent = max(self._recent, more) + more
+            self._recent = max(self._recent, change) + change
         else:
-            self._recent = max(0.0, self._recent + log((1 - thrice) / (1 - self.budget)))
+            self._recent = max(0.0, self._recent + change)
         self.is_alert = self._recent > 0
         self.is_broken = self.won() >= 1 / (1 - self.confidence)
 

@@ -4,8 +4,8 @@ When an audit falls due, a seat is free for one audit with the probability `seat
 is asked on it. While nothing is taken no audit falls due, and seats become free as often as before. All calls fall
 within a day, so no audit expires.
 
-A call that is not sampled changes nothing in core, unless there are doubts (tests/core/test_trust.py), so such calls
-are only counted.
+A call that is not sampled changes nothing in core unless there are doubts, and one that arrives while too many audits
+wait changes nothing at all (tests/core/test_trust.py), so such calls are only counted.
 """
 
 from __future__ import annotations
@@ -37,6 +37,19 @@ class ServedCalls:
     excess: Flags  # for each call: the client got an excess mistake
 
 
+class _Next:
+    """Finds the next place at which a flag is set; asked for places that never fall."""
+
+    def __init__(self, flags: Flags) -> None:
+        self._places = [*np.flatnonzero(flags).tolist(), len(flags)]
+        self._index = 0
+
+    def at(self, position: int) -> int:
+        while self._places[self._index] < position:
+            self._index += 1
+        return int(self._places[self._index])
+
+
 @dataclass
 class AuditedService:
     limit: LimitPolicy
@@ -51,15 +64,15 @@ class AuditedService:
         has_seat = passes & is_sampled & (dice.random(count) < self.seats)
         differing, delivered = differs.tolist(), np.zeros(count, dtype=np.bool_)
         asked: dict[int, bool] = {}  # audits that wait, oldest first: whether they differ
-        position, sampled_at = 0, np.flatnonzero(is_sampled).tolist()
-        sampled_at.append(count)
-        passing, seated, sampled, place = passes.tolist(), has_seat.tolist(), is_sampled.tolist(), 0
+        passing, seated, sampled = passes.tolist(), has_seat.tolist(), is_sampled.tolist()
+        next_sampled, next_seat = _Next(is_sampled), _Next(has_seat)
+        position = 0
         while position < count and not trust.is_closed:
-            if not trust.is_in_doubt(""):
-                while sampled_at[place] < position:
-                    place += 1
-                if (until := sampled_at[place]) > position:
-                    if len(trust.waiting) <= self.max_waiting:
+            is_behind = len(trust.waiting) > self.max_waiting
+            if is_behind or not trust.is_in_doubt(""):
+                until = (next_seat if is_behind else next_sampled).at(position)
+                if until > position:
+                    if not is_behind:
                         delivered[position:until] = passes[position:until]
                     position = until
                     continue

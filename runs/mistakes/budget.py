@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,7 +119,8 @@ class Repetition:
     served: dict[tuple[float, float], Served]  # by budget and share of seats
 
 
-def repeat(dice: np.random.Generator, number: int) -> Repetition:
+def repeat(number: int) -> Repetition:
+    dice = np.random.default_rng([2026, number])
     made = calibrate(compared(draw(dice, TASKS)), HERE, "", [], seed=int(dice.integers(2**31)))
     rates, served = {}, {}
     for budget in BUDGETS:
@@ -199,12 +201,11 @@ def verdict(figures: Figures) -> Verdict:
 
 
 def main(repetitions: int) -> int:
-    dice = np.random.default_rng(2026)
     done: list[Repetition] = []
-    with Progress(console=console, transient=True) as progress:
+    with Progress(console=console, transient=True) as progress, ProcessPoolExecutor() as processes:
         bar = progress.add_task("calibrate, then serve", total=repetitions)
-        for number in range(repetitions):
-            done.append(repeat(dice, number))
+        for one in processes.map(repeat, range(repetitions), chunksize=4):
+            done.append(one)
             progress.advance(bar)
     too_high = {budget: share(one.true_rates[budget] > budget for one in done) for budget in BUDGETS}
     table = Table("budget", "seats", "broken (95 % interval)", "excess, mean", "student serves", "closed")

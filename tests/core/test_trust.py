@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -47,6 +48,10 @@ def ask(of: Trust, call_id: str, dice: float = SAMPLED, score: float = 1.0, now:
     return decisions
 
 
+def state(of: Trust) -> object:
+    return deepcopy([of.watch_of(""), of.waiting, of.is_closed, of._limits, of._calls, of._compared, of._last_number])
+
+
 def test_the_sample_is_drawn_when_the_call_arrives() -> None:
     of = trust()
     assert ask(of, "a", UNSAMPLED) == [TakeAnswer("a", 0, 0.02)]
@@ -85,6 +90,19 @@ def test_nothing_is_taken_while_too_many_audits_wait() -> None:
     assert ask(of, "late", UNSAMPLED) == [AskFull("late", "audits waiting")]
     of.step(AuditEnded(2, "same"), 0.0)
     assert ask(of, "again", UNSAMPLED) == [TakeAnswer("again", 0, 0.02)]
+
+
+def test_a_call_that_is_not_sampled_changes_nothing() -> None:
+    """Nor does one that arrives while too many audits wait: a simulation may skip them."""
+    of, waiting = trust(), trust()
+    ask(of, "a", UNSAMPLED)
+    ask(of, "b", UNSAMPLED, 0.1)
+    assert state(of) == state(trust())
+    for number in range(3):
+        ask(waiting, str(number))
+    before = state(waiting)
+    ask(waiting, "late", SAMPLED)
+    assert state(waiting) == before
 
 
 def test_a_call_that_arrived_before_is_not_taken_either() -> None:

@@ -97,9 +97,9 @@ class LedgerTable(Table):
     )
     secret: str | None = Field(
         None,
-        description="File with the secret that signs the local copy of the keys and separates tenants in the engines' "
-        "prefix caches, at least 32 bytes. All gateways of an engine must share it. If not set, it is created next to "
-        "the spool.",
+        description="File with the secret that signs the local copy of the keys, encrypts the calls that wait for an "
+        "audit and separates tenants in the engines' prefix caches, at least 32 bytes. All gateways of an engine must "
+        "share it. If not set, it is created next to the spool.",
     )
 
 

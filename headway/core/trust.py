@@ -182,11 +182,13 @@ class _LimitState:
     watch: Watch
     order: deque[int] = field(default_factory=deque)  # numbers, in the order of the sample
     verdicts: dict[int, bool | None] = field(default_factory=dict)  # whether it differs; None: withdrawn
-    differing: int = 0  # of `verdicts`
+    early: set[int] = field(default_factory=set)  # of `verdicts`: answers that were taken and differ
 
     @property
     def is_in_doubt(self) -> bool:
-        return self.watch.is_alert or self.differing > 0
+        """An audit that differs raises doubts at once. A comparison does when it counts: with many calls under way one
+        of them always differs, and nothing was taken."""
+        return self.watch.is_alert or bool(self.early)
 
 
 @dataclass(slots=True)
@@ -311,13 +313,16 @@ class Trust:
         return self._end(asked.limit, asked.number, "escalated") if asked.number else []
 
     def _audited(self, number: int, verdict: Verdict) -> list[TrustDecision]:
-        sampled = self.waiting.pop(number, None) or self._compared.pop(number, None)
-        return self._end(sampled.limit, number, verdict) if sampled is not None else []
+        if (compared := self._compared.pop(number, None)) is not None:
+            return self._end(compared.limit, number, verdict)
+        if (audit := self.waiting.pop(number, None)) is None:
+            return []  # it has expired
+        if verdict not in AGREEING:
+            audit.limit.early.add(number)
+        return self._end(audit.limit, number, verdict)
 
     def _end(self, limit: _LimitState, number: int, verdict: Verdict) -> list[TrustDecision]:
-        differs = verdict not in AGREEING
-        limit.verdicts[number] = differs
-        limit.differing += differs
+        limit.verdicts[number] = verdict not in AGREEING
         return [WriteVerdict(number, limit.policy.budget, verdict), *self._count(limit)]
 
     def _withdraw(self, limit: _LimitState, number: int) -> list[TrustDecision]:
@@ -331,9 +336,10 @@ class Trust:
         """Let the watch see the verdicts that are next in the order of the sample."""
         order, verdicts = limit.order, limit.verdicts
         while order and order[0] in verdicts:
-            differs = verdicts.pop(order.popleft())
+            number = order.popleft()
+            limit.early.discard(number)
+            differs = verdicts.pop(number)
             if differs is not None:
-                limit.differing -= differs
                 limit.watch.see(differs)
         watch = limit.watch
         if not watch.is_broken or self.is_closed:
@@ -352,7 +358,8 @@ class Trust:
             return []
         differs = event.verdict not in AGREEING
         limit.verdicts[event.number] = differs
-        limit.differing += differs
+        if differs:
+            limit.early.add(event.number)
         return self._count(limit)
 
     def check(self) -> None:
@@ -363,7 +370,7 @@ class Trust:
         assert pending == ordered, "a sampled call is lost"
         for limit in self._limits:
             assert list(limit.order) == sorted(limit.order), "the sample is out of order"
-            assert limit.differing == sum(differs is True for differs in limit.verdicts.values())
+            assert all(limit.verdicts[number] for number in limit.early), "a doubt without a difference"
             assert not limit.order or limit.order[0] not in limit.verdicts, "a verdict is not counted"
             assert not limit.watch.is_broken or self.is_closed, "a broken budget leaves the gate open"
 

@@ -10,7 +10,7 @@ from headway.price import Price
 from headway.sim.loop import Fault, GatewayFault
 from headway.sim.rungs import STUDENT, SimRungs
 
-AUTO_EXAMPLE = "share=0.5,replicas=2,faster=5,escalated=0.3,caught=0.9,mistakes=0.1,full=0.02"
+AUTO_EXAMPLE = "share=0.5,replicas=2,faster=5,escalated=0.3,caught=0.9,mistakes=0.1,full=0.02,budget=0.02,audited=0.25"
 
 
 def replica_fault(said: str, fleet: list[Replica]) -> Fault:
@@ -39,13 +39,15 @@ def gateway_dies(said: str, gateways: int) -> GatewayFault:
 def auto_rungs(said: str, policy: ModelPolicy, full: Replica, price: Price) -> SimRungs:
     """A student on replicas like `full` that is `faster` times as fast, at a price that is lower by the same factor."""
     rates = dict[str, float](share=1, replicas=1, faster=5, escalated=0.3, caught=0.9, mistakes=0.1, full=0.02)
+    rates |= {"budget": 0.02, "audited": 0.25}
     known = set(rates)
     try:
         rates |= {name: float(value) for name, _, value in (part.partition("=") for part in said.split(","))}
     except ValueError:
         raise SetupError(f"--auto {said}: must be like {AUTO_EXAMPLE}.") from None
-    shares = [rates[name] for name in ("share", "escalated", "caught", "mistakes", "full")]
-    if set(rates) != known or not all(0.0 <= share <= 1.0 for share in shares) or rates["mistakes"] == 1.0:
+    shares = [rates[name] for name in ("share", "escalated", "caught", "mistakes", "full", "budget", "audited")]
+    is_possible = rates["mistakes"] < 1.0 and 0.0 < rates["budget"] < 1.0
+    if set(rates) != known or not all(0.0 <= share <= 1.0 for share in shares) or not is_possible:
         raise SetupError(f"--auto {said}: must be like {AUTO_EXAMPLE}, with shares between 0 and 1.")
     faster = rates["faster"]
     if faster <= 0 or rates["replicas"] < 1:
@@ -61,4 +63,6 @@ def auto_rungs(said: str, policy: ModelPolicy, full: Replica, price: Price) -> S
         rates["caught"],
         rates["mistakes"],
         rates["full"],
+        rates["budget"],
+        rates["audited"],
     )

@@ -93,6 +93,8 @@ def auto(outcomes: list[Outcome]) -> dict[str, tuple[Figure, str]]:
     seeds = [one.auto for one in outcomes if one.auto is not None]
     took: dict[str, tuple[list[float], str]] = {
         "served by the student": ([_share(one.by_student, one.calls) for one in seeds], ".1%"),
+        "audited": ([_share(one.audits, one.calls) for one in seeds], ".1%"),
+        "gates closed": ([float(one.trust.is_closed) for one in seeds], ".0%"),
         "mistakes": ([_share(one.mistakes, one.calls - one.refused) for one in seeds], ".2%"),
         "mistakes of the full model": ([one.rungs.full_mistakes for one in seeds], ".2%"),
         "refused or cut": ([_share(one.refused, one.calls) for one in seeds], ".2%"),

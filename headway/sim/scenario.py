@@ -124,7 +124,7 @@ def play(scenario: Scenario, seed: int) -> Outcome:
     jobs = scenario.jobs(seed)
     auto = None
     if rungs is not None:
-        auto = AutoTally(rungs, seed)
+        auto = AutoTally(rungs, seed, model, "flex" if "flex" in scenario.policy.tiers else "standard")
         policies[STUDENT] = rungs.policy
         jobs = auto.jobs(jobs)
     cell = Cell(policies, scenario.gateways, scenario.summary_s)
@@ -159,8 +159,9 @@ def _run(simulation: Simulation, jobs: Iterator[Job], scenario: Scenario, model:
             price = scenario.prices[trip.tier]
             if auto is None or not auto.is_auto(trip.job.call):
                 outcome.tallies[trip.job.call.tier].add(trip, scenario.policy.tiers[trip.tier].floor_tps, price)
-            elif (job := auto.ended(trip, model, price, simulation.now)) is not None:
-                trips += simulation.arrive(job)
+            else:
+                for job in auto.ended(trip, price, simulation.now):
+                    trips += simulation.arrive(job)
         if simulation.now >= look_at:
             outcome.moments.append(_look(simulation, model))
             look_at = simulation.now + every_s

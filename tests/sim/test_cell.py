@@ -72,11 +72,11 @@ def test_a_gateway_dies_and_its_replicas_are_taken_over() -> None:
     assert cell.handed_on > 0  # what comes to it after its return finds no room of its own
 
 
-def outcome(gateways: int, rungs: SimRungs | None = None) -> Outcome:
+def outcome(gateways: int, rungs: SimRungs | None = None, replicas: int = 8) -> Outcome:
     recipe = Recipe(15.0, tiers={"standard": 0.8, "fast": 0.2}, answers=Lengths(60, 1.0, 500))
     policy = ModelPolicy(TIERS)
-    scenario = Scenario(policy, fleet(8), partial(synthesize, recipe), 600.0, PRICES, gateways=gateways, rungs=rungs)
-    return play(scenario, 1)
+    jobs = partial(synthesize, recipe)
+    return play(Scenario(policy, fleet(replicas), jobs, 600.0, PRICES, gateways=gateways, rungs=rungs), 1)
 
 
 def test_more_gateways_keep_the_same_promises_for_more_reserve() -> None:
@@ -91,11 +91,48 @@ def test_more_gateways_keep_the_same_promises_for_more_reserve() -> None:
 def test_rungs(escalated: float, caught: float) -> None:
     students = [Replica(f"s{n}", STUDENT, 16, CURVE.slower(0.2)) for n in range(4)]
     policy = ModelPolicy({"standard": TIERS["standard"]})
-    rungs = SimRungs(0.5, policy, students, Price(1, 1), escalated, caught, mistakes=0.2, full_mistakes=0.05)
-    result = outcome(1, rungs)
+    # Without audits there are no doubts: the rates show as they are.
+    rungs = SimRungs(
+        0.5,
+        policy,
+        students,
+        Price(1, 1),
+        escalated,
+        caught,
+        mistakes=0.2,
+        full_mistakes=0.05,
+        audit_share=0.0,
+    )
+    result = outcome(1, rungs, replicas=32)
     auto = result.auto
     assert auto is not None
     assert auto.calls == pytest.approx(0.4 * result.calls, rel=0.1)
     answered = auto.calls - auto.refused
     assert auto.by_student / auto.calls == pytest.approx(1 - escalated, abs=0.03)
     assert auto.mistakes / answered == pytest.approx(0.2 * (1 - caught) + 0.05 * escalated, abs=0.02)
+    assert auto.audits == 0
+    auto.trust.check()
+
+
+@pytest.mark.parametrize(("mistakes", "is_closed"), [(0.01, False), (0.2, True)])
+def test_core_decides_in_the_simulation_too(mistakes: float, is_closed: bool) -> None:
+    """A gate that catches nothing: the student's own rate of mistakes decides whether it stays open."""
+    students = [Replica(f"s{n}", STUDENT, 16, CURVE.slower(0.2)) for n in range(4)]
+    policy = ModelPolicy({"standard": TIERS["standard"]})
+    rungs = SimRungs(0.5, policy, students, Price(1, 1), 0.0, 0.0, mistakes, full_mistakes=0.0, budget=0.05)
+    auto = outcome(1, rungs, replicas=32).auto
+    assert auto is not None
+    assert auto.trust.is_closed == is_closed
+    assert auto.audits > 0
+    assert auto.mistakes / (auto.calls - auto.refused) < 0.05
+    auto.trust.check()
+
+
+def test_without_idle_seats_for_audits_the_student_is_not_used() -> None:
+    """A fleet that cannot serve all calls: audits, which are served last, get no seat."""
+    students = [Replica(f"s{n}", STUDENT, 16, CURVE.slower(0.2)) for n in range(4)]
+    rungs = SimRungs(0.5, ModelPolicy({"standard": TIERS["standard"]}), students, Price(1, 1), audit_share=1.0)
+    auto = outcome(1, rungs).auto
+    assert auto is not None
+    assert (auto.audits, len(auto.trust.waiting)) == (0, 5)
+    assert auto.by_student == 5

@@ -173,7 +173,7 @@ class App:
             return self._for_tenant(rung_request, key) if key is not None else rung_request
 
         names, tiers = (student.name, full.name), [tier.name for tier in student.tiers]
-        return CallRungs(body, request, route.read, prepare, names, tiers)
+        return CallRungs(body, request, route.read, openai.read_chat, prepare, names, tiers)
 
     def _authorize(self, request: Request, key: Key | None) -> Request:
         """Returns the request with its tenant. Raises Forbidden if the key does not allow the model or the tier."""

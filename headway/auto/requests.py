@@ -1,7 +1,8 @@
 """Turns a call to an auto model into the requests for its rungs: the student, the full model and the audit.
 
 Knows only the parts of the dialects that the gate needs: the words of a prompt and, for OpenAI chat, tools, schemas and
-log-probabilities. The Messages dialect has no log-probabilities, so its calls with tools go to the full model.
+log-probabilities. The Messages dialect has no log-probabilities, so what is weighed or compared of its calls with tools
+is asked as chat (auto/messages.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import msgspec
 
 from headway.auto.audits import AuditedCall
 from headway.auto.gate import GateAnswer, GateCall
+from headway.auto.messages import chat_of, message_events, message_of
 from headway.core.types import Tier
 from headway.wire import Request
 
@@ -27,14 +29,16 @@ Prepare = Callable[[Request], Request]
 
 
 class CallRungs:
-    """A call to an auto model, as each rung gets it. `read` is the dialect's reader; `prepare` adds the tenant and its
-    limits. `gate_call` is the call as the gate sees it; None if the gate cannot weigh answers to it."""
+    """A call to an auto model, as each rung gets it. `read` is the dialect's reader, `read_chat` that of chat, in which
+    all held answers are asked for; `prepare` adds the tenant and its limits. `gate_call` is the call as the gate sees
+    it; None if the gate cannot weigh answers to it."""
 
     def __init__(
         self,
         body: bytes,
         request: Request,
         read: Read,
+        read_chat: Read,
         prepare: Prepare,
         models: tuple[str, str],
         student_tiers: list[Tier],
@@ -43,38 +47,45 @@ class CallRungs:
         self.call = request.call
         self.is_streaming = request.streaming
         self._read = read
+        self._read_chat = read_chat
         self._prepare = prepare
         self._student, self._full = models
         self._student_tiers = student_tiers
+        translated = chat_of(self._body) if request.path == MESSAGES else None
+        self._is_message = translated is not None
+        self._chat = translated if translated is not None else self._body
         self.gate_call: GateCall | None = None
         if request.call.choices == 1 and request.max_output_tokens != 0:
-            self.gate_call = read_call(request.path, self._body)
+            self.gate_call = read_call(CHAT if self._is_message else request.path, self._chat)
 
     def to_student(self, *, is_held: bool) -> Request:
         """A held answer comes in one piece, with log-probabilities for the gate."""
-        body = {**self._body, "model": self._student}
+        body = {**(self._chat if is_held else self._body), "model": self._student}
         body.pop("service_tier", None)
         body.pop("speed", None)
+        read = self._read
         if is_held:
+            read = self._read_chat
             body.pop("stream_options", None)
             top = max(TOP_LOGPROBS, body.get("top_logprobs") or 0)
             body |= {"stream": False, "logprobs": True, "top_logprobs": top}
-        request = self._read(_encode(body), f"{self.call.id}-student")
+        request = read(_encode(body), f"{self.call.id}-student")
         if self.call.tier in self._student_tiers:
             request = replace(request, call=replace(request.call, tier=self.call.tier))
         return self._prepare(request)
 
     def to_full(self, *, is_held: bool = False) -> Request:
         """A held answer comes in one piece, to be compared with the student's before the client gets it."""
-        body = {**self._body, "model": self._full}
-        if is_held:
-            body.pop("stream_options", None)
-            body["stream"] = False
-        return self._prepare(self._read(_encode(body), self.call.id))
+        if not is_held:
+            return self._prepare(self._read(_encode({**self._body, "model": self._full}), self.call.id))
+        body = {**self._chat, "model": self._full, "stream": False}
+        body.pop("stream_options", None)
+        request = self._read_chat(_encode(body), self.call.id)
+        return self._prepare(replace(request, call=replace(request.call, tier=self.call.tier)))
 
     def to_audit(self, student: bytes) -> AuditedCall:
         """The same call to the full model, and the student's answer to it: for the audit only, at the owner's cost."""
-        body = {**self._body, "model": self._full, "stream": False}
+        body = {**self._chat, "model": self._full, "stream": False}
         for field in ("stream_options", "service_tier", "logprobs", "top_logprobs"):
             body.pop(field, None)
         answer = msgspec.json.decode(student)
@@ -82,7 +93,7 @@ class CallRungs:
         return AuditedCall(self.call.id, _encode(body), _encode(answer), self._wants_json)
 
     def read(self, whole: bytes) -> GateAnswer:
-        """The answer as the gate sees it. Only answers of OpenAI chat are held."""
+        """The answer as the gate sees it. All held answers are those of OpenAI chat."""
         return read_answer(msgspec.json.decode(whole), wants_json=self._wants_json)
 
     @property
@@ -92,6 +103,9 @@ class CallRungs:
     def release(self, whole: bytes) -> bytes:
         """A held answer in the form that the client asked for: in one piece or as events, without added fields."""
         answer = msgspec.json.decode(whole)
+        if self._is_message:
+            message = message_of(answer)
+            return message_events(message) if self._body.get("stream") else _encode(message)
         choice = answer["choices"][0]
         if not self._body.get("logprobs"):
             choice["logprobs"] = None

@@ -150,7 +150,7 @@ class Auto:
         try:
             evidence = weigh(gate_call, rungs.read(held.body))
             score = gate.calibration.gate.score(evidence)
-            whole = rungs.release(held.body)
+            whole = rungs.release(held.body) if score > 0 else b""  # a score of 0 is never taken
         except Exception:
             # If the gate fails, the answer is not trusted, and the call does not fail.
             log.exception("the gate failed on the answer to call %s", call_id)

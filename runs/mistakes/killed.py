@@ -130,7 +130,7 @@ async def serve(database: Path, first_call: int, calls: int) -> None:
         body = msgspec.json.encode(asked)
         call_id = f"call-{number}"
         request = read_chat(body, call_id)
-        rungs = CallRungs(body, request, read_chat, lambda one: one, ("m-spark", "m"), ["standard"])
+        rungs = CallRungs(body, request, read_chat, read_chat, lambda one: one, ("m-spark", "m"), ["standard"])
         client = HeldAnswer()
         say("call", number)
         await auto.handle(rungs, client)

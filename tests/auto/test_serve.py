@@ -197,7 +197,7 @@ async def until(is_done: Callable[[], bool]) -> None:
 def rungs_of(asked: dict[str, Any], dialect: Any = None) -> CallRungs:
     read = dialect or openai.read_chat
     body = msgspec.json.encode(asked)
-    return CallRungs(body, read(body, "id1"), read, lambda one: one, ("m-spark", "m"), ["standard"])
+    return CallRungs(body, read(body, "id1"), read, openai.read_chat, lambda one: one, ("m-spark", "m"), ["standard"])
 
 
 async def ask(engines: Engines, gate: LiveGate, asked: dict[str, Any] | None = None, dialect: Any = None) -> Screen:
@@ -329,9 +329,8 @@ async def test_free_text_is_the_full_models_unless_the_owner_allows_it(tmp_path:
 
 
 async def test_what_can_not_be_weighed_is_the_full_models(tmp_path: Path) -> None:
-    tools = [{"name": "set_timer", "input_schema": TIMER["function"]["parameters"]}]  # type: ignore[index]
-    asked = {"model": "m-auto", "max_tokens": 5, "messages": ASK["messages"], "tools": tools, "stream": True}
-    screen = await ask(Engines(b""), live_gate(tmp_path), asked, anthropic.read_messages)
+    thinking = {**MESSAGE, "thinking": {"type": "enabled", "budget_tokens": 4}, "stream": True}
+    screen = await ask(Engines(b""), live_gate(tmp_path), thinking, anthropic.read_messages)
     assert screen.seen == b"streamed by m<end>"
     assert screen.grant.rung is not None
     assert screen.grant.rung.escalated == "not weighed"
@@ -340,6 +339,54 @@ async def test_what_can_not_be_weighed_is_the_full_models(tmp_path: Path) -> Non
     plain = {"model": "m-auto", "max_tokens": 5, "messages": [{"role": "user", "content": "hello"}], "stream": True}
     free = await ask(Engines(b""), live_gate(tmp_path, free_text=True), plain, anthropic.read_messages)
     assert free.seen.endswith(b"m-spark<end>")
+
+
+MESSAGE = {
+    "model": "m-auto",
+    "max_tokens": 50,
+    "messages": ASK["messages"],
+    "tools": [{"name": "set_timer", "input_schema": TIMER["function"]["parameters"]}],  # type: ignore[index]
+}
+
+
+async def test_tool_calls_of_the_messages_dialect_are_weighed_too(tmp_path: Path) -> None:
+    engines = Engines(tool_answer('{"minutes": 5}', 9.0))
+    screen = await ask(engines, live_gate(tmp_path), {**MESSAGE, "speed": "fast"}, anthropic.read_messages)
+    [student] = engines.asked
+    assert (student.path, json.loads(student.body)["logprobs"]) == ("/v1/chat/completions", True)
+    message = json.loads(screen.seen)
+    assert (message["type"], message["stop_reason"]) == ("message", "tool_use")
+    [call] = message["content"]
+    assert (call["type"], call["name"], call["input"]) == ("tool_use", "set_timer", {"minutes": 5})
+    proof = message["usage"]["headway"]
+    assert (proof["rung"], proof["tier_asked"], message["usage"]["output_tokens"]) == ("student", "fast", 10)
+    unsure = Engines(tool_answer('{"minutes": 5}', 0.1))
+    escalated = await ask(unsure, live_gate(tmp_path), {**MESSAGE, "stream": True}, anthropic.read_messages)
+    assert escalated.seen == b"streamed by m<end>"
+    assert unsure.asked[-1].path == "/v1/messages"
+
+
+async def test_a_message_streams_in_doubt_and_is_audited_as_chat(tmp_path: Path) -> None:
+    same = tool_answer('{"minutes": 5}', 9.0)
+    gate, engines = live_gate(tmp_path), Engines(same, same)
+    await gate.recall()
+    gate.tell(AuditRecalled(1, 0.02, 0.0, "differs"))
+    screen = await ask(engines, gate, {**MESSAGE, "stream": True, "speed": "fast"}, anthropic.read_messages)
+    assert gate.trust.watch_of("").audited == 2
+    assert [(one.path, one.call.tier) for one in engines.asked][-1] == ("/v1/chat/completions", "fast")
+    names = [line for line in screen.seen.decode().splitlines() if line.startswith("event: ")]
+    assert names[0] == "event: message_start"
+    assert names[-1] == "event: message_stop"
+    lines = screen.seen.decode().splitlines()
+    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert json.loads(events[2]["delta"]["partial_json"]) == {"minutes": 5}
+    assert events[-2]["usage"]["headway"]["escalated"] == "in doubt"
+    audited = live_gate(tmp_path, share=1.0)
+    async with asking(Engines(same, same), audited) as auto:
+        await until(lambda: audited.can_keep)
+        await auto.handle(rungs_of(MESSAGE, anthropic.read_messages), Screen())
+        await until(lambda: not audited.trust.waiting)
+    assert (audited.trust.watch_of("").audited, audited.trust.watch_of("").excess) == (1, 0)
 
 
 async def test_a_call_that_the_calibration_does_not_cover_is_the_full_models(tmp_path: Path) -> None:

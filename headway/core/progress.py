@@ -13,7 +13,7 @@ LOOK_S = 0.25
 LATE_TOKENS = 2.0
 
 
-class Progress:
+class StreamProgress:
     def __init__(self, floor_tps: float) -> None:
         self._floor_tps = floor_tps
         self._tokens = 1.0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from headway.core.progress import LOOK_S, Progress
+from headway.core.progress import LOOK_S, StreamProgress
 from headway.core.types import Event, ReplicaBehind, ReplicaRecovered
 from headway.gateway.trip import Trip
 
@@ -18,7 +18,7 @@ from headway.gateway.trip import Trip
 @dataclass(slots=True)
 class _WatchedStream:
     trip: Trip
-    progress: Progress
+    progress: StreamProgress
 
 
 class FloorWatch:
@@ -34,7 +34,7 @@ class FloorWatch:
         if not trip.grant.floor_tps:
             yield
             return
-        self._streams[trip.call.id] = _WatchedStream(trip, Progress(trip.grant.floor_tps))
+        self._streams[trip.call.id] = _WatchedStream(trip, StreamProgress(trip.grant.floor_tps))
         try:
             yield
         finally:

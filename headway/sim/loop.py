@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Literal
 
-from headway.core.progress import LOOK_S, Progress
+from headway.core.progress import LOOK_S, StreamProgress
 from headway.core.types import (
     MIN_TOKENS_FOR_PROMISE,
     TICK_S,
@@ -129,7 +129,7 @@ class Simulation:
         self._down: set[str] = set()  # replicas that are dead
         self._orphans: dict[int, list[str]] = {}  # replicas of a dead gateway until its lease has ended
         self._noise = noise
-        self._progress: dict[str, Progress] = {}  # of the calls aboard that have a floor
+        self._progress: dict[str, StreamProgress] = {}  # of the calls aboard that have a floor
         self._behind: set[str] = set()  # replicas on which one falls behind
         # A replica as fast as its curve keeps every floor; then nobody needs to look.
         self._is_watched = noise is not None or any(isinstance(one, Fault) and one.slowness for one in faults)
@@ -225,7 +225,7 @@ class Simulation:
                 trip.first_at = replica.board(call.id, call.prompt_tokens, tokens, self.now, call.choices)
                 self._expect(replica)
                 if floor_tps and self._is_watched:
-                    self._progress[call.id] = Progress(floor_tps)
+                    self._progress[call.id] = StreamProgress(floor_tps)
                 if tier == "flex":  # preemptible until its first token; core does not need this event for others
                     heappush(self._heap, (trip.first_at, next(self._order), action.call_id, 0))
             case Hold(until=until):
@@ -274,7 +274,7 @@ class Simulation:
             ended += self._step(self.cell.owner(name), event)
         return ended
 
-    def _is_late(self, call_id: str, progress: Progress) -> bool:
+    def _is_late(self, call_id: str, progress: StreamProgress) -> bool:
         trip, left = self.trips[call_id], self._aboard[call_id].tokens_left(call_id, self.now)
         if left is None or self.now <= trip.first_at:
             return False

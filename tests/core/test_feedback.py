@@ -11,7 +11,7 @@ import pytest
 from headway.core.caps import RETRY_S
 from headway.core.feedback import Feedback, Spread
 from headway.core.machine import Machine
-from headway.core.progress import Progress
+from headway.core.progress import StreamProgress
 from headway.core.rate_limit import RateLimit, RateLimiter, TokenLimit
 from headway.core.types import (
     Action,
@@ -213,12 +213,12 @@ def test_a_replica_that_is_not_known_or_carries_no_floor_is_not_behind() -> None
     assert arrive(m, "a", "fast", 1.1) == [fast("a", "r0")]
 
 
-def look(progress: Progress, tokens: float, now: float, *, last_at: float | None = None) -> bool:
+def look(progress: StreamProgress, tokens: float, now: float, *, last_at: float | None = None) -> bool:
     return progress.falls_behind(tokens, first_at=0.0, last_at=now if last_at is None else last_at, now=now)
 
 
 def test_a_stream_falls_behind_if_it_is_late_and_slower_than_its_floor() -> None:
-    progress = Progress(20.0)
+    progress = StreamProgress(20.0)
     assert not look(progress, 4, 0.25)  # late by two tokens at the most
     assert look(progress, 7, 0.5)
     assert look(progress, 11, 0.75)
@@ -227,7 +227,7 @@ def test_a_stream_falls_behind_if_it_is_late_and_slower_than_its_floor() -> None
 
 
 def test_tokens_that_come_together_are_not_late_before_they_come() -> None:
-    progress = Progress(20.0)
+    progress = StreamProgress(20.0)
     assert not look(progress, 9, 0.4)
     assert not look(progress, 9, 0.6, last_at=0.4)
     assert not look(progress, 17, 0.8)

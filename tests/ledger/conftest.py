@@ -11,6 +11,8 @@ from headway.ledger.opening import open_store
 from headway.ledger.store import Store
 from runs.ledger.own_postgres import OwnPostgres
 
+DROP_TABLES = "DROP TABLE IF EXISTS audits, entries, gateways, keys, slices, migrations"
+
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[OwnPostgres]:
@@ -27,7 +29,7 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     server: OwnPostgres = request.getfixturevalue("postgres")
     store = open_store(server.url)
     with store.transaction() as cursor:
-        cursor.execute("DROP TABLE IF EXISTS audits, entries, gateways, keys, slices, migrations")
+        cursor.execute(DROP_TABLES)
     store.close()
     return server.url
 

@@ -22,6 +22,7 @@ from headway.price import Bill, Price
 from headway.supervise import Supervisor
 from headway.wire import Grant, Receipt, Usage
 from runs.ledger.own_postgres import OwnPostgres
+from tests.ledger.conftest import DROP_TABLES
 from tests.ledger.test_store import set_read_only
 
 pytestmark = pytest.mark.anyio
@@ -40,7 +41,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def clean(postgres: OwnPostgres) -> Iterator[OwnPostgres]:
     with psycopg.connect(postgres.url) as db:
-        db.execute("DROP TABLE IF EXISTS entries, gateways, keys, slices, migrations")
+        db.execute(DROP_TABLES)
     prepare(postgres.url)
     yield postgres
     set_read_only(postgres, value=False)

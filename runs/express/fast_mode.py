@@ -1,7 +1,9 @@
-"""Fast mode on real vLLM under saturating standard load. See runs/fast-mode.sh.
+"""Fast mode on real vLLM under saturating standard load, beside the same engines split by hand. See runs/fast-mode.sh.
 
-Every part ends after a fixed number of answers, not seconds, so that a slow machine takes longer and measures the same.
-Below MIN_STANDARD_TPS answers would exceed the time limit of a call; the run then reports that the machine is too slow.
+Two engines, one on each core. Blocks of three minutes alternate: in one the gateway serves fast and standard calls on
+both engines; in the other, the control, fast calls go straight to one engine and standard calls to the other, without a
+gateway. So both meet the same changes of the machine. Each block is kept when it is done: a run that was interrupted
+goes on after its last block. Floors are judged by the client's clock on both sides.
 """
 
 from __future__ import annotations
@@ -13,49 +15,70 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import uvloop
 from openai import AsyncOpenAI
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from headway.bench.calibrate import SpeedPoint, measure_prompts, nine_in_ten_speed
 from headway.bench.client import LoadClient
+from headway.bench.load import quantile
 from headway.engines.vllm import read_metrics
 from headway.http1 import ConnectionPool, fetch
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
-from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.engine_process import EngineProcess, LocalEngine, cache_dir, cpu_vllm, free_port
+from runs.measure.kept import Stage, once
 from runs.measure.machine import require, too_slow
+from runs.measure.sources import Sources
 from runs.measure.streams import CALL_TIMEOUT_S, ChatRequest, Stream, call, chat_request, gateway
-from runs.measure.verdict import Verdict, at_least, finish
+from runs.measure.verdict import Verdict, at_least, at_most, finish
 
 console = Console(width=110)
 SEATS, STANDARD_STREAMS = 64, 96  # more than one replica seats: while one replica is light, the rest wait
 LIGHT_STREAMS = 2  # the batch that the floor is set for
 FAST_TOKENS, STANDARD_TOKENS = 48, 96
 FLOOR_RATIO = 1.5  # times the speed of a standard stream
-MIN_KEPT, MIN_RATIO, GOAL_RATIO, MIN_SERVED, MIN_IN_FLIGHT = 0.99, 2.0, 2.5, 0.99, 48
+BLOCK_S, WARM_UP_S = 180.0, 30.0
+MIN_RATIO, MIN_SERVED, MAX_KEPT_LOST, MAX_FIRST_TOKEN = 2.5, 0.99, 0.02, 1.5
+ONE_SIDED_95 = 1.645
 # Minimum speed of a stream of a full engine. A caller waits for the call before it and then for its own answer.
 MIN_STANDARD_TPS = 2 * STANDARD_TOKENS / CALL_TIMEOUT_S
 QUESTIONS = [f"What is {a} plus {b}, and why?" for a in range(2, 7) for b in (3, 11, 20, 45)]
 
 
 @dataclass
-class Measured:
+class Calibrated:
     points: list[SpeedPoint] = field(default_factory=list)
     prompt_tps: float = 0.0
     floor_tps: float = 0.0
-    fast: list[Stream] = field(default_factory=list)
-    standard: list[Stream] = field(default_factory=list)  # those during fast streams
-    alone_tps: list[float] = field(default_factory=list)  # standard throughput before and after
-    beside_tps: float = 0.0
+
+
+@dataclass
+class Block:
+    """What was measured in one block, after the warm-up."""
+
+    seconds: float = 0.0
+    fast_tps: list[float] = field(default_factory=list)  # of each fast stream that was served as fast
+    first_token_s: list[float] = field(default_factory=list)
+    downgraded: int = 0
+    standard_tps: list[float] = field(default_factory=list)  # of each standard stream
+    standard_tokens: int = 0
     in_flight: list[float] = field(default_factory=list)  # standard streams on the engines, sampled every second
-    same_text: list[bool] = field(default_factory=list)
-    same_words: list[int] = field(default_factory=list)
+
+
+@dataclass
+class Place:
+    """Where the calls of a block go."""
+
+    fast: str
+    standard: str
+    engines: list[str]
+    is_gateway: bool
 
 
 @dataclass
@@ -97,7 +120,7 @@ async def load(url: str, request: ChatRequest, streams: int) -> AsyncIterator[Ca
         await asyncio.gather(*callers.tasks, return_exceptions=True)
 
 
-async def measure_curve(light: str, heavy: str, into: Measured) -> None:
+async def measure_curve(light: str, heavy: str, into: Calibrated) -> None:
     """Measure the speed of a light engine while the other one is full, as in the run itself. The floor is 1.5 times the
     speed of a stream of the full engine: this kind of machine changes its speed by three quarters within seconds, so
     twice the speed, which the median fast stream easily has, cannot be promised to 99 in 100."""
@@ -122,13 +145,7 @@ async def measure_curve(light: str, heavy: str, into: Measured) -> None:
         into.floor_tps = round(FLOOR_RATIO * statistics.median(beside), 1)
 
 
-async def throughput(callers: Callers, answers: int) -> float:
-    began = time.perf_counter()
-    done = await callers.until(answers)
-    return sum(stream.tokens for stream in done) / (time.perf_counter() - began)
-
-
-async def watch(urls: list[str], fast: list[None], into: Measured) -> None:
+async def watch(urls: list[str], fast: list[None], into: Block) -> None:
     """Sample the number of standard streams on the engines until cancelled."""
     pools = [ConnectionPool(url) for url in urls]
     try:
@@ -144,8 +161,10 @@ async def watch(urls: list[str], fast: list[None], into: Measured) -> None:
             pool.close()
 
 
-async def compare_texts(url: str, into: Measured) -> None:
-    """Ask the same questions at temperature 0 as fast and as standard."""
+async def compare_texts(url: str) -> tuple[list[bool], list[int]]:
+    """Ask the same questions at temperature 0 as fast and as standard: whether the texts are the same, and for how many
+    words."""
+    same_text, same_words = [], []
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", timeout=120) as client:
 
         async def answer(question: str, tier: str) -> str | None:
@@ -155,62 +174,126 @@ async def compare_texts(url: str, into: Measured) -> None:
             )  # fmt: skip
             return said.choices[0].message.content or "" if said.service_tier == tier else None
 
-        for question in QUESTIONS:
-            fast, standard = await asyncio.gather(answer(question, "fast"), answer(question, "default"))
-            if fast is None or standard is None:
-                continue  # downgraded: nothing to compare
-            words = list(zip(fast.split(), standard.split(), strict=False))
-            into.same_text.append(fast == standard)
-            into.same_words.append(next((n for n, (a, b) in enumerate(words) if a != b), len(words)))
+        async with load(url, chat_request(MODEL_NAME, STANDARD_TOKENS), STANDARD_STREAMS):
+            for question in QUESTIONS:
+                fast, standard = await asyncio.gather(answer(question, "fast"), answer(question, "default"))
+                if fast is None or standard is None:
+                    continue  # downgraded: nothing to compare
+                words = list(zip(fast.split(), standard.split(), strict=False))
+                same_text.append(fast == standard)
+                same_words.append(next((n for n, (a, b) in enumerate(words) if a != b), len(words)))
+    return same_text, same_words
 
 
-async def measure(url: str, engines: list[str], fast_streams: int, into: Measured) -> None:
-    fast_request = chat_request(MODEL_NAME, FAST_TOKENS, service_tier="fast")
+async def run_block(place: Place, fast_streams: int, seconds: float) -> Block:
+    """Standard load all the time and so many fast callers; what ends after the warm-up counts."""
+    into = Block()
+    fast_request = chat_request(MODEL_NAME, FAST_TOKENS, **({"service_tier": "fast"} if place.is_gateway else {}))
     running_fast: list[None] = []
-    async with load(url, chat_request(MODEL_NAME, STANDARD_TOKENS), STANDARD_STREAMS) as standard:
-        await standard.until(STANDARD_STREAMS)
-        into.alone_tps.append(await throughput(standard, 2 * STANDARD_STREAMS))
-        with Progress(console=console, transient=True) as progress:
-            bar = progress.add_task("fast streams", total=fast_streams)
-            # Not counted: the first fast call finds all replicas full, closes doors, waits, and may be downgraded.
-            await call(url, fast_request)
-            before, began = len(standard.done), time.perf_counter()
+    async with load(place.standard, chat_request(MODEL_NAME, STANDARD_TOKENS), STANDARD_STREAMS) as standard:
+        await standard.until(SEATS)
+        begin = time.perf_counter() + WARM_UP_S
+        end = begin + seconds
 
-            def is_enough() -> bool:
-                return len(into.fast) + len(running_fast) >= fast_streams and len(standard.done) - before >= SEATS
+        async def fast_caller() -> None:
+            while time.perf_counter() < end:
+                running_fast.append(None)
+                stream = await call(place.fast, fast_request)
+                running_fast.pop()
+                if stream.sent_at >= begin:
+                    _count_fast(stream, place, into)
 
-            async def fast_caller() -> None:
-                while not is_enough():
-                    running_fast.append(None)
-                    stream = await call(url, fast_request)
-                    running_fast.pop()
-                    into.fast.append(stream)
-                    progress.advance(bar)
-
-            watching = asyncio.create_task(watch(engines, running_fast, into))
-            await asyncio.gather(*[fast_caller() for _ in range(LIGHT_STREAMS)])
-            into.standard = standard.done[before:]
-            into.beside_tps = sum(s.tokens for s in into.standard) / (time.perf_counter() - began)
-            watching.cancel()
-            await asyncio.gather(watching, return_exceptions=True)
-        await compare_texts(url, into)
-        await standard.until(STANDARD_STREAMS)  # the doors open again, and all callers are aboard
-        into.alone_tps.append(await throughput(standard, 2 * STANDARD_STREAMS))
+        callers = [asyncio.create_task(fast_caller()) for _ in range(fast_streams)]
+        await asyncio.sleep(begin - time.perf_counter())
+        before = len(standard.done)
+        watching = asyncio.create_task(watch(place.engines, running_fast, into))
+        await asyncio.sleep(end - time.perf_counter())
+        done = standard.done[before:]
+        watching.cancel()
+        await asyncio.gather(*callers)
+        await asyncio.gather(watching, return_exceptions=True)
+    into.seconds = seconds
+    into.standard_tps = [round(stream.speed_tps, 3) for stream in done]
+    into.standard_tokens = sum(stream.tokens for stream in done)
+    return into
 
 
-def in_time(part: Coroutine[None, None, None]) -> None:
+def _count_fast(stream: Stream, place: Place, into: Block) -> None:
+    if not stream.complete:
+        raise RuntimeError(f"a fast stream was cut off (status {stream.status})")
+    if place.is_gateway and stream.proof.get("tier_served") != "fast":
+        into.downgraded += 1
+        return
+    into.fast_tps.append(round(stream.speed_tps, 3))
+    into.first_token_s.append(round(stream.first_at - stream.sent_at, 4))
+
+
+def in_time(part: Coroutine[None, None, Any]) -> Any:
     """Run a part of the measurement. A call that times out ends the run as too slow, not as a missed bar."""
     try:
-        uvloop.run(part)
+        return uvloop.run(part)
     except TimeoutError:
         too_slow(console, f"a call took longer than {CALL_TIMEOUT_S:.0f} s")
+
+
+# --- stages, each kept when it is done -------------------------------------------------------------------------------
+
+
+def calibrate(urls: list[str]) -> dict[str, Any]:
+    into = Calibrated()
+    in_time(measure_curve(urls[0], urls[1], into))
+    return asdict(into)
+
+
+def one_block(place: Place, _number: int, fast_streams: int, seconds: float) -> dict[str, Any]:
+    return asdict(in_time(run_block(place, fast_streams, seconds)))
+
+
+def same_texts(place: Place) -> tuple[list[bool], list[int]]:
+    found: tuple[list[bool], list[int]] = in_time(compare_texts(place.fast))
+    return found
+
+
+class Run:
+    """The kept stages of one machine, and the engines that they run on."""
+
+    def __init__(self, urls: list[str], folder: Path) -> None:
+        self._urls, self._folder, self._sources = urls, folder, Sources()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.calibrated = Calibrated(**self._once(Stage("calibrated", calibrate, 3), urls))
+
+    def _once(self, stage: Stage, context: Any) -> Any:
+        settings = [SEATS, asdict(self.calibrated) if hasattr(self, "calibrated") else None]
+        return once(stage, self._folder, context, settings, self._sources, console)
+
+    def measure(self, port: int, fast_streams: int) -> tuple[dict[str, list[Block]], list[Block], Any]:
+        """Alternate blocks until each side has as many fast streams as asked for. Returns the blocks of each side,
+        those without fast calls, and the comparison of texts."""
+        url = f"http://127.0.0.1:{port}"
+        places = {
+            "ours": Place(url, url, self._urls, is_gateway=True),
+            "control": Place(self._urls[0], self._urls[1], self._urls, is_gateway=False),
+        }
+        alone = [self._block("alone", places["ours"], 0, 0)]
+        sides: dict[str, list[Block]] = {side: [] for side in places}
+        while any(sum(len(block.fast_tps) for block in blocks) < fast_streams for blocks in sides.values()):
+            number = len(sides["ours"])
+            for side in places if number % 2 == 0 else reversed(places):
+                sides[side].append(self._block(side, places[side], number, LIGHT_STREAMS))
+        alone.append(self._block("alone", places["ours"], 1, 0))
+        texts = self._once(Stage("texts", same_texts, 3, setup=(gateway,)), places["ours"])
+        return sides, alone, texts
+
+    def _block(self, side: str, place: Place, number: int, fast_streams: int) -> Block:
+        minutes = (BLOCK_S + WARM_UP_S + 15) / 60
+        stage = Stage(f"{side}-{number}", one_block, minutes, (number, fast_streams, BLOCK_S), setup=(gateway,))
+        return Block(**self._once(stage, place))
 
 
 def main(fast_streams: int) -> int:
     require(console, free_cores=True)
     python = ensure_cpu_engine(console.print)
     model = str(ensure_smollm2(python, console.print))
-    into = Measured()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         engines = [
@@ -224,90 +307,131 @@ def main(fast_streams: int) -> int:
         with console.status("starting two engines (about a minute)"):
             for engine in engines:
                 engine.wait_ready(300)
-        with console.status("measuring the curve of a light engine beside a full one (about three minutes)"):
-            in_time(measure_curve(engines[0].url, engines[1].url, into))
-        shown = [(batch, round(tps, 1)) for batch, tps in into.points]
-        console.print(f"curve: {shown}; prompts {into.prompt_tps:.0f} tok/s; floor {into.floor_tps} tok/s")
-        tiers = '[[models.tiers]]\nname = "standard"\nmax_hold_s = 600.0\n[[models.tiers]]\nname = "fast"\n'
-        tiers += f"floor_tps = {into.floor_tps}\nmax_hold_s = 20.0\n"
-        lines = f"curve = {[[batch, round(tps, 3)] for batch, tps in into.points]}\n"
-        lines += f"prompt_tps = {into.prompt_tps}\n"
-        port = free_port()
         urls = [engine.url for engine in engines]
+        run = Run(urls, cache_dir() / "runs" / "fast-mode")
+        known = run.calibrated
+        shown = [(batch, round(tps, 1)) for batch, tps in known.points]
+        console.print(f"curve: {shown}; prompts {known.prompt_tps:.0f} tok/s; floor {known.floor_tps} tok/s")
+        tiers = '[[models.tiers]]\nname = "standard"\nmax_hold_s = 600.0\n[[models.tiers]]\nname = "fast"\n'
+        tiers += f"floor_tps = {known.floor_tps}\nmax_hold_s = 20.0\n"
+        lines = f"curve = {[[batch, round(tps, 3)] for batch, tps in known.points]}\n"
+        lines += f"prompt_tps = {known.prompt_tps}\n"
+        port = free_port()
         with gateway(port, folder, model=MODEL_NAME, engine_urls=urls, seats=SEATS, tiers=tiers, curve=lines):
-            in_time(measure(f"http://127.0.0.1:{port}", urls, fast_streams, into))
-    return report(into)
+            sides, alone, texts = run.measure(port, fast_streams)
+    return report(known, sides, alone, texts)
+
+
+@dataclass(frozen=True)
+class Side:
+    """All blocks of one side."""
+
+    fast: int  # streams served as fast
+    kept: int
+    downgraded: int
+    fast_tps: float  # medians of streams
+    standard_tps: float
+    first_token_p95_s: float
+    standard_total_tps: float
+    fast_total_tps: float
+    in_flight: float
+
+
+def side_of(blocks: list[Block], floor_tps: float) -> Side:
+    fast = [tps for block in blocks for tps in block.fast_tps]
+    seconds = sum(block.seconds for block in blocks)
+    return Side(
+        len(fast),
+        sum(tps >= floor_tps for tps in fast),
+        sum(block.downgraded for block in blocks),
+        _median(fast),
+        _median([tps for block in blocks for tps in block.standard_tps]),
+        quantile([s for block in blocks for s in block.first_token_s], 0.95),
+        sum(block.standard_tokens for block in blocks) / seconds,
+        FAST_TOKENS * len(fast) / seconds,
+        _median([number for block in blocks for number in block.in_flight]),
+    )
 
 
 @dataclass(frozen=True)
 class Figures:
-    fast_calls: int
-    served: int  # of these, as fast
-    kept: int  # of those served, with their floor kept
-    fast_tps: float  # medians of streams
-    standard_tps: float
-    in_flight: float  # standard streams on the engines, median
+    ours: Side
+    control: Side
+
+    @property
+    def ratio(self) -> float:
+        return self.ours.fast_tps / self.ours.standard_tps
+
+    @property
+    def kept_lost(self) -> float:
+        """The upper 95 % bound of the share kept by the control minus ours, by Agresti and Caffo."""
+        shares = [(side.kept + 1) / (side.fast + 2) for side in (self.control, self.ours)]
+        variance = sum(
+            share * (1 - share) / (side.fast + 2) for share, side in zip(shares, (self.control, self.ours), strict=True)
+        )
+        return shares[0] - shares[1] + ONE_SIDED_95 * math.sqrt(variance)
 
 
 def verdict(figures: Figures) -> Verdict:
-    kept = figures.kept / figures.served if figures.served else math.nan
-    ratio = figures.fast_tps / figures.standard_tps
+    ours, control = figures.ours, figures.control
+    first_token = ours.first_token_p95_s / control.first_token_p95_s if control.first_token_p95_s else math.nan
+    served = ours.fast / max(1, ours.fast + ours.downgraded)
     bars = (
-        at_least("floors kept", kept, MIN_KEPT, ".1%"),
-        at_least("fast ÷ standard, tok/s", ratio, MIN_RATIO),
-        at_least("fast calls served as fast", figures.served / figures.fast_calls, MIN_SERVED, ".1%"),
-        at_least("standard streams on the engines, median", figures.in_flight, MIN_IN_FLIGHT, ".0f"),
+        at_least("fast ÷ standard, tok/s", figures.ratio, MIN_RATIO),
+        at_most("floors: control kept - ours, upper 95 % bound", figures.kept_lost, MAX_KEPT_LOST, ".1%"),
+        at_most("first token of fast calls p95, ours ÷ control", first_token, MAX_FIRST_TOKEN),
+        at_least("fast calls served as fast", served, MIN_SERVED, ".1%"),
     )
+    kept = ours.kept / max(1, ours.fast), control.kept / max(1, control.fast)
     figure = (
-        f"floors kept {kept:.1%} (bar {MIN_KEPT:.0%}); fast ÷ standard {ratio:.2f} (bar {MIN_RATIO}, goal {GOAL_RATIO})"
+        f"fast ÷ standard {figures.ratio:.2f} (bar {MIN_RATIO}); floors kept {kept[0]:.1%}, by a split by hand "
+        f"{kept[1]:.1%} (upper bound of the difference {figures.kept_lost:.1%}, bar {MAX_KEPT_LOST:.0%}); first token "
+        f"p95 {first_token:.2f} times the split's (bar {MAX_FIRST_TOKEN})"
     )
     return Verdict(figure, bars)
 
 
-def median(values: Iterable[float]) -> float:
-    """The median, or NaN if there are no values."""
-    return statistics.median(found) if (found := list(values)) else math.nan
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else math.nan
 
 
-def report(into: Measured) -> int:
-    served = [s for s in into.fast if s.proof.get("tier_served") == "fast"]
-    figures = Figures(
-        len(into.fast),
-        len(served),
-        sum(s.proof.get("kept") is True for s in served),
-        median(s.speed_tps for s in served),
-        median(s.speed_tps for s in into.standard),
-        median(into.in_flight),
-    )
-    if served:
-        show(into, served, figures)
-    return finish(console, verdict(figures))
-
-
-def show(into: Measured, served: list[Stream], figures: Figures) -> None:
-    speeds, waits = [s.speed_tps for s in served], sorted(s.first_at - s.sent_at for s in served)
-    fast_total_tps = sum(s.tokens for s in served) / (max(s.last_at for s in served) - min(s.sent_at for s in served))
-    before_tps, after_tps = into.alone_tps
-    multiple = (statistics.mean(into.alone_tps) - into.beside_tps) / fast_total_tps
-    ends = f"({min(speeds):.1f} .. {max(speeds):.1f})"
+def report(known: Calibrated, sides: dict[str, list[Block]], alone: list[Block], texts: Any) -> int:
+    figures = Figures(*(side_of(sides[side], known.floor_tps) for side in ("ours", "control")))
+    alone_tps = [block.standard_tokens / block.seconds for block in alone]
+    table = Table("what", "gateway", "split by hand")
+    ours, control = figures.ours, figures.control
     rows = [
-        ("fast streams served as fast, of all", f"{len(served)} of {len(into.fast)}"),
-        ("fast: median tok/s (slowest .. fastest)", f"{figures.fast_tps:.1f} {ends}"),
-        ("fast: time to first token p50, p95", f"{waits[len(waits) // 2]:.2f}, {waits[int(0.95 * len(waits))]:.2f} s"),
-        ("standard beside them: median tok/s", f"{figures.standard_tps:.1f}"),
-        ("floor (÷ median standard)", f"{into.floor_tps:.1f} tok/s ({into.floor_tps / figures.standard_tps:.2f})"),
-        ("standard streams on the engines: least, median", f"{min(into.in_flight):.0f}, {figures.in_flight:.0f}"),
-        ("standard tok/s in all before, beside, after", f"{before_tps:.0f}, {into.beside_tps:.0f}, {after_tps:.0f}"),
-        ("fast tok/s in all", f"{fast_total_tps:.1f}"),
-        ("standard tokens lost per fast token: the price multiple", f"{multiple:.1f}"),
-        ("same text at temperature 0, of all", f"{sum(into.same_text)} of {len(into.same_text)}"),
-        ("first different word, median", f"{median(into.same_words):.0f}"),
-    ]  # fmt: skip
-    table = Table("what", "measured")
+        ("fast streams, in blocks", *(f"{side.fast}, {len(sides[name])}" for name, side in _named(figures))),
+        ("floors kept", *(f"{side.kept / max(1, side.fast):.1%}" for _, side in _named(figures))),
+        ("fast: median tok/s", f"{ours.fast_tps:.1f}", f"{control.fast_tps:.1f}"),
+        ("fast: time to first token p95", f"{ours.first_token_p95_s:.2f} s", f"{control.first_token_p95_s:.2f} s"),
+        ("standard: median tok/s", f"{ours.standard_tps:.1f}", f"{control.standard_tps:.1f}"),
+        ("standard streams on the engines, median", f"{ours.in_flight:.0f}", f"{control.in_flight:.0f}"),
+        ("standard tok/s in all", f"{ours.standard_total_tps:.0f}", f"{control.standard_total_tps:.0f}"),
+        ("fast tok/s in all", f"{ours.fast_total_tps:.1f}", f"{control.fast_total_tps:.1f}"),
+        ("standard tok/s without fast calls, before and after", *(f"{tps:.0f}" for tps in alone_tps)),
+        (
+            "standard tokens lost per fast token: the price multiple",
+            *(
+                f"{(statistics.mean(alone_tps) - side.standard_total_tps) / side.fast_total_tps:.1f}"
+                for _, side in _named(figures)
+            ),
+        ),
+    ]
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    same_text, same_words = texts
+    console.print(
+        f"same text at temperature 0: {sum(same_text)} of {len(same_text)}; first different word, median: "
+        f"{_median(same_words):.0f}; floor {known.floor_tps} tok/s"
+    )
+    return finish(console, verdict(figures))
+
+
+def _named(figures: Figures) -> list[tuple[str, Side]]:
+    return [("ours", figures.ours), ("control", figures.control)]
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 200))
+    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 600))

@@ -187,9 +187,11 @@ def express_rule() -> Case:
 
 
 def fast_mode_case() -> Case:
-    good = fast_mode.Figures(200, 200, 199, 13.1, 4.0, 64)
-    bad = each(good, kept=190, fast_tps=7.9, served=197, in_flight=47, standard_tps=math.nan)
-    return Case(fast_mode.verdict, good, [*bad, fast_mode.Figures(200, 0, 0, math.nan, 4.0, 64)])
+    side = fast_mode.Side(620, 617, 0, 13.1, 4.0, 0.3, 400.0, 20.0, 64)
+    good = fast_mode.Figures(side, side)
+    worse = each(side, kept=606, fast_tps=9.9, downgraded=7, first_token_p95_s=0.46, standard_tps=math.nan)
+    bad = [replace(good, ours=one) for one in worse]
+    return Case(fast_mode.verdict, good, [*bad, replace(good, ours=replace(side, fast=0, kept=0, fast_tps=math.nan))])
 
 
 def internet_scale_case() -> Case:

@@ -32,6 +32,7 @@ from headway.engines.vllm import VLLMEngine, read_metrics
 from headway.http1 import ConnectionPool, fetch
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
+from runs.measure.callers import load
 from runs.measure.machine import require, too_slow
 from runs.measure.streams import CALL_TIMEOUT_S, ChatRequest, Stream, call, chat_request, gateway
 from runs.measure.verdict import Verdict, at_least, finish, none_of
@@ -90,42 +91,6 @@ class Prompts:
 
     def mixed(self) -> ChatRequest:
         return self.request(LONG if self._dice.random() < LONG_SHARE else SHORT)
-
-
-@dataclass
-class Callers:
-    """Callers of mixed standard calls that call again as soon as they have their answer."""
-
-    done: list[Stream] = field(default_factory=list)
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-
-    async def until(self, answers: int) -> None:
-        while len(self.done) < answers:
-            for task in self.tasks:
-                if task.done():
-                    task.result()
-            await asyncio.sleep(0.05)
-
-
-@contextlib.asynccontextmanager
-async def load(url: str, callers: int) -> AsyncIterator[Callers]:
-    prompts, load = Prompts(STANDARD_TOKENS, "default"), Callers()
-
-    async def one() -> None:
-        while True:
-            stream = await call(url, prompts.mixed())
-            if stream.complete:
-                load.done.append(stream)
-            else:
-                await asyncio.sleep(0.1)
-
-    load.tasks = [asyncio.create_task(one()) for _ in range(callers)]
-    try:
-        yield load
-    finally:
-        for task in load.tasks:
-            task.cancel()
-        await asyncio.gather(*load.tasks, return_exceptions=True)
 
 
 class Watch:
@@ -201,7 +166,7 @@ async def measure_curve(light: str, full: str) -> Straight:
     engine = VLLMEngine("light", light, MODEL_NAME)
     kv_tokens = await engine.kv_tokens()
     engine.close()
-    async with watching([full]) as [watch], load(full, SEATS) as callers:
+    async with watching([full]) as [watch], load(full, Prompts(STANDARD_TOKENS, "default").mixed, SEATS) as callers:
         await callers.until(SEATS)  # the engine is full
         measured = await calibrate(light, MODEL_NAME, SEATS, lambda _: None, kv_tokens)
     return Straight(measured, callers.done, watch.count([])[1])
@@ -228,7 +193,8 @@ async def mixed_calls(
             phase.fast[tokens].append(await call(url, prompts.request(tokens)))
             on_answer()
 
-    async with watching(engines) as watches, load(url, STANDARD_CALLERS) as standard:
+    mixed = Prompts(STANDARD_TOKENS, "default").mixed
+    async with watching(engines) as watches, load(url, mixed, STANDARD_CALLERS) as standard:
         await standard.until(STANDARD_CALLERS)
         # Not counted: the first fast call finds all replicas full, closes doors, waits, and may be downgraded.
         await call(url, prompts.request(SHORT))

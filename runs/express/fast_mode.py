@@ -15,7 +15,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from headway.engines.vllm import read_metrics
 from headway.http1 import ConnectionPool, fetch
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cache_dir, cpu_vllm, free_port
+from runs.measure.callers import load
 from runs.measure.kept import Stage, once
 from runs.measure.machine import require, too_slow
 from runs.measure.sources import Sources
@@ -81,43 +82,8 @@ class Place:
     is_gateway: bool
 
 
-@dataclass
-class Callers:
-    """Callers that call again as soon as they have their answer."""
-
-    done: list[Stream] = field(default_factory=list)
-    tasks: list[asyncio.Task[None]] = field(default_factory=list)
-
-    async def until(self, more: int) -> list[Stream]:
-        """Wait for `more` further answers and return them. Re-raises the exception of a failed caller."""
-        before = len(self.done)
-        while len(self.done) < before + more:
-            for task in self.tasks:
-                if task.done():
-                    task.result()
-            await asyncio.sleep(0.05)
-        return self.done[before:]
-
-
-@contextlib.asynccontextmanager
-async def load(url: str, request: ChatRequest, streams: int) -> AsyncIterator[Callers]:
-    callers = Callers()
-
-    async def one() -> None:
-        while True:
-            stream = await call(url, request)
-            if stream.complete:
-                callers.done.append(stream)
-            else:
-                await asyncio.sleep(0.1)
-
-    callers.tasks = [asyncio.create_task(one()) for _ in range(streams)]
-    try:
-        yield callers
-    finally:
-        for task in callers.tasks:
-            task.cancel()
-        await asyncio.gather(*callers.tasks, return_exceptions=True)
+def standard_request() -> ChatRequest:
+    return chat_request(MODEL_NAME, STANDARD_TOKENS)
 
 
 async def measure_curve(light: str, heavy: str, into: Calibrated) -> None:
@@ -125,7 +91,7 @@ async def measure_curve(light: str, heavy: str, into: Calibrated) -> None:
     speed of a stream of the full engine: this kind of machine changes its speed by three quarters within seconds, so
     twice the speed, which the median fast stream easily has, cannot be promised to 99 in 100."""
     request = chat_request(MODEL_NAME, FAST_TOKENS)
-    async with load(heavy, chat_request(MODEL_NAME, STANDARD_TOKENS), SEATS) as full:
+    async with load(heavy, standard_request, SEATS) as full:
         first = await full.until(SEATS)  # they began together: the engine has read 64 prompts and is full
         usual_tps = statistics.median(stream.speed_tps for stream in first)
         if usual_tps < MIN_STANDARD_TPS:
@@ -174,7 +140,7 @@ async def compare_texts(url: str) -> tuple[list[bool], list[int]]:
             )  # fmt: skip
             return said.choices[0].message.content or "" if said.service_tier == tier else None
 
-        async with load(url, chat_request(MODEL_NAME, STANDARD_TOKENS), STANDARD_STREAMS):
+        async with load(url, standard_request, STANDARD_STREAMS):
             for question in QUESTIONS:
                 fast, standard = await asyncio.gather(answer(question, "fast"), answer(question, "default"))
                 if fast is None or standard is None:
@@ -190,7 +156,7 @@ async def run_block(place: Place, fast_streams: int, seconds: float) -> Block:
     into = Block()
     fast_request = chat_request(MODEL_NAME, FAST_TOKENS, **({"service_tier": "fast"} if place.is_gateway else {}))
     running_fast: list[None] = []
-    async with load(place.standard, chat_request(MODEL_NAME, STANDARD_TOKENS), STANDARD_STREAMS) as standard:
+    async with load(place.standard, standard_request, STANDARD_STREAMS) as standard:
         await standard.until(SEATS)
         begin = time.perf_counter() + WARM_UP_S
         end = begin + seconds

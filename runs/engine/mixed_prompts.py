@@ -15,13 +15,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
-import uvloop
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -32,9 +31,9 @@ from headway.engines.vllm import VLLMEngine, read_metrics
 from headway.http1 import ConnectionPool, fetch
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
-from runs.measure.callers import load
-from runs.measure.machine import require, too_slow
-from runs.measure.streams import CALL_TIMEOUT_S, ChatRequest, Stream, call, chat_request, gateway
+from runs.measure.callers import in_time, load
+from runs.measure.machine import require
+from runs.measure.streams import ChatRequest, Stream, call, chat_request, gateway
 from runs.measure.verdict import Verdict, at_least, finish, none_of
 
 console = Console(width=120)
@@ -57,7 +56,6 @@ SAMPLE_S = 0.25
 WORDS = ("air", "art", "car", "day", "end", "eye", "guy", "job", "law", "lot", "man", "war", "way", "men", "old", "new")
 
 Interval = tuple[float, float]
-Result = TypeVar("Result")
 
 
 @dataclass
@@ -211,14 +209,6 @@ async def mixed_calls(
     return phase
 
 
-def in_time(part: Coroutine[None, None, Result]) -> Result:
-    """Run a part of the measurement. A call that times out ends the run as too slow, not as a missed bar."""
-    try:
-        return uvloop.run(part)
-    except TimeoutError:
-        too_slow(console, f"a call took longer than {CALL_TIMEOUT_S:.0f} s")
-
-
 def through_gateway(what: str, urls: list[str], curve: str, floor_tps: float, fast_streams: int, folder: Path) -> Phase:
     tiers = '[[models.tiers]]\nname = "standard"\nmax_hold_s = 600.0\n[[models.tiers]]\nname = "fast"\n'
     tiers += f"floor_tps = {floor_tps}\nmax_hold_s = 30.0\n"
@@ -229,7 +219,7 @@ def through_gateway(what: str, urls: list[str], curve: str, floor_tps: float, fa
     ):
         bar = progress.add_task(f"fast streams {what}", total=fast_streams)
         url = f"http://127.0.0.1:{port}"
-        return in_time(mixed_calls(url, urls, fast_streams, record, lambda: progress.advance(bar)))
+        return in_time(console, mixed_calls(url, urls, fast_streams, record, lambda: progress.advance(bar)))
 
 
 def main(fast_streams: int) -> int:
@@ -254,7 +244,7 @@ def main(fast_streams: int) -> int:
                 engine.wait_ready(300)
         urls = [engine.url for engine in engines]
         with console.status("measuring the curve of a light engine beside a full one (about two minutes)"):
-            straight = in_time(measure_curve(*urls))
+            straight = in_time(console, measure_curve(*urls))
         floor_tps = floor_of(straight.calibration)
         lines = straight.calibration.config_lines()
         console.print(f"{lines}floor {floor_tps} tok/s", highlight=False, markup=False)

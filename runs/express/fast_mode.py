@@ -15,12 +15,10 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Coroutine
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import uvloop
 from openai import AsyncOpenAI
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +30,7 @@ from headway.engines.vllm import read_metrics
 from headway.http1 import ConnectionPool, fetch
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cache_dir, cpu_vllm, free_port
-from runs.measure.callers import load
+from runs.measure.callers import in_time, load
 from runs.measure.kept import Stage, once
 from runs.measure.machine import require, too_slow
 from runs.measure.sources import Sources
@@ -194,30 +192,21 @@ def _count_fast(stream: Stream, place: Place, into: Block) -> None:
     into.first_token_s.append(round(stream.first_at - stream.sent_at, 4))
 
 
-def in_time(part: Coroutine[None, None, Any]) -> Any:
-    """Run a part of the measurement. A call that times out ends the run as too slow, not as a missed bar."""
-    try:
-        return uvloop.run(part)
-    except TimeoutError:
-        too_slow(console, f"a call took longer than {CALL_TIMEOUT_S:.0f} s")
-
-
 # --- stages, each kept when it is done -------------------------------------------------------------------------------
 
 
 def calibrate(urls: list[str]) -> dict[str, Any]:
     into = Calibrated()
-    in_time(measure_curve(urls[0], urls[1], into))
+    in_time(console, measure_curve(urls[0], urls[1], into))
     return asdict(into)
 
 
 def one_block(place: Place, _number: int, fast_streams: int, seconds: float) -> dict[str, Any]:
-    return asdict(in_time(run_block(place, fast_streams, seconds)))
+    return asdict(in_time(console, run_block(place, fast_streams, seconds)))
 
 
 def same_texts(place: Place) -> tuple[list[bool], list[int]]:
-    found: tuple[list[bool], list[int]] = in_time(compare_texts(place.fast))
-    return found
+    return in_time(console, compare_texts(place.fast))
 
 
 class Run:

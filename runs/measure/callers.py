@@ -1,13 +1,21 @@
-"""Callers that keep a server under load: each calls again as soon as it has its answer."""
+"""Callers that keep a server under load: each calls again as soon as it has its answer. And the end of a run in which
+they wait for too long."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from runs.measure.streams import ChatRequest, Stream, call
+import uvloop
+from rich.console import Console
+
+from runs.measure.machine import too_slow
+from runs.measure.streams import CALL_TIMEOUT_S, ChatRequest, Stream, call
+
+Result = TypeVar("Result")
 
 
 @dataclass
@@ -45,3 +53,11 @@ async def load(url: str, next_request: Callable[[], ChatRequest], streams: int) 
         for task in callers.tasks:
             task.cancel()
         await asyncio.gather(*callers.tasks, return_exceptions=True)
+
+
+def in_time(console: Console, part: Coroutine[None, None, Result]) -> Result:
+    """Run a part of a measurement. A call that times out ends the run as too slow, not as a missed bar."""
+    try:
+        return uvloop.run(part)
+    except TimeoutError:
+        too_slow(console, f"a call took longer than {CALL_TIMEOUT_S:.0f} s")

@@ -40,6 +40,19 @@ class FakeEngine:
         return read_metrics(self.page, PROGRESS_METRICS)
 
 
+def prober_of(engine: FakeEngine, told: list[Event], *, aboard: int, interval_s: float) -> Prober:
+    made: Any = engine
+    return Prober(
+        Replica("r0", "m", 8),
+        made,
+        tell=told.append,
+        aboard=lambda _name: aboard,
+        clock=time.monotonic,
+        interval_s=interval_s,
+        stall_s=60.0,
+    )
+
+
 async def until(told: list[Event], count: int) -> None:
     async with asyncio.timeout(20):
         while len(told) < count:
@@ -48,16 +61,7 @@ async def until(told: list[Event], count: int) -> None:
 
 async def test_a_page_of_metrics_that_cannot_be_read_is_a_failed_probe_and_the_prober_goes_on() -> None:
     engine, told = FakeEngine(), list[Event]()
-    made: Any = engine
-    prober = Prober(
-        Replica("r0", "m", 8),
-        made,
-        tell=told.append,
-        aboard=lambda _name: 1,
-        clock=time.monotonic,
-        interval_s=0.001,
-        stall_s=60.0,
-    )
+    prober = prober_of(engine, told, aboard=1, interval_s=0.001)
     task = asyncio.create_task(prober.run())
     await until(told, 1)
     engine.page = b'vllm:num_requests_running{a="b"} oops\n'
@@ -106,22 +110,13 @@ async def test_a_replica_comes_up_with_the_memory_that_its_engine_has() -> None:
 
 async def test_a_replica_that_is_changed_while_its_memory_is_read_stays_changed() -> None:
     engine, told = FakeEngine(), list[Event]()
-    made: Any = engine
-    prober = Prober(
-        Replica("r0", "m", 8),
-        made,
-        tell=told.append,
-        aboard=lambda _name: 0,
-        clock=time.monotonic,
-        interval_s=60.0,
-        stall_s=60.0,
-    )
+    prober = prober_of(engine, told, aboard=0, interval_s=60.0)
 
     async def kv_tokens() -> int:
         prober.replica = Replica("r0", "m", 4)
         return 100
 
-    made.kv_tokens = kv_tokens
+    engine.kv_tokens = kv_tokens  # type: ignore[method-assign]
     task = asyncio.create_task(prober.run())
     await until(told, 1)
     task.cancel()

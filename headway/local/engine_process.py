@@ -8,6 +8,7 @@ Invariant: an engine started here does not outlive its EngineProcess, nor this p
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import os
@@ -84,6 +85,8 @@ class LocalEngine:
         flags += ["--enable-per-request-metrics", "--enable-force-include-usage"]
         if self.on_cpu:
             flags.append("--enforce-eager")  # ready in 40 s instead of 150 s
+            if "--dtype" not in self.extra_args and not _has_bf16_instructions():
+                flags += ["--dtype", "float32"]
         if self.prompt_chunk is not None:
             flags += ["--max-num-batched-tokens", str(self.prompt_chunk)]
         if self.speculation is not None:
@@ -99,6 +102,16 @@ class LocalEngine:
             if self.core is not None:
                 environment["VLLM_CPU_OMP_THREADS_BIND"] = str(self.core)
         return environment
+
+
+@functools.cache
+def _has_bf16_instructions() -> bool:
+    """Without them bf16 is emulated: 64 streams get two fifths of the speed that they have in float32, and prompts are
+    read in three times the time."""
+    try:
+        return re.search(r"\b(avx512_bf16|amx_bf16|bf16)\b", Path("/proc/cpuinfo").read_text("utf-8")) is not None
+    except OSError:
+        return True  # not Linux: leave the choice to vLLM
 
 
 def cpu_vllm(python: Path) -> tuple[str, ...]:

@@ -8,11 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from headway.errors import SetupError
+from headway.local import engine_process
 from headway.local.engine_process import EngineProcess, LocalEngine, cache_dir, cpu_vllm, free_port
 from headway.local.guard import GuardedProcess
 from headway.local.guard import group_members as living_in_group
@@ -89,6 +91,7 @@ def test_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_cpu_engine_computes_on_its_core_and_stays_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr(engine_process, "_has_bf16_instructions", lambda: True)
     command = cpu_vllm(Path("/engine/bin/python"))
     engine = LocalEngine(command, str(tmp_path), "small", 9, 16, on_cpu=True, core=1, extra_args=("--seed", "7"))
     assert engine.arguments() == (
@@ -103,6 +106,20 @@ def test_cpu_engine_computes_on_its_core_and_stays_offline(tmp_path: Path, monke
         "DO_NOT_TRACK": "1",
         "HF_HUB_OFFLINE": "1",
     }.items() <= engine.environment().items()
+
+
+def test_cpu_without_bf16_instructions_computes_in_float32_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_process, "_has_bf16_instructions", lambda: False)
+
+    def dtypes(*extra_args: str, on_cpu: bool = True) -> list[str]:
+        arguments = LocalEngine(("vllm",), "m", "m", 9, 4, on_cpu=on_cpu, extra_args=extra_args).arguments()
+        return [value for flag, value in pairwise(arguments) if flag == "--dtype"]
+
+    assert dtypes() == ["float32"]
+    assert dtypes("--dtype", "bfloat16") == ["bfloat16"]
+    assert dtypes(on_cpu=False) == []
 
 
 def test_gpu_engine_has_no_cpu_settings_and_may_download(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -114,6 +114,9 @@ class Caps:
             if until > now:
                 return
             del self._retried[state.replica.name]
+            if state.is_behind:
+                self._retry_later(state, now)  # it is too slow now, whatever was measured before
+                continue
             state.feedback = self.unmeasured()
             self.refresh(state)
             if not state.light_seats:

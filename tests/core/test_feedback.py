@@ -9,6 +9,7 @@ from math import inf
 import pytest
 
 from headway.core.caps import RETRY_S
+from headway.core.curve import Curve
 from headway.core.feedback import Feedback, Spread
 from headway.core.machine import Machine
 from headway.core.progress import StreamProgress
@@ -29,6 +30,7 @@ from headway.core.types import (
     Refuse,
     Replica,
     ReplicaBehind,
+    ReplicaChanged,
     ReplicaRecovered,
     ReplicaSuspect,
     ReplicaUp,
@@ -135,6 +137,31 @@ def test_a_replica_that_is_too_slow_for_every_floor_is_tried_again() -> None:
     assert m.step(Ticked(), closed_at + RETRY_S - 0.1) == []
     assert isinstance(arrive(m, "early", "fast", closed_at + RETRY_S - 0.05)[0], Hold)
     assert m.step(Ticked(), closed_at + RETRY_S + 0.1) == [fast("early", "r0")]
+
+
+def test_a_replica_that_is_behind_when_it_should_be_tried_again_waits_and_nothing_learnt_is_forgotten() -> None:
+    m = machine(replicas=1)
+    flat = Curve(a=0.01, c=1e-6, d=0.0)  # as fast with two streams as with one: once it is too slow, it is for both
+    m.step(ReplicaChanged(Replica("r0", "m", 10, flat)), 0.0)
+    arrive(m, "aboard", "fast")
+    state = m.pools["m"].replica_state("r0")
+    assert state is not None
+    now = 0.0
+    while state.light_seats:
+        now += 1.0
+        arrive(m, f"f{now}", "fast", now)
+        m.step(Finished(f"f{now}", 1, 50, flat.speed_tps(2) / 3.0), now + 0.5)
+    closed_at = now + 0.5
+    learnt = state.feedback.slowness
+    m.step(ReplicaBehind("r0"), closed_at + 1.0)
+    m.step(Ticked(), closed_at + RETRY_S + 0.1)
+    assert state.feedback.slowness == learnt
+    m.step(ReplicaRecovered("r0"), closed_at + RETRY_S + 0.2)
+    assert isinstance(arrive(m, "early", "fast", closed_at + RETRY_S + 0.3)[0], Hold)
+    m.step(Left("early"), closed_at + RETRY_S + 0.4)
+    m.step(Ticked(), closed_at + 2 * RETRY_S + 0.2)
+    assert isinstance(arrive(m, "late", "fast", closed_at + 2 * RETRY_S + 0.3)[0], Board)
+    m.check(closed_at + 2 * RETRY_S + 0.3)
 
 
 def test_a_fleet_whose_streams_differ_too_much_for_any_floor_is_tried_again() -> None:

@@ -10,9 +10,10 @@ made from a quantile of slowness:
 Each replica has a mean of its own, which follows its speed. Slow streams are rare, so the pool learns from the streams
 of all its replicas how slow they are: the spread is their standard deviation above the mean of their replica. The width
 starts as that of a normal distribution and follows what happens: a stream slower than the quantile raises it, any other
-lowers it a little, such that in the long run the kept target is met whatever the distribution is (adaptive conformal
-inference). The effect of a single stream is bounded, however slow it was. The effect of speculative decoding is part of
-the measured speed; no acceptance rate is assumed.
+lowers it a little, such that in the long run half as many are slower as the kept target allows, whatever the
+distribution is (adaptive conformal inference). If all that it allows were aimed at, the target would be missed in
+every second minute. The effect of a single stream is bounded, however slow it was. The effect of speculative decoding
+is part of the measured speed; no acceptance rate is assumed.
 
 This module knows nothing about seats and time.
 """
@@ -27,7 +28,8 @@ FIRST_STREAMS, REMEMBERED_STREAMS = 10, 500  # as if so many streams had been as
 MOST_ONE_STREAM_SAYS = 1.5  # times the current mean; for the mean, a slower stream counts as this
 ROUNDING = 1e-3
 LEAST, MOST = 0.5, 4.0  # outside this range the curve does not describe the replica and must be measured again
-WIDTH_GAIN, LEAST_WIDTH, MOST_WIDTH = 0.1, 0.25, 6.0
+AIMED_SHARE = 0.5  # of the misses that the kept target allows
+WIDTH_GAIN, LEAST_WIDTH, MOST_WIDTH = 0.2, 0.25, 20.0
 # A stream further above the mean than both, as a share of it and in standard deviations, counts as this far.
 FAR, FAR_DEVIATIONS = 0.1, 3.0
 
@@ -36,7 +38,7 @@ class Spread:
     """How far the slow streams of a pool are from the mean of their replicas."""
 
     def __init__(self, kept_target: float) -> None:
-        self._may_miss = 1.0 - kept_target
+        self._aimed_misses = AIMED_SHARE * (1.0 - kept_target)
         self._width = NormalDist().inv_cdf(kept_target)
         self._square = 0.0
         self._streams = FIRST_STREAMS
@@ -53,7 +55,7 @@ class Spread:
             self._streams += 1  # while the spread is learnt, the width says nothing
         else:
             is_beyond = is_missed or above_mean > self.share + ROUNDING
-            width = self._width + WIDTH_GAIN * (is_beyond - self._may_miss)
+            width = self._width + WIDTH_GAIN * (is_beyond - self._aimed_misses)
             self._width = min(MOST_WIDTH, max(LEAST_WIDTH, width))
         # Fast streams do not say how slow others are. Half of the streams are above the mean, so these count twice.
         above = min(max(0.0, above_mean), max(FAR, FAR_DEVIATIONS * sqrt(self._square)))

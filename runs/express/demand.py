@@ -16,7 +16,7 @@ SECONDS, WARM_UP_S = 360.0, 60.0
 TOKENS_MEDIAN, TOKENS_SIGMA = 220, 0.8
 STANDARD_PER_S = 420.0  # more than the fleet can serve: standard calls always wait
 FAST_PER_S = 45.0
-AZURE = Path(__file__).parents[2] / "data" / "azure_minutes.csv"
+DATA = Path(__file__).parents[2] / "data"
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,19 @@ class Demand:
 
 def azure_hour() -> Demand:
     """The calls per minute of Azure's conversation trace, an hour compressed into the run, with Poisson arrivals."""
-    with AZURE.open(newline="", encoding="utf-8") as file:
-        calls = [int(row["calls"]) for row in csv.DictReader(file)]
+    calls = _column("azure_minutes.csv", "calls")
     mean = sum(calls) / len(calls)
     return Demand(max(calls) / min(calls), 1.0, tuple(count / mean for count in calls))
+
+
+def engine_noise() -> tuple[float, ...]:
+    """The factors of step times that runs/engine-noise.sh measured on real vLLM."""
+    return tuple(_column("engine_noise.csv", "factor"))
+
+
+def _column(name: str, column: str) -> list[float]:
+    with (DATA / name).open(newline="", encoding="utf-8") as file:
+        return [float(row[column]) for row in csv.DictReader(file)]
 
 
 CELLS = tuple(Demand(swing, burstiness) for swing in (1.0, 2.0, 5.0) for burstiness in (1.0, 2.0))

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from headway.evals.shares import Share
 from runs.bench import frontier, referee, truth
-from runs.engine import long_prompts, mixed_prompts, speculation
+from runs.engine import long_prompts, mixed_prompts, noise, speculation
 from runs.express import fast_mode, report, rule
 from runs.express.demand import CELLS
 from runs.gateway import leaks, neighbours, relay_change, soak, tax
@@ -176,14 +176,21 @@ def express_rule() -> Case:
     split = rule.Row(kept=1.0, wait_p95_s=0.11, refused=0.0, standard_tps=50_000)
     ours = replace(split, wait_p95_s=0.4, standard_tps=70_000)
     compared = rule.Compared(ours, {24: replace(split, wait_p95_s=3.1, standard_tps=60_000), 27: split})
-    good = rule.Figures(dict.fromkeys(CELLS, compared), compared, 1.0)
+    good = rule.Figures(dict.fromkeys(CELLS, compared), compared, dict.fromkeys(rule.NOISY, [0.996] * 5), 1.0)
     worse = each(ours, kept=0.99, wait_p95_s=0.51, standard_tps=49_000)
     bad: list[Any] = [
         replace(good, cells={**good.cells, cell: replace(compared, rule=row)}) for cell in CELLS for row in worse
     ]
     at_end = replace(compared, splits={49: split})
     bad.append(replace(good, cells={**good.cells, CELLS[0]: at_end}))
+    noisy = good.kept_with_noise
+    bad += [replace(good, kept_with_noise={**noisy, cell: [0.996, 0.99]}) for cell in rule.NOISY]
     return Case(rule.verdict, good, [*bad, replace(good, without_demand=0.99)])
+
+
+def engine_noise_case() -> Case:
+    good = [1.0, 1.2, 0.9] * 400
+    return Case(noise.verdict, good, [good[:900]])
 
 
 def fast_mode_case() -> Case:
@@ -327,6 +334,7 @@ CASES = {
     "distill": distill_case(),
     "drafter": drafter_case(),
     "express-live": express_live(),
+    "engine-noise": engine_noise_case(),
     "express-rule": express_rule(),
     "fast-mode": fast_mode_case(),
     "frontier": frontier_case(),

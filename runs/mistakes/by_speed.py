@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from headway.evals.page import AskedTasks, write_page
 from headway.evals.shares import Share
 from headway.evals.targets import offered
 from headway.evals.task_files import read_tasks, write_tasks
-from headway.evals.tool_calls import Task
+from headway.evals.tool_calls import Expected, Task
 from headway.evals.verdict import ALL_TASKS, Attempt, Run, judge_runs
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
@@ -55,7 +56,8 @@ from runs.students.work import (
     result_of,
 )
 
-BUDGET, MIN_SERVED, GOAL_SERVED, MAX_LATER_MS = 0.02, 0.5, 0.75, 50.0
+BUDGET, MIN_SERVED, GOAL_SERVED, MAX_LATER_MS = 0.02, 0.4, 0.6, 50.0
+TEMPERATURES = (0.0, 0.7)  # the first is greedy
 CALIBRATION_HARD, ROUTINE_TO_HARD = 163, 4  # 80 % and 20 %
 TIMED_ROUTINE, TIMED_HARD = 80, 40
 FIX_S = (10.0, 60.0, 600.0)  # a program notices and retries; a person does; somebody has to search for it
@@ -77,23 +79,29 @@ FREE_ROUNDS, FREE_TOKENS = 8, 8
 
 
 def make_sets(work: Work) -> dict[str, int]:
-    """Write the sets: requests with held-out phrasings that no other set has, and hard tasks, split between the two."""
+    """Write the sets: requests with held-out phrasings that no other set has, and hard tasks, split between the two.
+    No call with the same tool and arguments is expected in both."""
     hard = read_tasks(work.folder / "hard-test.jsonl")
     words = vocabulary_of(work.base)
-    sets = {}
-    for name, seed, some in (
-        ("calibration", CALIBRATION_SEED, hard[:CALIBRATION_HARD]),
-        ("test", TEST_SEED, hard[CALIBRATION_HARD:]),
-    ):
-        routine = routine_tasks("test", ROUTINE_TO_HARD * len(some), seed, words)
-        sets[name] = [*_named(routine, f"{name}-routine", "routine"), *_named(some, f"{name}-hard", "hard")]
-        write_tasks(work.folder / f"mix-{name}.jsonl", sets[name])
-    asked = {name: {json.dumps(task.messages) for task in tasks} for name, tasks in sets.items()}
-    test = [task for task in sets["test"] if json.dumps(task.messages) not in asked["calibration"]]
+    some, others = hard[:CALIBRATION_HARD], hard[CALIBRATION_HARD:]
+    routine = routine_tasks("test", ROUTINE_TO_HARD * len(some), CALIBRATION_SEED, words)
+    calibration = [*_named(routine, "calibration-routine", "routine"), *_named(some, "calibration-hard", "hard")]
+    known = {_call_of(one) for task in calibration for one in task.expected}
+    drawn = routine_tasks("test", 2 * ROUTINE_TO_HARD * len(others), TEST_SEED, words)  # half of them are known calls
+    new = [
+        [task for task in tasks if not known.intersection(map(_call_of, task.expected))] for tasks in (drawn, others)
+    ]
+    routine = new[0][: ROUTINE_TO_HARD * len(new[1])]
+    test = [*_named(routine, "test-routine", "routine"), *_named(new[1], "test-hard", "hard")]
+    write_tasks(work.folder / "mix-calibration.jsonl", calibration)
     write_tasks(work.folder / "mix-test.jsonl", test)
     of_kind = {kind: [task for task in test if task.tags["kind"] == kind] for kind in ("routine", "hard")}
     write_tasks(work.folder / "mix-timed.jsonl", [*of_kind["routine"][:TIMED_ROUTINE], *of_kind["hard"][:TIMED_HARD]])
-    return {"calibration": len(sets["calibration"]), **{kind: len(tasks) for kind, tasks in of_kind.items()}}
+    return {"calibration": len(calibration), **{kind: len(tasks) for kind, tasks in of_kind.items()}}
+
+
+def _call_of(expected: Expected) -> str:
+    return json.dumps([expected.name, expected.arguments], sort_keys=True)
 
 
 def _named(tasks: list[Task], name: str, kind: str) -> list[Task]:
@@ -154,16 +162,20 @@ def calibrate(serving: Serving) -> dict[str, Any]:
     with gateway_of(path, load(path).gateway.port) as url:
         tasks = str(serving.work.folder / "mix-calibration.jsonl")
         command = [sys.executable, "-m", "headway", "auto", "calibrate", tasks]
+        for temperature in TEMPERATURES:
+            command += ["--temperature", str(temperature)]
         subprocess.run([*command, "--model", TEACHER, "--url", url, "--out", str(out)], check=True)
     found = allowed(read_calibration(out), BUDGET)
     return {"level": found.level, "served": found.served, "excess": found.excess, "of": found.of}
 
 
-def ask(serving: Serving, tasks: str, names: tuple[str, ...], at_once: int) -> dict[str, Any]:
+def ask(
+    serving: Serving, tasks: str, names: tuple[str, ...], at_once: int, temperature: float = TEMPERATURES[0]
+) -> dict[str, Any]:
     """`headway eval` of these speeds, without its page."""
     folder = serving.work.folder
     chosen = find_tasks(str(folder / tasks), run_commands=False)
-    targets = sorted(offered(serving.url, TEACHER, names, 0.0), key=lambda one: names.index(one.name))
+    targets = sorted(offered(serving.url, TEACHER, names, temperature), key=lambda one: names.index(one.name))
     with Progress(console=console, transient=True) as progress:
         bars = {name: progress.add_task(f"{name}, {at_once} at once", total=chosen.count) for name in names}
         settings = Settings(folder / "eval" / "logs", None, ANSWER_TOKENS, 120.0, at_once)
@@ -213,19 +225,19 @@ def measure(work: Work) -> dict[str, Any]:
     keep(work, Stage("mix", make_sets, 0.2, reads=made_of, makes=tuple(mix.values())))
     models = (work.model("teacher"), work.model(best(work)))
     setup, auto = (engines, gateway_of, publish_auto, prices(work)), at / "auto.json"
-    results: dict[str, Any] = {"many": {}}
+    results: dict[str, Any] = {"many": {temperature: {} for temperature in TEMPERATURES}}
     with engines(work) as path:
         serving = Serving(work, path)
         calibrated_on = (*models, mix["calibration"])
-        keep(work, Stage("mix-calibrated", calibrate, 8, reads=calibrated_on, makes=(auto,), setup=setup), serving)
+        keep(work, Stage("mix-calibrated", calibrate, 16, reads=calibrated_on, makes=(auto,), setup=setup), serving)
         publish_auto(path, auto)
         with gateway_of(path, load(path).gateway.port) as url:
             serving = Serving(work, path, url)
             reads = (*models, auto, mix["test"])
-            for name in COUNTED:
-                asked = (mix["test"].name, (name,), AT_ONCE)
-                stage = Stage(f"mix-many-{name}", ask, 6, asked, reads=reads, setup=setup)
-                results["many"] |= keep(work, stage, serving)
+            for temperature, name in product(TEMPERATURES, COUNTED):
+                asked = (mix["test"].name, (name,), AT_ONCE, temperature)
+                stage = Stage(f"mix-many-{temperature:g}-{name}", ask, 6, asked, reads=reads, setup=setup)
+                results["many"][temperature] |= keep(work, stage, serving)
             # As `headway eval` has it, standard last: what an engine remembers of a prompt speaks for it.
             in_turns = (mix["timed"].name, (*TIMED[1:], TIMED[0]), 1)
             stage = Stage("mix-timed", ask, 15, in_turns, reads=(*models, auto, mix["timed"]), setup=setup)
@@ -239,9 +251,10 @@ def publish_auto(path: Path, calibration: Path) -> None:
     publish(path, TEACHER, None, None, load, FirstRung(str(calibration), BUDGET))
 
 
-def mistakes_table(runs: list[Run]) -> Table:
+def mistakes_table(runs: list[Run], temperature: float) -> Table:
     kinds = sorted({one.verdict for run in runs for one in run.attempts if not one.is_right})
-    table = Table("set", "speed", "tasks", "right (95 % interval)", *kinds, title="mistakes, by kind")
+    table = Table("set", "speed", "tasks", "right (95 % interval)", *kinds)
+    table.title = f"mistakes at temperature {temperature:g}, by kind"
     for kind in ("routine", "hard"):
         for one in runs:
             some = [attempt for attempt in one.attempts if attempt.kind == kind]
@@ -297,18 +310,41 @@ def recommendations_table(by_fix: dict[float, dict[str, str]]) -> Table:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """The calls to the auto model at one temperature."""
+
+    calls: int
+    excess: int  # wrong answers of the student to tasks that the full model got right
+    by_student: int  # answers that the student served
+
+    @property
+    def excess_bound(self) -> float:
+        """The share of excess mistakes is below this with 95 % confidence."""
+        return upper_bound(self.excess, self.calls)
+
+
+def count(full: Run, auto: Run) -> Counted:
+    right = {attempt.task for attempt in full.attempts if attempt.is_right}
+    served = [attempt for attempt in auto.attempts if attempt.rung == "student"]
+    excess = sum(attempt.task in right and not attempt.is_right for attempt in served)
+    return Counted(len(auto.attempts), excess, len(served))
+
+
+@dataclass(frozen=True)
 class Figures:
-    tasks: int  # sent to the auto model
-    excess: int  # of these, wrong answers that the full model gets right
-    by_student: int  # of these, answers that the student served
+    counted: dict[float, Counted]  # by temperature
     later_ms: float  # first token of free text: auto minus student
     recommended: dict[float, dict[str, str]]  # by seconds to fix a mistake, and kind of task
 
 
 def verdict(figures: Figures) -> Verdict:
-    rate, served = figures.excess / figures.tasks, figures.by_student / figures.tasks
+    calls = sum(one.calls for one in figures.counted.values())
+    served = sum(one.by_student for one in figures.counted.values()) / calls
     bars = [
-        at_most("excess mistakes of auto", rate, BUDGET, ".1%"),
+        at_most(f"excess mistakes of auto at temperature {temperature:g}, 95 % bound", one.excess_bound, BUDGET, ".1%")
+        for temperature, one in figures.counted.items()
+    ]
+    bars += [
         at_least("calls of auto that the student served", served, MIN_SERVED, ".0%"),
         at_most("first token of free text through auto, later by", figures.later_ms, MAX_LATER_MS, "+.0f", " ms"),
     ]
@@ -317,19 +353,25 @@ def verdict(figures: Figures) -> Verdict:
             said = figures.recommended.get(fix_s, {}).get(kind, "nothing")
             limit = " or ".join(uses)
             bars.append(Bar(f"recommended for {kind} tasks, fixed in {fix_s:g} s", said, limit, said in uses))
+    excess = "; ".join(
+        f"{one.excess} excess mistakes of {one.calls} at temperature {temperature:g} (at most {one.excess_bound:.1%} "
+        "with 95 %)"
+        for temperature, one in figures.counted.items()
+    )
     figure = (
-        f"auto: {figures.excess} excess mistakes of {figures.tasks}, {rate:.1%} (at most "
-        f"{upper_bound(figures.excess, figures.tasks):.1%} with 95 %; budget {BUDGET:.0%}); the student served "
-        f"{served:.0%} of the calls (bar {MIN_SERVED:.0%}, goal {GOAL_SERVED:.0%})"
+        f"auto: {excess}; budget {BUDGET:.0%}; the student served {served:.0%} of the calls (bar {MIN_SERVED:.0%}, "
+        f"goal {GOAL_SERVED:.0%})"
     )
     return Verdict(figure, tuple(bars))
 
 
 def report(work: Work, results: dict[str, Any]) -> int:
-    many = [again(results["many"][name]) for name in COUNTED]
+    many = {of: [again(rows[name]) for name in COUNTED] for of, rows in results["many"].items()}
     timed = [again(results["timed"][name]) for name in TIMED]
     by_fix = recommendations(timed)
-    for table in (mistakes_table(many), times_table(timed), recommendations_table(by_fix)):
+    for temperature, runs in many.items():
+        console.print(mistakes_table(runs, temperature))
+    for table in (times_table(timed), recommendations_table(by_fix)):
         console.print(table)
     fix_s = min(RECOMMENDED)
     asked = AskedTasks("mix-timed.jsonl", "standard", fix_s, 1, ANSWER_TOKENS)
@@ -337,11 +379,9 @@ def report(work: Work, results: dict[str, Any]) -> int:
     console.print(f"page, where a mistake is fixed in {fix_s:g} s: {page}", highlight=False)
     first = {name: statistics.median(times) for name, times in results["first"].items()}
     console.print(f"first token of free text by the student: {1000 * first['spark']:.0f} ms")
-    full, auto = ({attempt.task: attempt for attempt in one.attempts} for one in (many[0], many[2]))
-    excess = sum(full[task].is_right and not one.is_right for task, one in auto.items())
-    by_student = sum(one.rung == "student" for one in auto.values())
+    counted = {temperature: count(runs[0], runs[-1]) for temperature, runs in many.items()}
     later_ms = 1000 * (first["auto"] - first["spark"])
-    return finish(console, verdict(Figures(len(auto), excess, by_student, later_ms, by_fix)))
+    return finish(console, verdict(Figures(counted, later_ms, by_fix)))
 
 
 def main() -> int:

@@ -271,7 +271,10 @@ def distill_case() -> Case:
 def mistakes_case() -> Case:
     recommended: dict[float, dict[str, str]]
     recommended = {5: {"routine": "spark", "hard": "standard"}, 300: {"routine": "standard", "hard": "fast"}}
-    good = by_speed.Figures(984, 5, 541, 0.0, {1: {"routine": "spark", "hard": "spark"}, **recommended})
+    counted = by_speed.Counted(calls=900, excess=5, by_student=541)
+    good = by_speed.Figures(
+        {0.0: counted, 0.7: counted}, 0.0, {1: {"routine": "spark", "hard": "spark"}, **recommended}
+    )
     # Advice that is as wanted at some other fix time does not count.
     elsewhere = {2: recommended[5], 10: recommended[5], 600: recommended[300]}
     swapped = [
@@ -279,7 +282,10 @@ def mistakes_case() -> Case:
         for fix_s in (5, 300)
         for kind in ("routine", "hard")
     ]
-    bad = each(good, excess=20, by_student=491, later_ms=51.0, recommended=elsewhere)
+    bad = each(good, later_ms=51.0, recommended=elsewhere)
+    few = replace(counted, by_student=100)
+    bad += [replace(good, counted={**good.counted, one: replace(counted, excess=12)}) for one in good.counted]
+    bad.append(replace(good, counted={0.0: few, 0.7: few}))
     return Case(by_speed.verdict, good, [*bad, *[replace(good, recommended=one) for one in swapped]])
 
 

@@ -186,7 +186,8 @@ class AnthropicMeter:
     def usage(self) -> Usage:
         # The engine's last count is exact. Before it, a delta is at least one token.
         is_exact = self.is_final and self._output
-        return Usage(self._prompt or 0, self._cached, (self._output if is_exact else max(self._output, self._deltas),))
+        output = self._output if is_exact else max(self._output, self._deltas)
+        return Usage((self._prompt or 0) + self._cached, self._cached, (output,))
 
     def speed_tps(self) -> float | None:
         return stream_speed_tps(self.usage().output_tokens, self.first_at, self.last_at)

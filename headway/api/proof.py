@@ -36,6 +36,7 @@ def proof_of(receipt: Receipt) -> dict[str, Any]:
     if grant.price is not None:
         earlier = rung.student.paid_micro if rung is not None and rung.student is not None else 0
         proof |= {"billed_micro": earlier + receipt.paid_micro, "refunded_micro": receipt.bill.refund}
+        proof["cached_tokens"] = receipt.usage.cached_tokens
     if rung is not None:
         proof |= {"rung": rung.name, "escalated": rung.escalated or None}
     if receipt.reader_was_slow:

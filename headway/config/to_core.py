@@ -5,6 +5,7 @@ The gateway and the simulator both start from these values, so this module impor
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 from headway.config import ModelTable, PriceTable, ReplicaTable
@@ -17,11 +18,10 @@ from headway.price import MICRO, MILLI, Price
 def prices_of(model: ModelTable) -> dict[Tier, Price]:
     """The price of each tier. Without a price multiple a tier costs as much as standard."""
     per_mtok = model.price or PriceTable(input=0.0, output=0.0)
+    cached = round(per_mtok.cached_input * MICRO) if per_mtok.cached_input is not None else None
+    standard = Price(round(per_mtok.input * MICRO), round(per_mtok.output * MICRO), MILLI, cached)
     return {
-        tier.name: Price(
-            round(per_mtok.input * MICRO), round(per_mtok.output * MICRO), round((tier.price_multiple or 1.0) * MILLI)
-        )
-        for tier in model.tiers
+        tier.name: replace(standard, multiple_milli=round((tier.price_multiple or 1.0) * MILLI)) for tier in model.tiers
     }
 
 

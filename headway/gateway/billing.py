@@ -73,7 +73,8 @@ def make_receipt(
     kept = _kept(grant, usage, speed_tps, reader_was_slow=reader_was_slow)
     due = Bill(0)
     if grant.price is not None and is_delivered:
-        due = bill(grant.price, usage.prompt_tokens, usage.output_tokens, is_missed=kept is False)
+        tokens = (usage.prompt_tokens, usage.output_tokens, usage.cached_tokens)
+        due = bill(grant.price, *tokens, is_missed=kept is False)
     return Receipt(
         grant, outcome, usage, speed_tps, kept, due, seat_us, answer_s, boardings, reader_was_slow, undelivered
     )

@@ -27,6 +27,7 @@ class BillRow(msgspec.Struct, kw_only=True):
     group: dict[str, str]
     calls: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # part of the prompt tokens
     output_tokens: int = 0
     served: int = 0
     refunded: int = 0
@@ -70,6 +71,7 @@ def make_bill(entries: Iterable[Entry], by: tuple[str, ...], replica_hour: dict[
             continue
         row.calls += 1
         row.prompt_tokens += entry.prompt_tokens
+        row.cached_tokens += entry.cached_tokens or 0
         row.output_tokens += entry.output_tokens
         row.served += entry.amount
     for place, row in rows.items():
@@ -85,6 +87,7 @@ def as_records(rows: list[BillRow]) -> list[dict[str, Any]]:
             **row.group,
             "calls": row.calls,
             "prompt_tokens": row.prompt_tokens,
+            "cached_tokens": row.cached_tokens,
             "output_tokens": row.output_tokens,
             "served": money(row.served),
             "refunded": money(row.refunded),

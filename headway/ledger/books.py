@@ -208,6 +208,7 @@ class Books:
             input_price=price.input_micro,
             output_price=price.output_micro,
             multiple_milli=price.multiple_milli,
+            cached_price=price.cached_micro,
             amount=worst,
             auto=grant.rung.auto if grant.rung is not None else "",
         )

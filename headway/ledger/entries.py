@@ -63,6 +63,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     # made at that time and the full model's entry the correction, so only their sum is meaningful.
     all_full: Amount = 0
     cached_tokens: Count | None = None  # part of the prompt tokens; None in entries of versions that did not count them
+    cached_price: Count | None = None  # micro-units per million cached tokens; None: as other prompt tokens
     # The price, in micro-units, of what an engine did for a client that left and got nothing of it. Not billed.
     undelivered: Amount | None = None
 
@@ -72,7 +73,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def price(self) -> Price:
-        return Price(self.input_price, self.output_price, self.multiple_milli)
+        return Price(self.input_price, self.output_price, self.multiple_milli, self.cached_price)
 
     @property
     def has_wrong_sign(self) -> bool:
@@ -94,6 +95,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             input_price=price.input_micro,
             output_price=price.output_micro,
             multiple_milli=price.multiple_milli,
+            cached_price=price.cached_micro,
             at_us=at_us,
             amount=receipt.bill.amount,
             outcome=receipt.outcome,
@@ -108,7 +110,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     def lost(self, attempt: int, replica: str, usage: tuple[int, int], at_us: int) -> list[Entry]:
         """Return the entries that end a call whose gateway died. It is billed for what was recorded as delivered, at
-        the standard price, because its speed cannot be proved."""
+        the standard price, because its speed cannot be proved. Cached tokens were not recorded."""
         due = bill(self.price, *usage, is_missed=self.tier in EXPRESS)
         served = msgspec.structs.replace(
             self,
@@ -155,7 +157,7 @@ def _all_full(receipt: Receipt) -> int:
 
 
 def _cost(price: Price, usage: Usage) -> int:
-    return price.amount(usage.prompt_tokens, usage.output_tokens)
+    return price.amount(usage.prompt_tokens, usage.output_tokens, usage.cached_tokens)
 
 
 def now_us() -> int:

@@ -50,4 +50,5 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         )""",
         "CREATE INDEX audits_waiting ON audits (asked_us) WHERE verdict IS NULL",
     ),
+    "2026-11-17-cached-price": ("ALTER TABLE entries ADD COLUMN cached_price BIGINT",),
 }

@@ -77,9 +77,11 @@ def _check_call(call_id: str, entries: list[Entry], verdict: Verdict) -> None:
 def _check_amounts(
     served: Entry, refunded: Entry | None, reserved: Entry | None, released: Entry | None, verdict: Verdict
 ) -> None:
-    usage = (served.prompt_tokens, served.output_tokens)
+    usage = (served.prompt_tokens, served.output_tokens, served.cached_tokens or 0)
     if served.amount != served.price.amount(*usage):
-        verdict.report(f"{served.id}: {money(served.amount)} is not the price of {usage[0]} + {usage[1]} tokens")
+        verdict.report(
+            f"{served.id}: {money(served.amount)} is not the price of {usage[0]} + {usage[1]} tokens, {usage[2]} cached"
+        )
     if refunded and served.amount + refunded.amount != served.price.as_standard().amount(*usage):
         verdict.report(f"{refunded.id}: the amount after the refund is not the standard price")
     if released is None:

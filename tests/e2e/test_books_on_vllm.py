@@ -33,7 +33,7 @@ store = "sqlite:///{folder}/books.db"
 spool = "{folder}/spool"
 [[models]]
 name = "{model}"
-price = {{ input = 1.0, output = 10.0 }}
+price = {{ input = 4.0, cached_input = 1.0, output = 10.0 }}
 [[models.tiers]]
 name = "standard"
 [[models.tiers]]
@@ -81,20 +81,48 @@ def books(engines: list[EngineProcess], tmp_path_factory: pytest.TempPathFactory
         started.process.wait(30)
 
 
-def test_tenants_do_not_share_prefix_caches(books: Books, engines: list[EngineProcess]) -> None:
-    def hits() -> float:
-        return sum(read_metrics(get(one.url + "/metrics"), (b"vllm:prefix_cache_hits_total",))[0] for one in engines)
+def hits_of(engines: list[EngineProcess]) -> int:
+    """The prompt tokens that the engines found in their caches, by their own count."""
+    pages = [get(one.url + "/metrics") for one in engines]
+    return int(sum(read_metrics(page, (b"vllm:prefix_cache_hits_total",))[0] for page in pages))
 
-    def ask(key: str) -> float:
-        """The number of prompt tokens that the engines found in their caches."""
-        before = hits()
+
+def cached_of(usage: Any) -> int:
+    return usage.prompt_tokens_details.cached_tokens or 0 if usage.prompt_tokens_details else 0
+
+
+def test_tenants_do_not_share_prefix_caches(books: Books, engines: list[EngineProcess]) -> None:
+    def ask(key: str) -> int:
+        before = hits_of(engines)
         with books.openai(key) as sdk:
             sdk.completions.create(model=MODEL, prompt=LONG, max_tokens=1)
-        return hits() - before
+        return hits_of(engines) - before
 
     assert ask(FIRST) == 0
     assert ask(FIRST) > 100, "its own prompt is in the cache"
     assert ask(SECOND) == 0, "the other tenant's is not"
+
+
+def test_a_conversation_is_billed_for_the_cached_tokens_that_the_engines_counted(
+    books: Books, engines: list[EngineProcess]
+) -> None:
+    before, told, billed, whole = hits_of(engines), 0, 0, 0
+    messages: list[Any] = [{"role": "user", "content": f"{LONG} Where is it now?"}]
+    with books.openai(FIRST) as sdk:
+        for _ in range(4):
+            said: Any = sdk.chat.completions.create(model=MODEL, messages=messages, max_tokens=8)
+            told += cached_of(said.usage)
+            billed += said.usage.headway["billed_micro"]
+            whole += 4 * said.usage.prompt_tokens + 10 * said.usage.completion_tokens
+            messages += [{"role": "assistant", "content": said.choices[0].message.content or "Yes."}]
+            messages += [{"role": "user", "content": "And now?"}]
+    with Anthropic(base_url=books.url, api_key=FIRST, max_retries=0) as anthropic:
+        last: Any = anthropic.messages.create(model=MODEL, messages=messages, max_tokens=8).usage
+    told += last.cache_read_input_tokens or 0
+    billed += last.headway["billed_micro"]
+    whole += 4 * (last.input_tokens + (last.cache_read_input_tokens or 0)) + 10 * last.output_tokens
+    assert told == hits_of(engines) - before > 500, "most of the prompts were cached"
+    assert billed == whole - 3 * told
 
 
 def test_the_bill_matches_the_tokens_that_the_engines_counted(books: Books) -> None:
@@ -105,9 +133,10 @@ def test_the_bill_matches_the_tokens_that_the_engines_counted(books: Books) -> N
             stream_options={"include_usage": True}, extra_body={"ignore_eos": True},
         )  # fmt: skip
         usage: Any = next(chunk.usage for chunk in stream if chunk.usage)
-        assert usage.headway["billed_micro"] == 3 * (usage.prompt_tokens + 10 * 24)
+        assert usage.headway["billed_micro"] == 3 * (4 * usage.prompt_tokens - 3 * cached_of(usage) + 10 * 24)
         whole: Any = sdk.chat.completions.create(model=MODEL, messages=messages, max_tokens=8).usage
-        assert whole.headway["billed_micro"] == whole.prompt_tokens + 10 * whole.completion_tokens
+        prompt = 4 * whole.prompt_tokens - 3 * cached_of(whole)
+        assert whole.headway["billed_micro"] == prompt + 10 * whole.completion_tokens
         cut = sdk.chat.completions.create(
             model=MODEL, messages=messages, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
         )
@@ -117,8 +146,9 @@ def test_the_bill_matches_the_tokens_that_the_engines_counted(books: Books) -> N
         cut.close()
     with Anthropic(base_url=books.url, api_key=SECOND, max_retries=0) as anthropic:
         message: Any = anthropic.messages.create(model=MODEL, messages=messages, max_tokens=8, speed="fast")
+        cached = message.usage.cache_read_input_tokens or 0
         assert message.usage.headway["billed_micro"] == 3 * (
-            message.usage.input_tokens + 10 * message.usage.output_tokens
+            4 * message.usage.input_tokens + cached + 10 * message.usage.output_tokens
         )
     books.process.terminate()
     assert books.process.wait(30) == 0

@@ -144,10 +144,14 @@ def check_service_tier(ask: Ask) -> None:
         raise WireError(400, "BadRequestError", message, "service_tier")
 
 
+def list_stops(ask: Ask) -> list[str]:
+    return [ask.stop] if isinstance(ask.stop, str) else [*(ask.stop or ()), *(ask.stop_sequences or ())]
+
+
 def find_stop(ask: Ask, max_tokens: int) -> tuple[int, str | None]:
     """Returns the number of tokens and the stop string that ends the answer. As in vLLM, the stop word counts as a
     token although it is not sent."""
-    stops = [ask.stop] if isinstance(ask.stop, str) else [*(ask.stop or ()), *(ask.stop_sequences or ())]
+    stops = list_stops(ask)
     if stops:
         by_word = {stop.strip(): stop for stop in stops}
         for number, word in enumerate(WORDS[:max_tokens], start=1):
@@ -156,8 +160,37 @@ def find_stop(ask: Ask, max_tokens: int) -> tuple[int, str | None]:
     return max_tokens, None
 
 
-def _chunk(event: bytes) -> bytes:
+def http_chunk(event: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(event), event)
+
+
+def whole_body(
+    answer: ScriptedAnswer,
+    object_name: str,
+    choices: list[dict[str, Any]],
+    tokens: int,
+    prompt: dict[str, Any],
+    metrics: dict[str, Any] | None,
+    token_details: dict[str, int] | None = None,
+) -> bytes:
+    """The body of a chat completion or a completion that is not streamed."""
+    prompt_tokens = answer.prompt_tokens
+    usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + tokens, "completion_tokens": tokens}
+    body = {
+        "id": answer.id,
+        "object": object_name.removesuffix(".chunk"),
+        "created": answer.created,
+        "model": answer.model,
+        "choices": choices,
+        "service_tier": None,
+        "system_fingerprint": FINGERPRINT,
+        "usage": {**usage, "prompt_tokens_details": None, "completion_tokens_details": token_details},
+        **prompt,
+        "kv_transfer_params": None,
+        "ec_transfer_params": None,
+        "metrics": metrics,
+    }
+    return msgspec.json.encode(body)
 
 
 class Format(Protocol):
@@ -221,11 +254,11 @@ class _OpenAIFormat:
         stop, number = self._answer.stop, self._answer.total_tokens
         after_word = self.after_last_word % (b"length" if stop is None else b"stop", msgspec.json.encode(stop))
         text = word if stop is None else b""
-        chunk = _chunk(b"%b%b%b%b}\n\n" % (self._before, text, after_word, self.usage(number)))
+        chunk = http_chunk(b"%b%b%b%b}\n\n" % (self._before, text, after_word, self.usage(number)))
         return chunk if number > 1 else self.opening() + chunk
 
     def closing(self, metrics: dict[str, float | None]) -> bytes:
-        answer, done = self._answer, _chunk(b"data: [DONE]\n\n")
+        answer, done = self._answer, http_chunk(b"data: [DONE]\n\n")
         if not answer.include_usage:
             return done
         event = b'%b]%b%d,"completion_tokens":%d},"system_fingerprint":"%b","metrics":%b}\n\n' % (
@@ -236,28 +269,13 @@ class _OpenAIFormat:
             FINGERPRINT.encode(),
             msgspec.json.encode(metrics),
         )
-        return _chunk(event) + done
+        return http_chunk(event) + done
 
     def envelope(self, choice: dict[str, Any], prompt: dict[str, Any], metrics: dict[str, float | None]) -> bytes:
         answer = self._answer
-        prompt_tokens, tokens = answer.prompt_tokens, answer.choices * answer.total_tokens
-        usage = {"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens + tokens, "completion_tokens": tokens}
-        details = {"prompt_tokens_details": None, "completion_tokens_details": None}
-        body = {
-            "id": answer.id,
-            "object": self.object_name.removesuffix(".chunk"),
-            "created": answer.created,
-            "model": answer.model,
-            "choices": [{"index": index, **choice} for index in range(answer.choices)],
-            "service_tier": None,
-            "system_fingerprint": FINGERPRINT,
-            "usage": {**usage, **details},
-            **prompt,
-            "kv_transfer_params": None,
-            "ec_transfer_params": None,
-            "metrics": {**metrics, "speculative_decoding": None},
-        }
-        return msgspec.json.encode(body)
+        choices = [{"index": index, **choice} for index in range(answer.choices)]
+        timings = {**metrics, "speculative_decoding": None}
+        return whole_body(answer, self.object_name, choices, answer.choices * answer.total_tokens, prompt, timings)
 
     def ending(self) -> dict[str, Any]:
         stop = self._answer.stop
@@ -274,7 +292,7 @@ class ChatFormat(_OpenAIFormat):
     def opening(self) -> bytes:
         role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         role %= self._index
-        return _chunk(b'%b%b%b,"prompt_token_ids":null,"prompt_text":null}\n\n' % (self._head, role, self.usage(0)))
+        return http_chunk(b'%b%b%b,"prompt_token_ids":null,"prompt_text":null}\n\n' % (self._head, role, self.usage(0)))
 
     def whole(self, metrics: dict[str, float | None]) -> bytes:
         message = {"role": "assistant", "content": self._answer.text(), "refusal": None, "annotations": None}
@@ -298,6 +316,24 @@ class CompletionFormat(_OpenAIFormat):
         return self.envelope(choice, {}, metrics)
 
 
+def messages_event(body: dict[str, Any]) -> bytes:
+    return http_chunk(b"event: %b\ndata: %b\n\n" % (body["type"].encode(), msgspec.json.encode(body)))
+
+
+def message_start(answer: ScriptedAnswer) -> bytes:
+    message: dict[str, Any] = {
+        "id": answer.id,
+        "type": "message",
+        "role": "assistant",
+        "content": [],
+        "model": answer.model,
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": 0},
+    }
+    return messages_event({"type": "message_start", "message": message})
+
+
 class MessagesFormat:
     _before_word = (
         b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"'
@@ -306,10 +342,6 @@ class MessagesFormat:
     def __init__(self, answer: ScriptedAnswer, index: int = 0) -> None:  # noqa: ARG002 (this dialect has one choice)
         self._answer = answer
 
-    @staticmethod
-    def _event(body: dict[str, Any]) -> bytes:
-        return _chunk(b"event: %b\ndata: %b\n\n" % (body["type"].encode(), msgspec.json.encode(body)))
-
     def _usage(self, output_tokens: int) -> dict[str, int]:
         return {"input_tokens": self._answer.prompt_tokens, "output_tokens": output_tokens}
 
@@ -317,32 +349,22 @@ class MessagesFormat:
         return "max_tokens" if self._answer.stop is None else "stop_sequence"
 
     def _opening(self) -> bytes:
-        message: dict[str, Any] = {
-            "id": self._answer.id,
-            "type": "message",
-            "role": "assistant",
-            "content": [],
-            "model": self._answer.model,
-            "stop_reason": None,
-            "stop_sequence": None,
-            "usage": self._usage(0),
-        }
         block = {"type": "content_block_start", "content_block": {"type": "text", "text": ""}, "index": 0}
-        return self._event({"type": "message_start", "message": message}) + self._event(block)
+        return message_start(self._answer) + messages_event(block)
 
     def token(self, number: int) -> bytes:
         event = b'%b%b"},"index":0}\n\n' % (self._before_word, _WORD_BYTES[(number - 1) % len(_WORD_BYTES)])
         is_stop_word = self._answer.stop is not None and number == self._answer.total_tokens
         opening = self._opening() if number == 1 else b""
-        return opening if is_stop_word else opening + _chunk(event)
+        return opening if is_stop_word else opening + http_chunk(event)
 
     def closing(self, metrics: dict[str, float | None]) -> bytes:  # noqa: ARG002 (this dialect has no field for them)
         delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.stop}
         usage = self._usage(self._answer.total_tokens)
         return (
-            self._event({"type": "content_block_stop", "index": 0})
-            + self._event({"type": "message_delta", "delta": delta, "usage": usage})
-            + self._event({"type": "message_stop"})
+            messages_event({"type": "content_block_stop", "index": 0})
+            + messages_event({"type": "message_delta", "delta": delta, "usage": usage})
+            + messages_event({"type": "message_stop"})
         )
 
     def whole(self, metrics: dict[str, float | None]) -> bytes:  # noqa: ARG002

@@ -1,18 +1,22 @@
 """The scripted engine: vLLM's HTTP API with a programmed speed, for tests, demos and load runs without a model.
 
-engine.py is the server, formats.py reads and writes the dialects, steps.py runs the batch and keeps the record.
+engine.py is the server, formats.py reads and writes the dialects, steps.py runs the batch and keeps the record. For
+programmed answers, answers.py reads their file and picks the answer, and programmed.py writes it.
 """
 
+from headway.engines.scripted.answers import ProgrammedAnswers, read_answers
 from headway.engines.scripted.engine import ScriptedEngine, parse_curve, running, serve_scripted
 from headway.engines.scripted.steps import Faults, RequestRecord, Script, StepLoop
 
 __all__ = [
     "Faults",
+    "ProgrammedAnswers",
     "RequestRecord",
     "Script",
     "ScriptedEngine",
     "StepLoop",
     "parse_curve",
+    "read_answers",
     "running",
     "serve_scripted",
 ]

@@ -1,8 +1,8 @@
 """The scripted engine's HTTP server: a test double of vLLM with programmed speeds, programmed faults and a record.
 
 Knows the endpoints, and how to serve them in this process (`running`) or as a process of its own
-(`headway mock-engine --port 9100 --step-ms 1:10,64:40`). Does not know when a token is due (steps.py) or how it is
-encoded (formats.py).
+(`headway mock-engine --port 9100 --step-ms 1:10,64:40`). Does not know when a token is due (steps.py), how it is
+encoded (formats.py, programmed.py) or which request gets a programmed answer (answers.py).
 Invariant: every token that `/scripted/record` counts as sent was written to its connection while that was open.
 
 The step loop writes tokens straight to uvicorn's transport: waking a task per token would cost more than the engine
@@ -13,7 +13,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields
 from typing import Any
@@ -24,6 +24,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from headway.engines.scripted import formats as wire
+from headway.engines.scripted.answers import Dialect, ProgrammedAnswers
+from headway.engines.scripted.programmed import ProgrammedChat, ProgrammedCompletion, ProgrammedMessage
 from headway.engines.scripted.steps import Faults, QueueFull, RequestRecord, Script, ScriptedStream, StepLoop
 
 __all__ = ["Faults", "RequestRecord", "Script", "ScriptedEngine", "running", "serve_scripted"]
@@ -38,13 +40,20 @@ DIALECTS: dict[str, tuple[str, type[wire.ChatFormat | wire.CompletionFormat | wi
     "/v1/completions": ("cmpl", wire.CompletionFormat),
     "/v1/messages": ("chatcmpl", wire.MessagesFormat),
 }
+PROGRAMMED: dict[str, tuple[Dialect, type[ProgrammedChat | ProgrammedCompletion | ProgrammedMessage]]] = {
+    "/v1/chat/completions": ("chat", ProgrammedChat),
+    "/v1/completions": ("completions", ProgrammedCompletion),
+    "/v1/messages": ("messages", ProgrammedMessage),
+}
 
 
 class ScriptedEngine:
-    """The engine and its ASGI app, which must be served with `ScriptedProtocol`."""
+    """The engine and its ASGI app, which must be served with `ScriptedProtocol`. Without `answers` every answer is the
+    same words, as many as the request allows."""
 
-    def __init__(self, script: Script) -> None:
+    def __init__(self, script: Script, answers: ProgrammedAnswers | None = None) -> None:
         self.script = script
+        self.answers = answers
         self.steps = StepLoop(script)
         self.server_state = ServerState()
         self.url = ""  # set when served
@@ -105,8 +114,9 @@ class ScriptedEngine:
         transport: asyncio.Transport = scope["state"]["transport"]
         try:
             ask, answer = self._read(scope, body)
-            choices = [DIALECTS[scope["path"]][1](answer, index) for index in range(answer.choices)]
-            streams = self._board(answer, [_giver(transport, one) if ask.stream else _ignore for one in choices])
+            choices, lengths = self._encode(scope["path"], body, ask, answer)
+            gives = [_giver(transport, one) if ask.stream else _ignore for one in choices]
+            streams = self._board(answer, lengths, gives)
         except wire.WireError as error:
             await _respond(send, error.status, JSON, _error_body(scope["path"], error))
             return
@@ -153,13 +163,30 @@ class ScriptedEngine:
             choices=1 if path == "/v1/messages" else ask.n or 1,
         )
 
-    def _board(self, answer: wire.ScriptedAnswer, gives: list[Callable[[int], None]]) -> list[ScriptedStream]:
+    def _encode(
+        self, path: str, body: bytes, ask: wire.Ask, answer: wire.ScriptedAnswer
+    ) -> tuple[Sequence[wire.Format], list[int]]:
+        """The encoder and the number of tokens of each choice."""
+        if self.answers is None:
+            encode = DIALECTS[path][1]
+            return [encode(answer, index) for index in range(answer.choices)], [answer.total_tokens] * answer.choices
+        dialect, encode_programmed = PROGRAMMED[path]
+        max_tokens = wire.check_limits(ask, answer.prompt_tokens, self.script.max_model_len)
+        room = self.script.max_model_len - answer.prompt_tokens
+        plans = self.answers.plan(dialect, body, ask, max_tokens, room)
+        has_reasoning = self.answers.has_reasoning
+        choices = [encode_programmed(answer, plans, one, has_reasoning=has_reasoning) for one in range(len(plans))]
+        return choices, [len(plan.pieces) for plan in plans]
+
+    def _board(
+        self, answer: wire.ScriptedAnswer, lengths: list[int], gives: list[Callable[[int], None]]
+    ) -> list[ScriptedStream]:
         """As in vLLM, each choice is a request of its own to the scheduler."""
         streams: list[ScriptedStream] = []
         try:
-            for index, give in enumerate(gives):
+            for index, (length, give) in enumerate(zip(lengths, gives, strict=True)):
                 name = f"{index}_{answer.request_id}" if index else answer.request_id
-                streams.append(self.steps.board(name, answer.prompt_tokens, answer.total_tokens, give))
+                streams.append(self.steps.board(name, answer.prompt_tokens, length, give))
         except QueueFull:
             for stream in streams:
                 self.steps.abort(stream)
@@ -305,9 +332,11 @@ def _config(engine: ScriptedEngine) -> uvicorn.Config:
 
 
 @asynccontextmanager
-async def running(script: Script, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[ScriptedEngine]:
+async def running(
+    script: Script, host: str = "127.0.0.1", port: int = 0, answers: ProgrammedAnswers | None = None
+) -> AsyncIterator[ScriptedEngine]:
     """Serve a scripted engine on this event loop, at `engine.url`."""
-    engine = ScriptedEngine(script)
+    engine = ScriptedEngine(script, answers)
     config = _config(engine)
     config.load()
     engine.server_state.default_headers = config.encoded_headers

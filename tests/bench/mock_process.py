@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def mock_engine(first_token_ms: float, step_ms: str, seats: int = 256) -> Iterator[str]:
+def mock_engine(first_token_ms: float, step_ms: str, seats: int = 256, options: tuple[str, ...] = ()) -> Iterator[str]:
     command = [sys.executable, "-m", "headway", "mock-engine", "--port", "0", "--first-token-ms", str(first_token_ms)]
-    command += ["--step-ms", step_ms, "--max-num-seqs", str(seats)]
+    command += ["--step-ms", step_ms, "--max-num-seqs", str(seats), *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -272,8 +272,11 @@ def _plan(choice: ProgrammedChoice, asked: AskedConversation, stops: list[str], 
         finish_reason = "stop"
     elif finish_reason is None:  # as in vLLM, a call of the tool that the request names ends with `stop`
         finish_reason = "tool_calls" if calls and tool_choice != "named" else "stop"
-    if finish_reason != "length" or not pieces:
-        pieces.append(Piece("end"))  # the end-of-text token, or the stop string: counted and not sent
+    if stop is not None and pieces and len(pieces[-1].text) > 1:
+        # vLLM holds back what may be the beginning of a stop string, so the last event still has text.
+        pieces[-1:] = [pieces[-1]._replace(text=part) for part in (pieces[-1].text[:-1], pieces[-1].text[-1])]
+    elif finish_reason != "length" or not pieces:
+        pieces.append(Piece("end"))  # the end-of-text token: counted and not sent
     if len(pieces) > max_tokens:
         pieces, finish_reason, stop = pieces[:max_tokens], "length", None
     return ChoicePlan(tuple(pieces), finish_reason, stop, tool_choice)

@@ -59,7 +59,7 @@ COMMANDS = (
         "Serve",
         "mock-engine",
         "headway.cli.mock_engine:mock_engine",
-        "Run a scripted engine: vLLM's HTTP API with a programmed speed, for tests without a model.",
+        "Run a scripted engine: vLLM's HTTP API with programmed speed and answers, for tests without a model.",
         "headway mock-engine --port 9100 --step-ms 1:10,64:40",
     ),
     CommandInfo(

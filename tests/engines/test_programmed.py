@@ -1,6 +1,7 @@
 """Programmed answers of the scripted engine, seen as a client sees them."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
@@ -480,6 +481,25 @@ def test_the_command_names_the_mistake_and_the_fields(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
     assert "`txt`" in done.stderr
     assert "when: dialect, user_contains, offers_tool, tool_results" in done.stderr
+
+
+def test_the_example_of_the_documentation(with_answers: WithAnswers) -> None:
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "test-an-agent.md"
+    [example] = re.findall(r"```toml\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+    async def scenario(engine: ScriptedEngine) -> None:
+        async def ask(*messages: Any, **fields: Any) -> Any:
+            return await fetch_json(engine.url, CHAT, body_for(CHAT, max_tokens=99, **fields) | {"messages": messages})
+
+        called = await ask(user("What is the weather?"), tools=[CHAT_TOOL])
+        assert called["choices"][0]["finish_reason"] == "tool_calls"
+        assert (await ask(user("What is the weather?"), RESULT, tools=[CHAT_TOOL]))["error"]["code"] == 503
+        answer = await ask(user("What is the weather?"), RESULT, tools=[CHAT_TOOL])
+        assert answer["choices"][0]["message"]["content"] == "It is sunny in Paris."
+        coins = await ask(user("Toss a coin."), n=2)
+        assert [choice["message"]["content"] for choice in coins["choices"]] == ["Heads.", "Tails."]
+
+    with_answers(example, scenario)
 
 
 # --- agent loops of the official clients ---

@@ -1,4 +1,4 @@
-"""The scripted engine: vLLM's HTTP API with a programmed speed, for tests, demos and load runs without a model.
+"""The scripted engine: vLLM's HTTP API with programmed speed and answers, for tests and runs without a model.
 
 engine.py is the server, formats.py reads and writes the dialects, steps.py runs the batch and keeps the record. For
 programmed answers, answers.py reads their file and picks the answer, and programmed.py writes it.

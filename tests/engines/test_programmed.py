@@ -19,6 +19,7 @@ from headway.engines.scripted.answers import MAX_ANSWERS_BYTES
 from headway.engines.vllm import is_plain_chat
 from headway.errors import SetupError
 from tests.engines.test_scripted import CHAT, COMPLETIONS, MESSAGES, QUICK, USAGE, body_for, fetch, fetch_json, stream
+from tests.running import http_client
 
 WEATHER = """
 [[answers]]
@@ -530,60 +531,70 @@ class Reading(BaseModel):
     degrees: int
 
 
+async def loop_with_openai(client: openai.AsyncOpenAI, streamed: bool, **fields: Any) -> list[Any]:
+    """The messages of an agent's loop that ends when the model calls no tool."""
+    messages: list[Any] = [user("What is the weather?")]
+    asked: Any = {"messages": messages, "tools": [CHAT_TOOL], **fields}
+    while True:
+        if streamed:
+            async with client.chat.completions.stream(**asked) as helper:
+                completion: Any = await helper.get_final_completion()
+        else:
+            completion = await client.chat.completions.create(**asked)
+        message = completion.choices[0].message
+        messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
+        if not message.tool_calls:
+            return messages
+        for call in message.tool_calls:
+            city = json.loads(call.function.arguments)["city"]
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": f"sunny in {city}"})
+
+
+async def loop_with_anthropic(client: anthropic.AsyncAnthropic, streamed: bool, **fields: Any) -> list[Any]:
+    messages: list[Any] = [user("What is the weather?")]
+    asked: Any = {"messages": messages, "tools": [MESSAGES_TOOL], "max_tokens": 99, **fields}
+    while True:
+        if streamed:
+            async with client.messages.stream(**asked) as helper:
+                message: Any = await helper.get_final_message()
+        else:
+            message = await client.messages.create(**asked)
+        messages.append({"role": "assistant", "content": [block.to_dict() for block in message.content]})
+        if message.stop_reason != "tool_use":
+            return messages
+        calls = [block for block in message.content if block.type == "tool_use"]
+        results = [(block.id, f"sunny in {block.input['city']}") for block in calls]
+        messages.append(user([{"type": "tool_result", "tool_use_id": one, "content": text} for one, text in results]))
+
+
+def check_openai_loop(messages: list[Any]) -> None:
+    results = [message["content"] for message in messages if message["role"] == "tool"]
+    assert results == ["sunny in Paris", "sunny in Rome", "sunny in Oslo"]
+    assert messages[1]["reasoning"] == "Begin with Paris."
+    assert messages[3]["content"] == "Now Rome and Oslo."
+    assert messages[-1]["content"] == "Sunny everywhere."
+    assert len({call["id"] for message in messages for call in message.get("tool_calls", [])}) == 3
+
+
+def check_anthropic_loop(messages: list[Any]) -> None:
+    results = [block["content"] for message in messages[2::2] for block in message["content"]]
+    assert results == ["sunny in Paris", "sunny in Rome", "sunny in Oslo"]
+    assert messages[1]["content"][0]["thinking"] == "Begin with Paris."
+    assert messages[3]["content"][0]["text"] == "Now Rome and Oslo."
+    assert messages[-1]["content"][0]["text"] == "Sunny everywhere."
+
+
 @pytest.mark.parametrize("streamed", [True, False])
-def test_an_agent_loop_of_the_openai_client(streamed: bool, with_answers: WithAnswers) -> None:
+def test_agent_loops_of_the_official_clients(streamed: bool, with_answers: WithAnswers) -> None:
     async def scenario(engine: ScriptedEngine) -> None:
-        messages: list[Any] = [user("What is the weather?")]
-        cities: list[str] = []
-        async with openai.AsyncOpenAI(api_key="-", base_url=engine.url + "/v1") as client:
-            for _ in range(3):
-                tools: Any = [CHAT_TOOL]
-                if streamed:
-                    async with client.chat.completions.stream(model="m", messages=messages, tools=tools) as helper:
-                        completion: Any = await helper.get_final_completion()
-                else:
-                    completion = await client.chat.completions.create(model="m", messages=messages, tools=tools)
-                message = completion.choices[0].message
-                messages.append(message.model_dump(exclude_none=True, exclude={"parsed"}))
-                for call in message.tool_calls or []:
-                    cities.append(json.loads(call.function.arguments)["city"])
-                    messages.append({"role": "tool", "tool_call_id": call.id, "content": "sunny"})
+        url = engine.url + "/v1"
+        async with openai.AsyncOpenAI(api_key="-", base_url=url, http_client=http_client()) as client:
+            check_openai_loop(await loop_with_openai(client, streamed, model="m"))
             parsed = await client.chat.completions.parse(
                 model="m", messages=[{"role": "user", "content": "as JSON"}], response_format=Reading
             )
-        assert message.content == "Sunny everywhere."
-        assert cities == ["Paris", "Rome", "Oslo"]
-        assert messages[1]["reasoning"] == "Begin with Paris."
-        assert len({call["id"] for one in messages for call in one.get("tool_calls", [])}) == 3
-        assert parsed.choices[0].message.parsed == Reading(city="Paris", degrees=21)
-
-    with_answers(LOOP, scenario)
-
-
-@pytest.mark.parametrize("streamed", [True, False])
-def test_an_agent_loop_of_the_anthropic_client(streamed: bool, with_answers: WithAnswers) -> None:
-    async def scenario(engine: ScriptedEngine) -> None:
-        messages: list[Any] = [user("What is the weather?")]
-        cities: list[str] = []
-        tools: Any = [MESSAGES_TOOL]
-        async with anthropic.AsyncAnthropic(api_key="-", base_url=engine.url) as client:
-            while True:
-                if streamed:
-                    async with client.messages.stream(
-                        model="m", max_tokens=99, messages=messages, tools=tools
-                    ) as helper:
-                        message: Any = await helper.get_final_message()
-                else:
-                    message = await client.messages.create(model="m", max_tokens=99, messages=messages, tools=tools)
-                if message.stop_reason != "tool_use":
-                    break
-                messages.append({"role": "assistant", "content": message.content})
-                calls = [block for block in message.content if block.type == "tool_use"]
-                cities += [block.input["city"] for block in calls]
-                results = [{"type": "tool_result", "tool_use_id": block.id, "content": "sunny"} for block in calls]
-                messages.append(user(results))
-        assert message.content[0].text == "Sunny everywhere."
-        assert cities == ["Paris", "Rome", "Oslo"]
-        assert messages[1]["content"][0].thinking == "Begin with Paris."
+            assert parsed.choices[0].message.parsed == Reading(city="Paris", degrees=21)
+        async with anthropic.AsyncAnthropic(api_key="-", base_url=engine.url, http_client=http_client()) as claude:
+            check_anthropic_loop(await loop_with_anthropic(claude, streamed, model="m"))
 
     with_answers(LOOP, scenario)

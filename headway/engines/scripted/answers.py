@@ -149,9 +149,9 @@ class AskedConversation(msgspec.Struct):
         return "\n".join(one for one in prompts if isinstance(one, str))
 
     def count_tool_results(self) -> int:
-        as_messages = sum(message.get("role") == "tool" for message in self.messages)
+        of_chat = [message for message in self.messages if message.get("role") == "tool"]
         parts = [part for message in self.messages for part in _parts(message.get("content"))]
-        return as_messages + sum(part.get("type") == "tool_result" for part in parts)
+        return len(of_chat) + len([part for part in parts if part.get("type") == "tool_result"])
 
     def offered_tools(self) -> set[str]:
         tools = [tool for tool in self.tools if isinstance(tool, dict)] if isinstance(self.tools, list) else []

@@ -126,8 +126,9 @@ class ChoicePlan:
                 found[-1] = (found[-1][0], found[-1][1] + piece.text)
         return [call for call in found if _is_json(call[1])]
 
-    def reasoning_tokens(self, among: int | None = None) -> int:
-        return sum(piece.kind == "reasoning" for piece in self.pieces[:among])
+    def count_reasoning(self) -> int:
+        """The number of reasoning tokens, which are the first of a choice."""
+        return sum(piece.kind == "reasoning" for piece in self.pieces)
 
 
 class AskedConversation(msgspec.Struct):
@@ -272,9 +273,10 @@ def _plan(choice: ProgrammedChoice, asked: AskedConversation, stops: list[str], 
         finish_reason = "stop"
     elif finish_reason is None:  # as in vLLM, a call of the tool that the request names ends with `stop`
         finish_reason = "tool_calls" if calls and tool_choice != "named" else "stop"
-    if stop is not None and pieces and len(pieces[-1].text) > 1:
+    if stop is not None and len(text) > 1:
         # vLLM holds back what may be the beginning of a stop string, so the last event still has text.
-        pieces[-1:] = [pieces[-1]._replace(text=part) for part in (pieces[-1].text[:-1], pieces[-1].text[-1])]
+        last = pieces.pop().text
+        pieces += [Piece("text", part) for part in (last[:-1], last[-1]) if part]
     elif finish_reason != "length" or not pieces:
         pieces.append(Piece("end"))  # the end-of-text token: counted and not sent
     if len(pieces) > max_tokens:

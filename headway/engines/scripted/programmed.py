@@ -41,6 +41,7 @@ class _ProgrammedOpenAI:
         self._answer, self._plans, self._index = answer, plans, index
         self._plan = plans[index]
         self._has_reasoning = has_reasoning
+        self._reasoning_tokens = self._plan.count_reasoning()
 
     def opening(self) -> bytes:
         return b""
@@ -108,13 +109,13 @@ class ProgrammedChat(_ProgrammedOpenAI):
         return events
 
     def usage(self, number: int) -> dict[str, Any]:
-        details = {"reasoning_tokens": self._plan.reasoning_tokens(number)} if self._has_reasoning else None
+        details = {"reasoning_tokens": min(number, self._reasoning_tokens)} if self._has_reasoning else None
         return {"usage": {**self._counts(number), "completion_tokens_details": details}}
 
     def token_details(self) -> dict[str, int] | None:
         if not self._has_reasoning:
             return None
-        return {"reasoning_tokens": sum(plan.reasoning_tokens() for plan in self._plans)}
+        return {"reasoning_tokens": sum(plan.count_reasoning() for plan in self._plans)}
 
     def choice(self, piece: Piece, ending: dict[str, Any]) -> dict[str, Any]:
         return {"index": self._index, "delta": self._delta(piece), "logprobs": None, **ending, "token_ids": None}

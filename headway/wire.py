@@ -12,13 +12,13 @@ Meter and Client and never imports the gateway; gateway/ uses them and does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from headway.core.rate_limit import RateLimit
-from headway.core.types import Call, Tier
+from headway.core.types import EXPRESS, Call, Tier
 from headway.errors import RefusalReason, Refused
 from headway.price import Bill, Price
 
@@ -169,6 +169,8 @@ class Request:
     is_bounded: bool = True  # its answer is no larger than api/limits.py allows; False if the client sets no limit
     cache_salt: str = ""  # keeps tenants apart in the engine's prefix cache; empty if they share it
     rung: Rung | None = None
+    is_tier_open: bool = False  # no field of the request asks for a tier: a header, the model's name or the key may
+    is_whole_timed: bool = True  # engines report the timing of an answer in one piece
 
 
 def stream_speed_tps(output_tokens: int, first_at: float | None, last_at: float | None) -> float | None:
@@ -176,6 +178,28 @@ def stream_speed_tps(output_tokens: int, first_at: float | None, last_at: float 
     if first_at is None or last_at is None or last_at <= first_at or output_tokens < 2:
         return None
     return (output_tokens - 1) / (last_at - first_at)
+
+
+def at_tier(request: Request, tier: Tier) -> Request:
+    """The request at another tier. An answer with a floor must be timed: by a stream if the engine does not say."""
+    if tier == request.call.tier:
+        return request
+    is_untimed = tier in EXPRESS and not request.streaming and not request.is_whole_timed
+    collect: Collect = "always" if is_untimed else request.collect
+    return replace(request, call=replace(request.call, tier=tier), collect=collect)
+
+
+def for_model(request: Request, model: str) -> Request:
+    """The request with the name by which the engines know its model."""
+    asked = request.call.model
+    if model == asked:
+        return request
+    start, body = b'{"model":' + msgspec.json.encode(asked), request.body
+    if body.startswith(start):
+        body = b'{"model":' + msgspec.json.encode(model) + body[len(start) :]
+    else:
+        body = msgspec.json.encode({**msgspec.json.decode(body, type=dict[str, msgspec.Raw]), "model": model})
+    return replace(request, call=replace(request.call, model=model), body=body)
 
 
 def with_fields(body: bytes, added: Mapping[str, object]) -> bytes:

@@ -22,7 +22,7 @@ from headway.api.proof import proof_headers
 from headway.core.rate_limit import RateLimit
 from headway.core.types import EXPRESS, Call, Tier
 from headway.errors import EngineAnswered, HeadwayError, InvalidRequest
-from headway.wire import Collect, Grant, Request
+from headway.wire import Collect, Grant, Request, at_tier
 
 # --- request fields --------------------------------------------------------------------------------------------------
 
@@ -126,25 +126,30 @@ def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Req
     limits.check_raw(request.metadata, "metadata", limits.check_metadata)
     _check_grammars(request)
     tier: Tier = "fast" if request.speed == "fast" else "standard"
+    is_tier_open = request.speed in (UNSET, None) and request.service_tier in (UNSET, None, "auto")
     request.speed = request.service_tier = request.metadata = request.cache_control = UNSET
     streaming = bool(request.stream)
     if not streaming:
         limits.check_answer_size(request.max_tokens)
-    collect = _collect(request, tier) if not streaming else "never"
+    collect: Collect = "never" if streaming or request.tools or request.tool_choice else "if_same"  # as in openai.py
     request.stream = streaming or UNSET  # the engine adds it if the answer is collected
     encoded = _encode(request)
     affinity, prompt_tokens = describe_prompt(encoded, None, b"system", b"messages")
     # In this dialect a call that gets no express seat is refused with a retry-after, never served at another tier.
-    call = Call(call_id, request.model, tier, falls_back=False, affinity=affinity, prompt_tokens=prompt_tokens)
-    form = MessagesForm(collect != "never", request.max_tokens)
-    return Request(call, "/v1/messages", encoded, form, streaming, collect, request.max_tokens)
-
-
-def _collect(request: Messages, tier: Tier) -> Collect:
-    """Engines report no timing in this dialect, so an answer with a floor is always streamed. Tools as in openai.py."""
-    if tier in EXPRESS:
-        return "always"
-    return "never" if request.tools or request.tool_choice else "if_same"
+    call = Call(call_id, request.model, "standard", falls_back=False, affinity=affinity, prompt_tokens=prompt_tokens)
+    form = MessagesForm(not streaming, request.max_tokens)
+    standard = Request(
+        call,
+        "/v1/messages",
+        encoded,
+        form,
+        streaming,
+        collect,
+        request.max_tokens,
+        is_tier_open=is_tier_open,
+        is_whole_timed=False,
+    )
+    return at_tier(standard, tier)
 
 
 def read_count_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:

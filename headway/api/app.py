@@ -12,8 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import msgspec
 
@@ -23,20 +22,20 @@ from headway.api.body import Receive, read_body
 from headway.api.check_time import CheckTime
 from headway.api.connection import Connection
 from headway.api.dialect import Dialect, Headers, Params, Reader, RouteTable
+from headway.api.models import Models
 from headway.api.origin import Scope, check_origin
 from headway.api.server import HTTPClient, Send
 from headway.api.sparse_log import SparseLog
+from headway.api.tiers import choose_fallback, choose_tier, explain_no_seat
 from headway.api.utf8 import is_utf8
 from headway.auto.requests import CallRungs
-from headway.config import Config, ModelTable
+from headway.config import Config
 from headway.core.rate_limit import TokenLimit
-from headway.core.types import Tier
-from headway.core.watch import CONFIDENCE
+from headway.core.types import Call
 from headway.errors import Forbidden, HeadwayError, InternalError, InvalidRequest, Refused, UnknownModel
 from headway.ledger.keys import Key
-from headway.wire import Client, NoSeat, Receipt, Request, with_fields
+from headway.wire import Client, NoSeat, Receipt, Request, for_model, with_fields
 
-FALLBACK_HEADER = b"headway-fallback"
 MISSING = "Object missing required field `"
 UNKNOWN = "Object contains unknown field `"
 
@@ -85,11 +84,9 @@ class App:
         self._metrics_page = metrics_page
         self._keys = Keys(tuple(config.gateway.key_hashes), find_key)
         self._salt = salt
-        self._autos = {model.auto_name: model for model in config.models if model.auto is not None}
-        self._models = {model.name: model for model in config.models} | self._autos
+        self._models = Models(config.models)
         self._max_body_bytes = config.gateway.max_body_bytes
         self._faults = SparseLog(logging.ERROR)
-        self._model_rows = _model_rows(config.models)
         self._check_time = CheckTime()
         self.routes = RouteTable[DialectRoute | PageRoute]()
         for dialect in DIALECTS:
@@ -111,7 +108,7 @@ class App:
         connection = cast(Connection, scope["state"]["connection"])
         client = HTTPClient(connection, send, id_headers, dialect.answer_headers)
         connection.task = asyncio.current_task()
-        tier_asked: Tier = "standard"
+        call: Call | None = None
         try:
             check_origin(scope, anyone_may_call=self._keys.anyone_may_call)
             if route is None:
@@ -123,21 +120,21 @@ class App:
                 request = await self._receive(route, receive, headers, params, call_id)
                 if not connection.pipeline:
                     connection.flow.resume_reading()  # paused after a large body, it would not see the client leave
-                tier_asked = request.call.tier
+                call = request.call
                 if isinstance(request, CallRungs):
                     await self._handle_auto(request, client)
                 else:
                     await self._handle(request, client)
         except HeadwayError as error:
-            await _answer_error(client, dialect, error, call_id, tier_asked)
+            await _answer_error(client, dialect, error, call_id, call)
         except Exception as error:  # noqa: BLE001 (it is logged below)
             # A fault in Headway. The client is told in its dialect, as of any other error.
             self._faults.write(f"call {call_id} failed", error)
-            await _answer_error(client, dialect, InternalError(), call_id, tier_asked)
+            await _answer_error(client, dialect, InternalError(), call_id, call)
         except asyncio.CancelledError:
             if not connection.transport.is_closing():
                 # The drain timeout is over. Tell the client; uvicorn closes the connection.
-                await _answer_error(client, dialect, Refused("draining", 1), call_id, tier_asked)
+                await _answer_error(client, dialect, Refused("draining", 1), call_id, call)
         finally:
             if connection.task is asyncio.current_task():  # else it is the next request's
                 connection.task = None
@@ -158,14 +155,14 @@ class App:
         began = time.thread_time()
         try:
             request = self._authorize(self._read(route, body, call_id, params, headers, key), key)
-            return self._rungs(route, body, request, key) if request.call.model in self._autos else request
+            return self._rungs(route, body, request, key) if request.call.model in self._models.autos else request
         finally:
             self._check_time.charge(tenant, time.thread_time() - began)
 
     def _rungs(self, route: DialectRoute, body: bytes, request: Request, key: Key | None) -> CallRungs:
         """The same call for the student and for the full model. A key needs permission for the auto model only."""
-        full = self._autos[request.call.model]
-        student = self._models[full.student_name]
+        full = self._models.autos[request.call.model]
+        student = self._models.by_name[full.student_name]
         falls_back = request.call.falls_back
 
         def prepare(rung_request: Request) -> Request:
@@ -197,7 +194,7 @@ class App:
         has_budget = key.budget_day is not None or key.budget_month is not None
         if has_budget and max_output_tokens is None:
             # The highest possible cost of a call must be known before it is served.
-            max_output_tokens = self._models[call.model].max_output_tokens
+            max_output_tokens = self._models.by_name[call.model].max_output_tokens
             body = with_fields(body, {"max_tokens": max_output_tokens})
         call = replace(
             call,
@@ -217,37 +214,24 @@ class App:
             request = route.read(body, call_id, params)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise _invalid(error) from None
-        model = self._models.get(request.call.model)
-        if model is None:
+        found = self._models.find(request.call.model)
+        if found is None:
             raise self._unknown_model(request.call.model, key)
-        if request.call.tier not in (offered := [tier.name for tier in model.tiers]):
-            field = route.dialect.TIER_FIELD
-            raise InvalidRequest(
-                f"This model is not offered at `{request.call.tier}`. Offered: {', '.join(offered)}.", field
-            )
-        return _choose_fallback(request, headers)
+        request = choose_tier(for_model(request, found.name), found, headers, key, route.dialect.TIER_FIELD)
+        return choose_fallback(request, headers)
 
     def _unknown_model(self, name: str, key: Key | None) -> UnknownModel:
-        available = ", ".join(self._rows_for(key))
+        available = ", ".join(self._models.names_for(key))
         return UnknownModel(f"The model `{name}` does not exist. Available: {available}.", "model")
 
-    def _rows_for(self, key: Key | None) -> dict[str, dict[str, Any]]:
-        """The entries of the models that the key may use, with the tiers that it may use."""
-        rows = self._model_rows
-        if key is not None and key.models is not None:
-            rows = {name: row for name, row in rows.items() if name in key.models}
-        if key is not None and key.tiers is not None:
-            rows = {name: _with_tiers(row, key.tiers) for name, row in rows.items()}
-        return rows
-
     def _models_page(self, _params: Params, key: Key | None) -> Page:
-        data = list(self._rows_for(key).values())
+        data = self._models.rows_for(key)
         ends = {"first_id": data[0]["id"] if data else None, "last_id": data[-1]["id"] if data else None}
         page = msgspec.json.encode({"object": "list", "data": data, "has_more": False, **ends})
         return 200, b"application/json", page
 
     def _model_page(self, params: Params, key: Key | None) -> Page:
-        if (row := self._rows_for(key).get(params["model"])) is None:
+        if (row := self._models.row_of(params["model"], key)) is None:
             raise self._unknown_model(params["model"][:256], key)
         return 200, b"application/json", msgspec.json.encode(row)
 
@@ -288,16 +272,6 @@ def _in_parent(at: str) -> str:
     return f" in `{path}`" if path else ""
 
 
-def _choose_fallback(request: Request, headers: Headers) -> Request:
-    """Whether a call that gets no express seat is served as standard or refused. The header overrides the dialect."""
-    fallback = headers.get(FALLBACK_HEADER)
-    if fallback is None:
-        return request
-    if fallback not in (b"none", b"standard"):
-        raise InvalidRequest("`Headway-Fallback` must be `none` or `standard`.", "Headway-Fallback")
-    return replace(request, call=replace(request.call, falls_back=fallback == b"standard"))
-
-
 def _limit(*per_minute: int | None) -> TokenLimit | None:
     if all(limit is None for limit in per_minute):
         return None
@@ -309,7 +283,7 @@ def _dialect_of(path: str, headers: Headers) -> Dialect:
 
 
 async def _answer_error(
-    client: HTTPClient, dialect: Dialect, error: HeadwayError, call_id: str, tier_asked: Tier
+    client: HTTPClient, dialect: Dialect, error: HeadwayError, call_id: str, call: Call | None
 ) -> None:
     if client.started and not client.is_streaming:
         client.abandon()  # a whole answer is under way: all that can be told is that it is cut off
@@ -322,41 +296,8 @@ async def _answer_error(
         headers = []
         if isinstance(error, Refused):
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
-        if isinstance(error, NoSeat):
-            headers += dialect.limit_headers(tier_asked, error.rate_limit)
+        if isinstance(error, NoSeat) and call is not None:
+            explain_no_seat(error, call)
+            headers += dialect.limit_headers(call.tier, error.rate_limit)
         body = dialect.error_body(error, call_id)
         await client.send_page(dialect.error_status(error), b"application/json", body, headers)
-
-
-def _model_rows(models: list[ModelTable]) -> dict[str, dict[str, Any]]:
-    """The entries of `/v1/models`, for both dialects: each SDK reads its own keys and ignores the other's.
-
-    `service_tiers` lists a model's tiers, with the floor and the price multiple of each. `mistake_budget` is the share
-    of calls in which an auto model may make an excess mistake."""
-    created = int(time.time())
-    rows = {model.name: _model_row(model.name, model, created) for model in models}
-    for model in models:
-        if model.auto is not None:
-            budget = {"share": model.auto.budget, "confidence": CONFIDENCE, "student": model.student_name}
-            rows[model.auto_name] = _model_row(model.auto_name, model, created) | {"mistake_budget": budget}
-    return rows
-
-
-def _with_tiers(row: dict[str, Any], tiers: list[str]) -> dict[str, Any]:
-    return row | {"service_tiers": [tier for tier in row["service_tiers"] if tier["name"] in tiers]}
-
-
-def _model_row(name: str, model: ModelTable, created: int) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": created,
-        "owned_by": "headway",
-        "type": "model",
-        "display_name": name,
-        "service_tiers": [
-            {"name": tier.name, "floor_tokens_per_second": tier.floor_tps, "price_multiple": tier.price_multiple}
-            for tier in model.tiers
-        ],
-        "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    }

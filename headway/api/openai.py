@@ -207,6 +207,7 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
         collects=collect != "never",
     )
     tier, session = _tier(request.service_tier), getattr(request, "prompt_cache_key", None)
+    is_tier_open = request.service_tier in (UNSET, None, "auto")
     for field in NOT_SENT_ON:
         if hasattr(request, field):
             setattr(request, field, UNSET)
@@ -224,7 +225,17 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
         choices=choices,
     )
     is_bounded = max_output_tokens is not None
-    return Request(call, path, body, form, streaming, collect, max_output_tokens, is_bounded=is_bounded)
+    return Request(
+        call,
+        path,
+        body,
+        form,
+        streaming,
+        collect,
+        max_output_tokens,
+        is_bounded=is_bounded,
+        is_tier_open=is_tier_open,
+    )
 
 
 def _is_same_collected(request: ChatCompletion | Completion) -> bool:

@@ -8,7 +8,6 @@ is asked as chat (auto/messages.py).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -17,7 +16,7 @@ from headway.auto.audits import AuditedCall
 from headway.auto.gate import GateAnswer, GateCall
 from headway.auto.messages import chat_of, message_events, message_of
 from headway.core.types import Tier
-from headway.wire import Request
+from headway.wire import Request, at_tier
 
 CHAT, MESSAGES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/completions"
 TOP_LOGPROBS = 2  # the chosen token and the most likely other one
@@ -71,17 +70,18 @@ class CallRungs:
             body |= {"stream": False, "logprobs": True, "top_logprobs": top}
         request = read(_encode(body), f"{self.call.id}-student")
         if self.call.tier in self._student_tiers:
-            request = replace(request, call=replace(request.call, tier=self.call.tier))
+            request = at_tier(request, self.call.tier)
         return self._prepare(request)
 
     def to_full(self, *, is_held: bool = False) -> Request:
         """A held answer comes in one piece, to be compared with the student's before the client gets it."""
         if not is_held:
-            return self._prepare(self._read(_encode({**self._body, "model": self._full}), self.call.id))
+            request = self._read(_encode({**self._body, "model": self._full}), self.call.id)
+            return self._prepare(at_tier(request, self.call.tier))
         body = {**self._chat, "model": self._full, "stream": False}
         body.pop("stream_options", None)
         request = self._read_chat(_encode(body), self.call.id)
-        return self._prepare(replace(request, call=replace(request.call, tier=self.call.tier)))
+        return self._prepare(at_tier(request, self.call.tier))
 
     def to_audit(self, student: bytes) -> AuditedCall:
         """The same call to the full model, and the student's answer to it: for the audit only, at the owner's cost."""

@@ -37,6 +37,10 @@ def create(
     tier: Annotated[
         list[str] | None, typer.Option(help="Tier that the key may use. Repeat for several.", show_default="all")
     ] = None,
+    default_tier: Annotated[
+        str | None,
+        typer.Option(help="Tier of calls that ask for none, where the model offers it.", show_default="standard"),
+    ] = None,
     requests: Annotated[int | None, _limit("Requests per minute in `standard` and `flex`.")] = None,
     input_tokens: Annotated[int | None, _limit("Prompt tokens per minute in `standard` and `flex`.")] = None,
     output_tokens: Annotated[int | None, _limit("Output tokens per minute in `standard` and `flex`.")] = None,
@@ -49,7 +53,7 @@ def create(
 ) -> None:
     """Create a key. It is shown only once: the store keeps its hash."""
     settings = load(config)
-    _check_names(settings, model, tier)
+    _check_names(settings, model, tier, default_tier)
     secret = new_secret()
     key = Key(
         id=new_key_id(),
@@ -57,6 +61,7 @@ def create(
         name=name,
         models=model,
         tiers=tier,
+        default_tier=default_tier,
         requests_pm=requests,
         input_tpm=input_tokens,
         output_tpm=output_tokens,
@@ -74,13 +79,14 @@ def create(
 @keys.command(name="list", epilog="Example: `headway keys list`")
 def list_keys(config: ConfigPath = DEFAULT_CONFIG) -> None:
     """List all keys with their rights, budgets and state."""
-    table = Table("key", "name", "models", "tiers", "per day", "per month", "state")
+    table = Table("key", "name", "models", "tiers", "default tier", "per day", "per month", "state")
     with store_of(load(config), config) as store:
         keys = store.keys_since(0)
     for key in keys:
         budgets = [money(budget) if budget is not None else "-" for budget in (key.budget_day, key.budget_month)]
         state = "revoked" if key.revoked_us is not None else "active"
-        table.add_row(key.id, key.name, _names(key.models), _names(key.tiers), *budgets, state)
+        tiers = (_names(key.tiers), key.default_tier or "standard")
+        table.add_row(key.id, key.name, _names(key.models), *tiers, *budgets, state)
     console.print(table)
 
 
@@ -120,13 +126,16 @@ def _find(store: Store, key_id: str) -> Key:
     return keys[key_id]
 
 
-def _check_names(settings: Config, models: list[str] | None, tiers: list[str] | None) -> None:
+def _check_names(settings: Config, models: list[str] | None, tiers: list[str] | None, default_tier: str | None) -> None:
     known_models = [model.name for model in settings.models]
     known_tiers = sorted({tier.name for model in settings.models for tier in model.tiers})
     for what, said, known in (("model", models, known_models), ("tier", tiers, known_tiers)):
         for one in said or ():
             if one not in known:
                 raise SetupError(f"there is no {what} {one!r} in the configuration. Known: {', '.join(known)}.")
+    usable = tiers or known_tiers
+    if default_tier is not None and default_tier not in usable:
+        raise SetupError(f"the key may not use its default tier {default_tier!r}. It may use: {', '.join(usable)}.")
 
 
 def _show_secret(key: Key, secret: str) -> None:

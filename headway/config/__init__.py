@@ -2,16 +2,15 @@
 
 from headway.config.auto_table import AutoTable
 from headway.config.checks import load
+from headway.config.engine_table import EngineTable, SpeculationTable
 from headway.config.tables import (
     Config,
-    EngineTable,
     GatewayTable,
     KeepPromptsTable,
     LedgerTable,
     ModelTable,
     PriceTable,
     ReplicaTable,
-    SpeculationTable,
     TierTable,
 )
 

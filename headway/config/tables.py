@@ -7,16 +7,18 @@ descriptions. Rules that concern several settings are the validators below.
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from headway.config.auto_table import AutoTable
-from headway.config.rows import Curve, DraftsByStreams
+from headway.config.engine_table import EngineTable
+from headway.config.rows import Curve
 from headway.config.table import Table
-from headway.core.types import EXPRESS, Tier
+from headway.core.types import EXPRESS, TIERS, Tier
 
 
 class GatewayTable(Table):
@@ -193,45 +195,6 @@ class ReplicaTable(Table):
         return url.rstrip("/")
 
 
-class SpeculationTable(Table):
-    """Speculative decoding: the model itself verifies draft tokens, so its output distribution does not change."""
-
-    method: Literal["ngram", "draft_model"] = Field(
-        description="`ngram` drafts tokens from the prompt and the answer so far, `draft_model` with a smaller model."
-    )
-    tokens: int = Field(4, ge=1, le=16, description="Draft tokens per step.")
-    drafter: str | None = Field(
-        None, description="Model for `draft_model`: a directory or a name on the Hugging Face Hub."
-    )
-    by_streams: DraftsByStreams | None = Field(
-        None,
-        description="Draft tokens by number of concurrent streams, as `[[from, to, tokens], ...]`. 0 turns drafting "
-        "off: at large batches rejected tokens cost more than accepted ones save.",
-    )
-
-    @model_validator(mode="after")
-    def _drafter_where_needed(self) -> SpeculationTable:
-        if (self.method == "draft_model") != (self.drafter is not None):
-            raise ValueError('method = "draft_model" and `drafter` go together: set both or neither')
-        return self
-
-
-class EngineTable(Table):
-    """How the model's engines are started. `headway engine` prints the commands; Headway does not run them."""
-
-    weights: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = Field(
-        description="Model that vLLM loads: a directory or a name on the Hugging Face Hub."
-    )
-    prompt_chunk: int | None = Field(
-        None,
-        ge=64,
-        le=1_000_000,
-        description="Maximum prompt tokens per step. Lower values give other streams shorter and more frequent pauses "
-        "with the same total (docs/explanation/fast-mode.md). If not set, vLLM decides.",
-    )
-    speculation: SpeculationTable | None = Field(None, description="Speculative decoding. Off by default.")
-
-
 class KeepPromptsTable(Table):
     """Keep the prompts of clients, to distill a student. Tell your users. Without this table nothing is kept."""
 
@@ -252,6 +215,20 @@ class ModelTable(Table):
 
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)] = Field(
         description="Name that clients request and engines serve (`--served-model-name`)."
+    )
+    aliases: list[Annotated[str, StringConstraints(max_length=256, pattern=r"^([^*\s]+\*?|\*)$")]] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Other names that clients can use for the model. A name that ends in `*` is a wildcard, such as "
+        '`"claude-*"`; it is used for names that are nothing else, and of several that match, the longest. Aliases '
+        "without `*` are listed in `/v1/models`.",
+    )
+    max_model_len: int | None = Field(
+        None,
+        ge=1,
+        le=2**30,
+        description="Longest context in tokens, as the engines have it (`--max-model-len`). Shown in `/v1/models`, "
+        "where clients look for it.",
     )
     tiers: list[TierTable] = Field(
         default_factory=lambda: [TierTable(name="standard")],
@@ -362,11 +339,25 @@ class Config(Table):
         _all_different([replica.url for model in self.models for replica in model.replicas], "replica")
         return self
 
+    @model_validator(mode="after")
+    def _aliases_stand_for_one_model(self) -> Config:
+        autos = [model.auto_name for model in self.models if model.auto is not None]
+        aliases = [alias for model in self.models for alias in model.aliases]
+        names = [*autos, *[model.name for model in self.models], *aliases]
+        _all_different(names, "model or alias")
+        for alias in aliases:
+            name, _, tier = alias.rpartition("-")
+            if tier in TIERS and name in names:
+                raise ValueError(
+                    f"alias {alias!r} already stands for the model {name!r} at the tier {tier!r}: choose another alias"
+                )
+        return self
+
 
 def _all_different(names: Sequence[str], what: str) -> None:
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"{what} {name!r} is configured {names.count(name)} times: keep one")
+    for name, times in Counter(names).items():
+        if times > 1:
+            raise ValueError(f"{what} {name!r} is configured {times} times: keep one")
 
 
 def _is_loopback(host: str) -> bool:

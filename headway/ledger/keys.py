@@ -33,6 +33,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     name: str = ""
     models: list[str] | None = None
     tiers: list[str] | None = None
+    default_tier: str | None = None  # of calls that ask for none; standard if not set
     requests_pm: int | None = None
     input_tpm: int | None = None
     output_tpm: int | None = None

@@ -43,7 +43,7 @@ from headway.ledger.verify import verify
 from headway.price import Price
 from headway.run import gate_of
 from headway.supervise import Supervisor
-from headway.wire import Client, Grant, Receipt, Request
+from headway.wire import Client, Grant, Receipt, Request, at_tier
 from tests.running import running_gateway
 
 pytestmark = pytest.mark.anyio
@@ -579,6 +579,16 @@ async def test_the_proof_names_the_tier_asked(tmp_path: Path) -> None:
     answer = said_by(await ask(Engines(tool_answer('{"minutes": 5}', 9.0)), live_gate(tmp_path), asked))
     proof = answer["usage"]["headway"]
     assert (proof["rung"], proof["tier_asked"], proof["tier_served"]) == ("student", "fast", "standard")
+
+
+@pytest.mark.parametrize(("asked", "read"), [(ASK, openai.read_chat), (MESSAGE, anthropic.read_messages)])
+def test_a_tier_that_no_field_asks_for_reaches_every_rung(asked: dict[str, Any], read: Any) -> None:
+    body = msgspec.json.encode(asked)
+    request, names = at_tier(read(body, "id1"), "fast"), ("m-spark", "m")
+    rungs = CallRungs(body, request, read, openai.read_chat, lambda one: one, names, ["standard", "fast"])
+    for is_held in (False, True):
+        assert rungs.to_student(is_held=is_held).call.tier == "fast"
+        assert rungs.to_full(is_held=is_held).call.tier == "fast"
 
 
 async def test_a_record_replays_the_decisions(tmp_path: Path) -> None:

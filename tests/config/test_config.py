@@ -80,10 +80,27 @@ def test_a_good_configuration(tmp_path: Path) -> None:
         ('name = "small"', 'name = "small"\nreplicas_of = "large"', "needs either [[models.replicas]] or replicas_of"),
         ('name = "large"', 'name = "other"\n[[models]]\nname = "large"', "needs either [[models.replicas]] or replicas_of"),
         ('name = "large"', 'name = "adapter"\nreplicas_of = "none"\n[[models]]\nname = "large"', "uses the replicas of 'none', which is not"),
+        ('name = "large"', 'name = "large"\naliases = ["small"]', "model or alias 'small' is configured 2 times: keep one"),
+        ('name = "large"', 'name = "large"\naliases = ["x", "x"]', "model or alias 'x' is configured 2 times: keep one"),
+        ('name = "large"', 'name = "large"\naliases = ["c-*", "c-*"]', "model or alias 'c-*' is configured 2 times: keep one"),
+        ('name = "large"', 'name = "large"\naliases = ["small-fast"]', "alias 'small-fast' already stands for the model 'small' at the tier 'fast'"),
+        ('name = "large"', 'name = "large"\naliases = ["x", "x-flex"]', "alias 'x-flex' already stands for the model 'x' at the tier 'flex'"),
+        ('name = "large"', 'name = "large"\naliases = ["c-*-x"]', "headway.toml:16: models.aliases = 'c-*-x': String should match pattern"),
+        ('name = "large"', 'name = "large"\naliases = [""]', "headway.toml:16: models.aliases = ''"),
+        ('name = "large"', 'name = "large"\naliases = ["a b"]', "headway.toml:16: models.aliases = 'a b'"),
+        ('name = "large"', f'name = "large"\naliases = {[str(n) for n in range(65)]}', "List should have at most 64 items"),
+        ('name = "large"', 'name = "large"\nmax_model_len = 0', "headway.toml:16: models.max_model_len = 0"),
     ],
 )  # fmt: skip
 def test_a_problem_is_reported_with_its_line_and_a_fix(tmp_path: Path, before: str, after: str, said: str) -> None:
     assert said in complaint(tmp_path, GOOD.replace(before, after, 1))
+
+
+def test_an_alias_may_be_a_wildcard_and_wildcards_may_overlap(tmp_path: Path) -> None:
+    path = tmp_path / "headway.toml"
+    large = 'name = "large"\naliases = ["gpt-4o", "claude-*", "*"]\nmax_model_len = 32768'
+    path.write_text(GOOD.replace('name = "large"', large).replace('name = "small"', 'name = "small"\naliases = ["c*"]'))
+    assert [model.aliases for model in load(path).models] == [["c*"], ["gpt-4o", "claude-*", "*"]]
 
 
 def test_a_point_with_a_third_number_has_a_long_context(tmp_path: Path) -> None:

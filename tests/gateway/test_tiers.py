@@ -100,6 +100,7 @@ async def test_fast_without_a_seat_is_refused_in_one_dialect_and_downgraded_in_t
         with pytest.raises(anthropic.RateLimitError) as refused:
             await here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=5, speed="fast")
         assert int(refused.value.response.headers["retry-after"]) >= 1
+        assert "the tier `fast`; send the header `Headway-Fallback: standard`" in refused.value.message
         await stop(busy)
     # Another gateway: this one has learnt that fast calls come, and keeps seats for them.
     async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:

@@ -109,12 +109,13 @@ def test_the_commands_about_money(tmp_path: Path, store_url: str) -> None:
         assert result.exit_code == 0, (words, result.output, result.exception)
         return result.output
 
-    made = run("keys", "create", "--name", "team", "--tier", "fast", "--budget-day", "1.5")
+    made = run("keys", "create", "--name", "team", "--tier", "fast", "--default-tier", "fast", "--budget-day", "1.5")
     key_id, secret = made.split(":")[0], made.split()[-1]
     store = open_store(store_url)
     [key] = store.keys_since(0)
     assert (key.id, key.hash, key.tiers, key.budget_day) == (key_id, key_hash(secret.encode()), ["fast"], 1_500_000)
     assert secret not in key.hash
+    assert key.default_tier == "fast"
     new_secret = run("keys", "rotate", key_id, "--keep-old-hours", "1").split()[-1]
     [key] = store.keys_since(0)
     assert (key.hash, key.old_hash) == (key_hash(new_secret.encode()), key_hash(secret.encode()))
@@ -134,3 +135,5 @@ def test_the_commands_about_money(tmp_path: Path, store_url: str) -> None:
     assert "2 lines of the spool could not be read" in bad.output.replace("\n", " ")
     wrong = CliRunner().invoke(app, ["keys", "create", "--tier", "warp", "--config", str(config)])
     assert "there is no tier 'warp' in the configuration" in str(wrong.exception)
+    words = ["keys", "create", "--tier", "standard", "--default-tier", "fast", "--config", str(config)]
+    assert "may not use its default tier 'fast'. It may use: standard." in str(CliRunner().invoke(app, words).exception)

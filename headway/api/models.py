@@ -1,0 +1,119 @@
+"""The names by which clients ask for models, and the rows of `/v1/models`.
+
+A name is looked up in this order: a model or an alias of exactly this name; one of these with the suffix of a tier,
+such as `my-model-fast`; the longest wildcard that matches. A name that only a wildcard matches has no suffix: other
+vendors' models have names that end in `-fast`, and who asks for one does not ask for a faster tier here.
+
+This module knows the configuration and what a key may use. It knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from headway.config import ModelTable
+from headway.core.types import TIERS, Tier
+from headway.core.watch import CONFIDENCE
+from headway.ledger.keys import Key
+
+MAX_NAME_CHARS = 256
+ModelRow = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundModel:
+    """What a name stands for."""
+
+    name: str  # as the engines know it, or of an auto model
+    tiers: tuple[Tier, ...]  # at which it is offered
+    tier: Tier | None = None  # that the name asks for
+
+
+class Models:
+    """The configured models. `by_name` has the auto models too, each with the table of its full model."""
+
+    def __init__(self, models: Sequence[ModelTable]) -> None:
+        self.autos = {model.auto_name: model for model in models if model.auto is not None}
+        self.by_name = {model.name: model for model in models} | self.autos
+        self._exact = {name: name for name in self.by_name}
+        self._wildcards: dict[str, str] = {}  # by what is before the `*`
+        for model in models:
+            for alias in model.aliases:
+                known = self._wildcards if alias.endswith("*") else self._exact
+                known[alias.removesuffix("*")] = model.name
+        created = int(time.time())
+        self._rows = {name: _row(name, table, created) for name, table in self.by_name.items()}
+        for name, model in self.autos.items():
+            if model.auto is not None:
+                budget = {"share": model.auto.budget, "confidence": CONFIDENCE, "student": model.student_name}
+                self._rows[name]["mistake_budget"] = budget
+
+    def find(self, name: str) -> FoundModel | None:
+        if len(name) > MAX_NAME_CHARS:
+            return None
+        if (model := self._exact.get(name)) is not None:
+            return self._found(model)
+        start, _, suffix = name.rpartition("-")
+        tier = next((tier for tier in TIERS if tier == suffix), None)
+        if tier is not None and (model := self._exact.get(start)) is not None:
+            return self._found(model, tier)
+        for length in range(len(name), -1, -1):
+            if (model := self._wildcards.get(name[:length])) is not None:
+                return self._found(model)
+        return None
+
+    def _found(self, model: str, tier: Tier | None = None) -> FoundModel:
+        return FoundModel(model, tuple(one.name for one in self.by_name[model].tiers), tier)
+
+    def names_for(self, key: Key | None) -> list[str]:
+        """The models that the key may use, without their aliases."""
+        return [name for name in self.by_name if _may_use(key, name)]
+
+    def rows_for(self, key: Key | None) -> list[ModelRow]:
+        """The models that the key may use and their aliases, with the tiers that it may use."""
+        return [self._named(name, model, key) for name, model in self._exact.items() if _may_use(key, model)]
+
+    def row_of(self, name: str, key: Key | None) -> ModelRow | None:
+        """The row of any name that a call could use."""
+        found = self.find(name)
+        if found is None or not _may_use(key, found.name):
+            return None
+        row = self._named(name, found.name, key)
+        is_offered = found.tier is None or found.tier in [tier["name"] for tier in row["service_tiers"]]
+        return row if is_offered else None
+
+    def _named(self, name: str, model: str, key: Key | None) -> ModelRow:
+        row = self._rows[model] | {"id": name, "display_name": name}
+        if key is not None and key.tiers is not None:
+            row["service_tiers"] = [tier for tier in row["service_tiers"] if tier["name"] in key.tiers]
+        return row
+
+
+def _may_use(key: Key | None, model: str) -> bool:
+    return key is None or key.models is None or model in key.models
+
+
+def _row(name: str, model: ModelTable, created: int) -> ModelRow:
+    """One entry of `/v1/models`, for both dialects: each SDK reads its own keys and ignores the other's.
+
+    `service_tiers` lists a model's tiers, with the floor and the price multiple of each. `mistake_budget` is the share
+    of calls in which an auto model may make an excess mistake. `root` is the model that an alias stands for."""
+    row = {
+        "id": name,
+        "object": "model",
+        "created": created,
+        "owned_by": "headway",
+        "root": name,
+        "type": "model",
+        "display_name": name,
+        "service_tiers": [
+            {"name": tier.name, "floor_tokens_per_second": tier.floor_tps, "price_multiple": tier.price_multiple}
+            for tier in model.tiers
+        ],
+        "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    }
+    return row | {"max_model_len": model.max_model_len} if model.max_model_len is not None else row

@@ -6,7 +6,9 @@
     │   └── ResponseTooLarge
     ├── InvalidRequest      400, the client must change the request
     │   ├── TooLarge        413
-    │   └── UnknownModel    404
+    │   ├── UnknownModel    404
+    │   ├── UnknownEncoding 415
+    │   └── WrongMethod     405
     ├── Unauthorized        401, missing or unknown key; never raised because the key store is down
     ├── Forbidden           403, the key is valid but does not allow this
     ├── Refused             the call is not served; REFUSALS has the status of each reason; always with a retry-after
@@ -111,6 +113,20 @@ class TooLarge(InvalidRequest):
 
 class UnknownModel(InvalidRequest):
     status = 404
+
+
+class UnknownEncoding(InvalidRequest):
+    status = 415
+
+
+class WrongMethod(InvalidRequest):
+    """The endpoint exists, and takes the methods in `allow`."""
+
+    status = 405
+
+    def __init__(self, method: str, path: str, allow: str) -> None:
+        super().__init__(f"{path[:200]} does not take {method}. It takes: {allow}.")
+        self.allow = allow
 
 
 class Unauthorized(HeadwayError):

@@ -18,12 +18,12 @@ import msgspec
 
 from headway.api import anthropic, openai
 from headway.api.auth import FindKey, Keys
-from headway.api.body import Receive, read_body
+from headway.api.body import Receive, decompress, read_body
 from headway.api.check_time import CheckTime
 from headway.api.connection import Connection
-from headway.api.dialect import Dialect, Headers, Params, Reader, RouteTable
+from headway.api.dialect import Dialect, HeaderList, Headers, Params, Reader, RouteTable
 from headway.api.models import Models
-from headway.api.origin import Scope, check_origin
+from headway.api.origin import Origins, Scope
 from headway.api.server import HTTPClient, Send
 from headway.api.sparse_log import SparseLog
 from headway.api.tiers import choose_fallback, choose_tier, explain_no_seat
@@ -32,7 +32,7 @@ from headway.auto.requests import CallRungs
 from headway.config import Config
 from headway.core.rate_limit import TokenLimit
 from headway.core.types import Call
-from headway.errors import Forbidden, HeadwayError, InternalError, InvalidRequest, Refused, UnknownModel
+from headway.errors import Forbidden, HeadwayError, InternalError, InvalidRequest, Refused, UnknownModel, WrongMethod
 from headway.ledger.keys import Key
 from headway.wire import Client, NoSeat, Receipt, Request, for_model, with_fields
 
@@ -83,6 +83,7 @@ class App:
         self._is_ready = is_ready
         self._metrics_page = metrics_page
         self._keys = Keys(tuple(config.gateway.key_hashes), find_key)
+        self._origins = Origins(config.gateway.cors_origins, anyone_may_call=self._keys.anyone_may_call)
         self._salt = salt
         self._models = Models(config.models)
         self._max_body_bytes = config.gateway.max_body_bytes
@@ -93,27 +94,28 @@ class App:
             for route in dialect.ROUTES:
                 self.routes.add("POST", route.path, DialectRoute(dialect, route.read))
         self.routes.add("GET", "/v1/models", PageRoute(self._models_page))
-        self.routes.add("GET", "/v1/models/{model}", PageRoute(self._model_page))
+        self.routes.add("GET", "/v1/models/{model*}", PageRoute(self._model_page))
         self.routes.add("GET", "/metrics", PageRoute(lambda *_: (200, METRICS_TYPE, self._metrics_page()), "owner"))
         self.routes.add("GET", "/health", PageRoute(lambda *_: (200, b"text/plain", b"ok\n"), "anyone"))
         self.routes.add("GET", "/ready", PageRoute(self._ready_page, "anyone"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route, params = self.routes.find(scope["method"], scope["path"])
+        method, path = scope["method"], _without_last_slash(scope["path"])
+        route, params = self.routes.find("GET" if method == "HEAD" else method, path)  # uvicorn sends HEAD no body
         headers: Headers = dict(scope["headers"])
-        dialect = route.dialect if isinstance(route, DialectRoute) else _dialect_of(scope["path"], headers)
+        dialect = route.dialect if isinstance(route, DialectRoute) else _dialect_of(path, headers)
         call_id = new_call_id()
         # The OpenAI SDK reads the first name, the Anthropic SDK the second.
         id_headers = [(b"x-request-id", call_id.encode()), (b"request-id", call_id.encode())]
         connection = cast(Connection, scope["state"]["connection"])
-        client = HTTPClient(connection, send, id_headers, dialect.answer_headers)
+        client = HTTPClient(connection, send, id_headers + self._origins.headers(headers), dialect.answer_headers)
         connection.task = asyncio.current_task()
         call: Call | None = None
         try:
-            check_origin(scope, anyone_may_call=self._keys.anyone_may_call)
+            self._origins.check(scope)
             if route is None:
-                raise InvalidPath(scope["method"], scope["path"])
-            if isinstance(route, PageRoute):
+                await client.send_page(200, b"text/plain", b"", self._options(method, path, headers))
+            elif isinstance(route, PageRoute):
                 key = self._authorize_page(route, headers)
                 await client.send_page(*route.page(params, key), headers=[])
             else:
@@ -139,6 +141,16 @@ class App:
             if connection.task is asyncio.current_task():  # else it is the next request's
                 connection.task = None
 
+    def _options(self, method: str, path: str, headers: Headers) -> HeaderList:
+        """The headers of an answer to OPTIONS. Raises InvalidPath, or WrongMethod for all other methods."""
+        methods = self.routes.methods(path)
+        if not methods:
+            raise InvalidPath(method, path)
+        allow = ", ".join([*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"])
+        if method != "OPTIONS":
+            raise WrongMethod(method, path, allow)
+        return [(b"allow", allow.encode()), *self._origins.preflight_headers(headers, allow.encode())]
+
     def _authorize_page(self, route: PageRoute, headers: Headers) -> Key | None:
         if route.who == "owner":
             self._keys.check_owner(headers)
@@ -154,6 +166,7 @@ class App:
         body = await read_body(receive, headers, self._max_body_bytes)
         began = time.thread_time()
         try:
+            body = decompress(body, headers, self._max_body_bytes)
             request = self._authorize(self._read(route, body, call_id, params, headers, key), key)
             return self._rungs(route, body, request, key) if request.call.model in self._models.autos else request
         finally:
@@ -278,6 +291,10 @@ def _limit(*per_minute: int | None) -> TokenLimit | None:
     return TokenLimit(*[limit or 0 for limit in per_minute])
 
 
+def _without_last_slash(path: str) -> str:
+    return path[:-1] if len(path) > 1 and path.endswith("/") else path
+
+
 def _dialect_of(path: str, headers: Headers) -> Dialect:
     return next(dialect for dialect in DIALECTS if dialect.claims(path, headers))
 
@@ -293,7 +310,7 @@ async def _answer_error(
             client.write(dialect.error_event(error, call_id))
             await client.end_stream()
             return
-        headers = []
+        headers = [(b"allow", error.allow.encode())] if isinstance(error, WrongMethod) else []
         if isinstance(error, Refused):
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
         if isinstance(error, NoSeat) and call is not None:

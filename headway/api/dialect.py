@@ -95,11 +95,11 @@ def _error_object(body: bytes) -> dict[str, object]:
 
 
 Found = TypeVar("Found")
-PARAMETER = re.compile(r"\{(\w+)\}")
+PARAMETER = re.compile(r"\{(\w+)(\*?)\}")
 
 
 class RouteTable(Generic[Found]):
-    """Finds a route by method and path. A parameter matches one path segment."""
+    """Finds a route by method and path. A parameter `{name}` matches one segment of the path, `{name*}` the rest."""
 
     def __init__(self) -> None:
         self._exact: dict[tuple[str, str], Found] = {}
@@ -109,8 +109,8 @@ class RouteTable(Generic[Found]):
     def add(self, method: str, path: str, route: Found) -> None:
         self.names.append((method, path))
         if "{" in path:
-            literal = re.escape(path).replace(r"\{", "{").replace(r"\}", "}")
-            self._patterns.append((method, re.compile(PARAMETER.sub(r"(?P<\1>[^/]+)", literal)), route))
+            literal = re.escape(path).replace(r"\{", "{").replace(r"\}", "}").replace(r"\*", "*")
+            self._patterns.append((method, re.compile(PARAMETER.sub(_parameter_pattern, literal)), route))
         else:
             self._exact[method, path] = route
 
@@ -121,3 +121,12 @@ class RouteTable(Generic[Found]):
             if route_method == method and (match := pattern.fullmatch(path)):
                 return route, match.groupdict()
         return None, NO_PARAMS
+
+    def methods(self, path: str) -> list[str]:
+        """The methods that a path has routes for."""
+        exact = [method for method, route_path in self._exact if route_path == path]
+        return exact + [method for method, pattern, _ in self._patterns if pattern.fullmatch(path)]
+
+
+def _parameter_pattern(parameter: re.Match[str]) -> str:
+    return f"(?P<{parameter[1]}>{'.+' if parameter[2] else '[^/]+'})"

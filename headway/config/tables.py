@@ -57,6 +57,14 @@ class GatewayTable(Table):
         "a load balancer in front (60 s by default in nginx and AWS, 600 s in Google Cloud), which otherwise sends "
         "calls on connections that are just being closed.",
     )
+    cors_origins: list[
+        Annotated[str, StringConstraints(max_length=256, pattern=r"^(\*|[a-z][a-z0-9+.-]*://[^/\s*]+)$")]
+    ] = Field(
+        [],
+        max_length=100,
+        description='Origins of web pages that may call from a browser (CORS), such as `"https://chat.example.com"`. '
+        '`"*"` allows all of them and requires keys. A page shows its key to its users: give it a key with a budget.',
+    )
     probe_interval_s: float = Field(1.0, gt=0, le=60, description="Time between two health checks of a replica.")
     stall_s: float = Field(
         30.0,
@@ -300,6 +308,11 @@ class Config(Table):
             raise ValueError(
                 f"gateway.host {host!r} can be reached from other machines and there are no keys: "
                 'set host = "127.0.0.1", add key_hashes, or add a [ledger]'
+            )
+        if not self.gateway.key_hashes and self.ledger is None and "*" in self.gateway.cors_origins:
+            raise ValueError(
+                'gateway.cors_origins "*" lets every web page call, and there are no keys: list the origins of your '
+                "pages, add key_hashes, or add a [ledger]"
             )
         return self
 

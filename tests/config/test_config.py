@@ -90,6 +90,11 @@ def test_a_good_configuration(tmp_path: Path) -> None:
         ('name = "large"', 'name = "large"\naliases = ["a b"]', "headway.toml:16: models.aliases = 'a b'"),
         ('name = "large"', f'name = "large"\naliases = {[str(n) for n in range(65)]}', "List should have at most 64 items"),
         ('name = "large"', 'name = "large"\nmax_model_len = 0', "headway.toml:16: models.max_model_len = 0"),
+        ("port = 8080", 'cors_origins = ["*"]', 'gateway.cors_origins "*" lets every web page call, and there are no keys'),
+        ("port = 8080", 'cors_origins = ["chat.example.com"]', "headway.toml:2: gateway.cors_origins = 'chat.example.com'"),
+        ("port = 8080", 'cors_origins = ["https://a.example/"]', "headway.toml:2: gateway.cors_origins = 'https://a.example/'"),
+        ("port = 8080", 'cors_origins = ["https://*.example"]', "headway.toml:2: gateway.cors_origins = 'https://*.example'"),
+        ("port = 8080", 'cors_origins = ["null"]', "headway.toml:2: gateway.cors_origins = 'null'"),
     ],
 )  # fmt: skip
 def test_a_problem_is_reported_with_its_line_and_a_fix(tmp_path: Path, before: str, after: str, said: str) -> None:

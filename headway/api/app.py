@@ -22,7 +22,7 @@ from headway.api.body import Receive, decompress, read_body
 from headway.api.check_time import CheckTime
 from headway.api.connection import Connection
 from headway.api.dialect import Dialect, HeaderList, Headers, Params, Reader, RouteTable
-from headway.api.models import Models
+from headway.api.models import Models, may_use
 from headway.api.origin import Origins, Scope
 from headway.api.server import HTTPClient, Send
 from headway.api.sparse_log import SparseLog
@@ -186,14 +186,12 @@ class App:
         return CallRungs(body, request, route.read, openai.read_chat, prepare, names, tiers)
 
     def _authorize(self, request: Request, key: Key | None) -> Request:
-        """Returns the request with its tenant. Raises Forbidden if the key does not allow the model or the tier."""
+        """Returns the request with its tenant. Raises Forbidden if the key does not allow the tier."""
         if key is None:
             return request
-        call = request.call
-        if key.models is not None and call.model not in key.models:
-            raise Forbidden(f"This key does not allow the model `{call.model}`. Allowed: {', '.join(key.models)}.")
-        if key.tiers is not None and call.tier not in key.tiers:
-            raise Forbidden(f"This key does not allow the tier `{call.tier}`. Allowed: {', '.join(key.tiers)}.")
+        tier = request.call.tier
+        if key.tiers is not None and tier not in key.tiers:
+            raise Forbidden(f"This key does not allow the tier `{tier}`. Allowed: {', '.join(key.tiers)}.")
         return self._for_tenant(request, key)
 
     def _for_tenant(self, request: Request, key: Key) -> Request:
@@ -227,9 +225,14 @@ class App:
             request = route.read(body, call_id, params)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise _invalid(error) from None
-        found = self._models.find(request.call.model)
+        asked = request.call.model
+        found = self._models.find(asked)
         if found is None:
-            raise self._unknown_model(request.call.model, key)
+            raise self._unknown_model(asked, key)
+        if not may_use(key, found.name):
+            # The name as it was asked: what an alias stands for is not this caller's business.
+            allowed = ", ".join(self._models.names_for(key))
+            raise Forbidden(f"This key does not allow the model `{asked}`. Allowed: {allowed}.")
         request = choose_tier(for_model(request, found.name), found, headers, key, route.dialect.TIER_FIELD)
         return choose_fallback(request, headers)
 

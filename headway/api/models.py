@@ -71,16 +71,16 @@ class Models:
 
     def names_for(self, key: Key | None) -> list[str]:
         """The models that the key may use, without their aliases."""
-        return [name for name in self.by_name if _may_use(key, name)]
+        return [name for name in self.by_name if may_use(key, name)]
 
     def rows_for(self, key: Key | None) -> list[ModelRow]:
         """The models that the key may use and their aliases, with the tiers that it may use."""
-        return [self._named(name, model, key) for name, model in self._exact.items() if _may_use(key, model)]
+        return [self._named(name, model, key) for name, model in self._exact.items() if may_use(key, model)]
 
     def row_of(self, name: str, key: Key | None) -> ModelRow | None:
         """The row of any name that a call could use."""
         found = self.find(name)
-        if found is None or not _may_use(key, found.name):
+        if found is None or not may_use(key, found.name):
             return None
         row = self._named(name, found.name, key)
         is_offered = found.tier is None or found.tier in [tier["name"] for tier in row["service_tiers"]]
@@ -93,7 +93,7 @@ class Models:
         return row
 
 
-def _may_use(key: Key | None, model: str) -> bool:
+def may_use(key: Key | None, model: str) -> bool:
     return key is None or key.models is None or model in key.models
 
 

@@ -82,3 +82,24 @@ async def test_a_key_has_a_default_tier(tmp_path: Path) -> None:
         assert await tiers_served(here, f"{MODEL}-flex") == {"flex"}
         assert await tiers_served(here, MODEL, **{"Headway-Tier": "standard"}) == {"standard"}
     store.close()
+
+
+async def test_an_alias_does_not_tell_a_key_of_models_that_it_may_not_use(tmp_path: Path) -> None:
+    store = SQLiteStore(tmp_path / "books.db")
+    store.migrate()
+    store.put_key(Key(id="key-test", hash=key_hash(SECRET.encode()), models=["other"]))
+    ledger = {"store": f"sqlite:///{tmp_path}/books.db", "spool": str(tmp_path / "spool")}
+    async with running(QUICK) as engine:
+        tables = with_names(engine, ledger=ledger).model_dump()
+        other = {"name": "other", "replicas_of": MODEL, "aliases": ["gpt-4o"]}
+        config = Config.model_validate({**tables, "models": [*tables["models"], other]})
+        async with running_gateway(config, key=SECRET) as here:
+            assert [model.id async for model in here.openai.models.list()] == ["other", "gpt-4o"]
+            for name in ("claude-mine", "claude-opus-4-6"):
+                with pytest.raises(openai.PermissionDeniedError) as refused:
+                    await here.openai.completions.create(model=name, prompt="hi", max_tokens=1)
+                assert f"does not allow the model `{name}`. Allowed: other." in refused.value.message
+                assert MODEL not in refused.value.message
+                with pytest.raises(openai.NotFoundError):
+                    await here.openai.models.retrieve(name)
+    store.close()

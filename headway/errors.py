@@ -98,13 +98,15 @@ class ResponseTooLarge(ConnectionFailed):
 
 
 class InvalidRequest(HeadwayError):
-    """The client must change the request. `param` names the field at fault, if there is one."""
+    """The client must change the request. `param` names the field at fault, if there is one; `code` is a code that an
+    SDK acts on."""
 
     status = 400
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class TooLarge(InvalidRequest):

@@ -167,6 +167,7 @@ class Request:
     collect: Collect = "never"
     max_output_tokens: int | None = None  # the client's limit for each choice; 0 if nothing is generated
     is_bounded: bool = True  # its answer is no larger than api/limits.py allows; False if the client sets no limit
+    template_names: tuple[str, ...] = ()  # of `chat_template_kwargs`; the owner says which a model takes
     cache_salt: str = ""  # keeps tenants apart in the engine's prefix cache; empty if they share it
     rung: Rung | None = None
     is_tier_open: bool = False  # no field of the request asks for a tier: a header, the model's name or the key may

@@ -1,6 +1,6 @@
 """The Anthropic dialect: /v1/messages and /v1/messages/count_tokens.
 
-Defines the request fields that are accepted (any other field is rejected by name), the request for the engine, and the
+Defines the request fields that are honoured (api/fields.py sees to all others), the request for the engine, and the
 error format. api/anthropic_meter.py reads the answers. Nothing is translated: vLLM speaks this dialect itself.
 """
 
@@ -16,7 +16,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from headway.api import limits
 from headway.api.anthropic_meter import MessagesForm
 from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error
+from headway.api.fields import RequestFields
 from headway.api.grammars import Grammars
+from headway.api.known_fields import MESSAGES_FIELDS
 from headway.api.prompt import describe_prompt
 from headway.api.proof import proof_headers
 from headway.core.rate_limit import RateLimit
@@ -41,15 +43,11 @@ class Block(Struct, forbid_unknown_fields=True):
     thinking: str | UnsetType | None = UNSET
     signature: str | UnsetType | None = UNSET
     data: str | UnsetType | None = UNSET
-    citations: UnsetType | None = UNSET
-    cache_control: Raw | UnsetType = UNSET
 
 
 class TextBlock(Struct, forbid_unknown_fields=True):
     type: Literal["text"]
     text: str
-    citations: UnsetType | None = UNSET
-    cache_control: Raw | UnsetType = UNSET
 
 
 class AnthropicMessage(Struct, forbid_unknown_fields=True):
@@ -63,7 +61,6 @@ class AnthropicTool(Struct, forbid_unknown_fields=True):
     description: str | UnsetType | None = UNSET
     type: Literal["custom"] | UnsetType | None = UNSET
     strict: bool | UnsetType | None = UNSET
-    cache_control: Raw | UnsetType = UNSET
 
 
 class ToolChoice(Struct, forbid_unknown_fields=True):
@@ -74,7 +71,7 @@ class ToolChoice(Struct, forbid_unknown_fields=True):
 
 class Thinking(Struct, forbid_unknown_fields=True):
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: limits.Tokens | UnsetType = UNSET
+    budget_tokens: Annotated[int, Meta(ge=0, le=2**20)] | UnsetType | None = UNSET
     display: limits.ShortText | UnsetType | None = UNSET
 
 
@@ -98,17 +95,16 @@ class Prompt(Struct, forbid_unknown_fields=True, kw_only=True):
     tool_choice: ToolChoice | UnsetType | None = UNSET
     thinking: Thinking | UnsetType | None = UNSET
     output_config: OutputConfig | UnsetType | None = UNSET
+    chat_template_kwargs: Raw | UnsetType = UNSET  # vLLM's own
 
 
 class Messages(Prompt, kw_only=True):
     max_tokens: limits.Tokens
-    metadata: Raw | UnsetType = UNSET
     stop_sequences: limits.StopTexts | UnsetType | None = UNSET
     stream: bool | UnsetType | None = False
     temperature: Annotated[float, Meta(ge=0, le=1)] | UnsetType | None = UNSET
     top_k: limits.TopK | UnsetType | None = UNSET
     top_p: limits.Probability | UnsetType | None = UNSET
-    cache_control: Raw | UnsetType = UNSET  # vLLM caches prefixes by itself
     # Read here and not sent to the engine, which does not know tiers.
     speed: Literal["standard", "fast"] | UnsetType | None = UNSET
     service_tier: Literal["auto", "standard_only"] | UnsetType | None = UNSET
@@ -123,11 +119,10 @@ _encode = msgspec.json.Encoder().encode
 
 def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_messages(body)
-    limits.check_raw(request.metadata, "metadata", limits.check_metadata)
-    _check_grammars(request)
+    template_names = _check(request)
     tier: Tier = "fast" if request.speed == "fast" else "standard"
     is_tier_open = request.speed in (UNSET, None) and request.service_tier in (UNSET, None, "auto")
-    request.speed = request.service_tier = request.metadata = request.cache_control = UNSET
+    request.speed = request.service_tier = UNSET
     streaming = bool(request.stream)
     if not streaming:
         limits.check_answer_size(request.max_tokens)
@@ -148,26 +143,43 @@ def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Req
         request.max_tokens,
         is_tier_open=is_tier_open,
         is_whole_timed=False,
+        template_names=template_names,
     )
     return at_tier(standard, tier)
 
 
 def read_count_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_prompt(body)
-    _check_grammars(request)
+    template_names = _check(request)
     call = Call(call_id, request.model, "standard")
     path = "/v1/messages/count_tokens"
-    return Request(call, path, _encode(request), MessagesForm(), streaming=False, max_output_tokens=0)
+    return Request(
+        call,
+        path,
+        _encode(request),
+        MessagesForm(),
+        streaming=False,
+        max_output_tokens=0,
+        template_names=template_names,
+    )
 
 
 ROUTES = (
-    CallRoute("/v1/messages", read_messages),
-    CallRoute("/v1/messages/count_tokens", read_count_tokens),
+    CallRoute("/v1/messages", read_messages, RequestFields(Messages, MESSAGES_FIELDS)),
+    CallRoute("/v1/messages/count_tokens", read_count_tokens, RequestFields(Prompt, MESSAGES_FIELDS)),
 )
 
 
 def claims(path: str, headers: Headers) -> bool:
     return path.startswith("/v1/messages") or b"anthropic-version" in headers
+
+
+def _check(request: Prompt) -> tuple[str, ...]:
+    """Returns the names in `chat_template_kwargs`."""
+    _check_grammars(request)
+    if isinstance(request.thinking, Thinking) and request.thinking.budget_tokens == 0:
+        request.thinking = Thinking("disabled")  # vLLM knows only budgets of 1,024 tokens and more
+    return limits.check_template_kwargs(request.chat_template_kwargs)
 
 
 def _check_grammars(request: Prompt) -> None:
@@ -231,7 +243,10 @@ def error_body(error: HeadwayError, call_id: str) -> bytes:
         message = f"{error.param}: {message}"
     status = error_status(error)
     kind = ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return _encode({"type": "error", "error": {"type": kind, "message": message}, "request_id": call_id})
+    told: dict[str, object] = {"type": kind, "message": message}
+    if isinstance(error, InvalidRequest) and error.code:
+        told["details"] = {"error_code": error.code}
+    return _encode({"type": "error", "error": told, "request_id": call_id})
 
 
 def error_event(error: HeadwayError, call_id: str) -> bytes:

@@ -16,12 +16,13 @@ from typing import Literal, cast
 
 import msgspec
 
-from headway.api import anthropic, openai
+from headway.api import anthropic, limits, openai
 from headway.api.auth import FindKey, Keys
 from headway.api.body import Receive, decompress, read_body
 from headway.api.check_time import CheckTime
 from headway.api.connection import Connection
-from headway.api.dialect import Dialect, HeaderList, Headers, Params, Reader, RouteTable
+from headway.api.dialect import CallRoute, Dialect, HeaderList, Headers, Params, RouteTable
+from headway.api.fields import Cleaned
 from headway.api.models import Models, may_use
 from headway.api.origin import Origins, Scope
 from headway.api.server import HTTPClient, Send
@@ -60,7 +61,7 @@ class DialectRoute:
     """An endpoint that a dialect reads and an engine answers."""
 
     dialect: Dialect
-    read: Reader
+    call: CallRoute
 
 
 class App:
@@ -87,12 +88,13 @@ class App:
         self._salt = salt
         self._models = Models(config.models)
         self._max_body_bytes = config.gateway.max_body_bytes
+        self._refuses_unknown = config.gateway.unknown_fields == "refuse"
         self._faults = SparseLog(logging.ERROR)
         self._check_time = CheckTime()
         self.routes = RouteTable[DialectRoute | PageRoute]()
         for dialect in DIALECTS:
             for route in dialect.ROUTES:
-                self.routes.add("POST", route.path, DialectRoute(dialect, route.read))
+                self.routes.add("POST", route.path, DialectRoute(dialect, route))
         self.routes.add("GET", "/v1/models", PageRoute(self._models_page))
         self.routes.add("GET", "/v1/models/{model*}", PageRoute(self._model_page))
         self.routes.add("GET", "/metrics", PageRoute(lambda *_: (200, METRICS_TYPE, self._metrics_page()), "owner"))
@@ -119,7 +121,9 @@ class App:
                 key = self._authorize_page(route, headers)
                 await client.send_page(*route.page(params, key), headers=[])
             else:
-                request = await self._receive(route, receive, headers, params, call_id)
+                request, ignored = await self._receive(route, receive, headers, params, call_id)
+                if ignored:
+                    client.headers.append((b"headway-ignored", ", ".join(ignored).encode()))
                 if not connection.pipeline:
                     connection.flow.resume_reading()  # paused after a large body, it would not see the client leave
                 call = request.call
@@ -158,8 +162,9 @@ class App:
 
     async def _receive(
         self, route: DialectRoute, receive: Receive, headers: Headers, params: Params, call_id: str
-    ) -> Request | CallRungs:
-        """Read the request. The body as it came is not kept: a call that waits has its request for the engine."""
+    ) -> tuple[Request | CallRungs, tuple[str, ...]]:
+        """Read the request, and which of its fields are ignored. The body as it came is not kept: a call that waits has
+        its request for the engine."""
         key = self._keys.check(headers)
         tenant = key.id if key is not None else ""
         self._check_time.admit(tenant)
@@ -167,8 +172,11 @@ class App:
         began = time.thread_time()
         try:
             body = decompress(body, headers, self._max_body_bytes)
-            request = self._authorize(self._read(route, body, call_id, params, headers, key), key)
-            return self._rungs(route, body, request, key) if request.call.model in self._models.autos else request
+            request, cleaned = self._read(route, body, call_id, params, headers, key)
+            request = self._authorize(request, key)
+            if request.call.model in self._models.autos:
+                return self._rungs(route, cleaned.body, request, key), cleaned.ignored
+            return request, cleaned.ignored
         finally:
             self._check_time.charge(tenant, time.thread_time() - began)
 
@@ -183,7 +191,7 @@ class App:
             return self._for_tenant(rung_request, key) if key is not None else rung_request
 
         names, tiers = (student.name, full.name), [tier.name for tier in student.tiers]
-        return CallRungs(body, request, route.read, openai.read_chat, prepare, names, tiers)
+        return CallRungs(body, request, route.call.read, openai.read_chat, prepare, names, tiers)
 
     def _authorize(self, request: Request, key: Key | None) -> Request:
         """Returns the request with its tenant. Raises Forbidden if the key does not allow the tier."""
@@ -218,11 +226,11 @@ class App:
 
     def _read(
         self, route: DialectRoute, body: bytes, call_id: str, params: Params, headers: Headers, key: Key | None
-    ) -> Request:
+    ) -> tuple[Request, Cleaned]:
         if not is_utf8(body):
             raise InvalidRequest("The request's body is not UTF-8.")
         try:
-            request = route.read(body, call_id, params)
+            request, cleaned = route.call.parse(body, call_id, params, refuses_unknown=self._refuses_unknown)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise _invalid(error) from None
         asked = request.call.model
@@ -234,7 +242,8 @@ class App:
             allowed = ", ".join(self._models.names_for(key))
             raise Forbidden(f"This key does not allow the model `{asked}`. Allowed: {allowed}.")
         request = choose_tier(for_model(request, found.name), found, headers, key, route.dialect.TIER_FIELD)
-        return choose_fallback(request, headers)
+        limits.check_template_names(request.template_names, self._models.by_name[found.name].chat_template_kwargs)
+        return choose_fallback(request, headers), cleaned
 
     def _unknown_model(self, name: str, key: Key | None) -> UnknownModel:
         available = ", ".join(self._models.names_for(key))

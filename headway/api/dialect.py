@@ -13,6 +13,7 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
+from headway.api.fields import Cleaned, RequestFields
 from headway.core.rate_limit import RateLimit
 from headway.core.types import Tier
 from headway.errors import EngineAnswered, EngineFailed, EngineLost, HeadwayError
@@ -34,10 +35,22 @@ class Reader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CallRoute:
-    """An endpoint that an engine answers. `{name}` in the path is a parameter."""
+    """An endpoint that an engine answers. `{name}` in the path is a parameter. Without `fields`, any field that `read`
+    does not accept is an error."""
 
     path: str
     read: Reader
+    fields: RequestFields | None = None
+
+    def parse(self, body: bytes, call_id: str, params: Params, *, refuses_unknown: bool) -> tuple[Request, Cleaned]:
+        """Read a body; if `read` rejects it, once more without the fields that are ignored. Raises as `read`."""
+        try:
+            return self.read(body, call_id, params), Cleaned(body, ())
+        except msgspec.ValidationError:
+            cleaned = self.fields.clean(body, refuses_unknown=refuses_unknown) if self.fields is not None else None
+            if cleaned is None:
+                raise
+        return self.read(cleaned.body, call_id, params), cleaned
 
 
 class Dialect(Protocol):

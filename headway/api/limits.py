@@ -6,8 +6,8 @@ engines compile is measured in api/grammars.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta, Raw, Struct, UnsetType
@@ -30,7 +30,7 @@ StopTexts = Annotated[list[StopText], Meta(max_length=16)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**20)]
 TokenIds = Annotated[list[TokenId], Meta(max_length=256)]
 LogitBias = Annotated[dict[TokenId, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=1_024)]
-Metadata = Annotated[dict[ShortText, ShortText | None], Meta(max_length=16)]
+TemplateKwargs = Annotated[dict[ShortText, bool | int | float | ShortText | None], Meta(max_length=16)]
 
 MAX_SMALL_BYTES = 64 * 1024
 
@@ -50,21 +50,19 @@ class AnyObject(Struct, gc=False):
     """Any JSON object. Its fields are skipped, so it costs little."""
 
 
-check_metadata = msgspec.json.Decoder(Metadata | None).decode
+_read_template_kwargs = msgspec.json.Decoder(TemplateKwargs | None).decode
 check_logit_bias = msgspec.json.Decoder(LogitBias | None).decode
-check_tool_choice = msgspec.json.Decoder(Literal["none", "auto", "required"] | AnyObject | None).decode
-check_tool_calls = msgspec.json.Decoder(Annotated[list[AnyObject], Meta(max_length=MAX_TOOLS)] | None).decode
 
 
-def check_raw(raw: Raw | UnsetType, param: str, check: Callable[[Raw], Any], max_bytes: int = MAX_SMALL_BYTES) -> None:
-    """Validate a field that is kept as it came. Decoded, many small values take thirty times their bytes, and a type's
-    `max_length` is looked at only when they all are there."""
+def check_raw(raw: Raw | UnsetType, param: str, check: Callable[[Raw], Any]) -> Any:
+    """Validate a field that is kept as it came. Returns it decoded; None if it is not set. Decoded, many small values
+    take thirty times their bytes, and a type's `max_length` is looked at only when they all are there."""
     if isinstance(raw, UnsetType):
-        return
-    if memoryview(raw).nbytes > max_bytes:
-        raise InvalidRequest(f"`{param}` is larger than {max_bytes} bytes.", param)
+        return None
+    if memoryview(raw).nbytes > MAX_SMALL_BYTES:
+        raise InvalidRequest(f"`{param}` is larger than {MAX_SMALL_BYTES} bytes.", param)
     try:
-        check(raw)
+        return check(raw)
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"`{param}`: {error}.", param) from None
 
@@ -92,3 +90,17 @@ def check_echo(prompt: str | list[int], choices: int) -> None:
     size = len(prompt.encode()) if isinstance(prompt, str) else len(prompt) * ECHOED_TOKEN_BYTES
     if choices * size > MAX_ECHO_BYTES:
         raise InvalidRequest(f"`echo` may repeat at most {MAX_ECHO_BYTES:,} bytes of prompts in all choices.", "echo")
+
+
+def check_template_kwargs(raw: Raw | UnsetType) -> tuple[str, ...]:
+    """The names in `chat_template_kwargs`, whose values are scalars: a template could loop over anything else."""
+    return tuple(check_raw(raw, "chat_template_kwargs", _read_template_kwargs) or ())
+
+
+def check_template_names(names: Sequence[str], allowed: Sequence[str]) -> None:
+    if unknown := [name for name in names if name not in allowed]:
+        raise InvalidRequest(
+            f"`chat_template_kwargs` has {unknown[0][:64]!r}, which is not set up for this model. Remove it. Allowed: "
+            f"{', '.join(allowed) or 'none'}.",
+            "chat_template_kwargs",
+        )

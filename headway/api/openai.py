@@ -1,6 +1,6 @@
 """The OpenAI dialect: /v1/chat/completions and /v1/completions.
 
-Defines the request fields that are accepted (any other field is rejected by name), the request for the engine, and the
+Defines the request fields that are honoured (api/fields.py sees to all others), the request for the engine, and the
 error format. api/openai_meter.py reads the answers. Nothing is translated: the engine speaks this dialect itself.
 """
 
@@ -14,7 +14,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from headway.api import limits
 from headway.api.answers import MAX_COUNT
 from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error
+from headway.api.fields import RequestFields
 from headway.api.grammars import Grammars
+from headway.api.known_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from headway.api.openai_meter import OpenAIForm
 from headway.api.prompt import describe_prompt
 from headway.api.proof import proof_headers
@@ -34,16 +36,29 @@ class TextPart(Struct, forbid_unknown_fields=True):
     refusal: str | UnsetType = UNSET
 
 
+class CalledFunction(Struct, forbid_unknown_fields=True):
+    name: limits.ShortText
+    arguments: Raw | UnsetType = UNSET
+
+
+class EarlierToolCall(Struct, forbid_unknown_fields=True):
+    """A tool call of an earlier answer."""
+
+    function: CalledFunction
+    id: limits.ShortText | UnsetType | None = UNSET
+    type: Literal["function"] | UnsetType | None = UNSET
+
+
 class ChatMessage(Struct, forbid_unknown_fields=True):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: str | Annotated[list[TextPart], Meta(max_length=limits.MAX_PARTS)] | UnsetType | None = UNSET
     name: limits.ShortText | UnsetType | None = UNSET
-    tool_calls: Raw | UnsetType = UNSET
+    tool_calls: Annotated[list[EarlierToolCall], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
     tool_call_id: limits.ShortText | UnsetType | None = UNSET
     reasoning: str | UnsetType | None = UNSET
+    reasoning_content: str | UnsetType | None = UNSET  # an older name of `reasoning`, which vLLM knows
     # Clients send an answer's message back unchanged; it has these fields, and they are empty.
     refusal: str | UnsetType | None = UNSET
-    annotations: Raw | UnsetType = UNSET
     audio: UnsetType | None = UNSET
     function_call: UnsetType | None = UNSET
 
@@ -81,14 +96,15 @@ class Function(Struct, forbid_unknown_fields=True):
     strict: bool | UnsetType | None = UNSET
 
 
-class NamedFunction(Struct):
-    name: str
+class NamedFunction(Struct, forbid_unknown_fields=True):
+    name: limits.ShortText
 
 
-class NamedTool(Struct):
+class NamedTool(Struct, forbid_unknown_fields=True):
     """A `tool_choice` that names the tool to be called."""
 
     function: NamedFunction
+    type: Literal["function"] | UnsetType = UNSET
 
 
 class ChatTool(Struct, forbid_unknown_fields=True):
@@ -136,13 +152,15 @@ class ChatCompletion(Sampling, kw_only=True):
     top_logprobs: limits.TopLogprobs | UnsetType | None = UNSET
     return_tokens_as_token_ids: bool | UnsetType = UNSET  # vLLM's own: logprobs name tokens by their ids
     tools: Annotated[list[ChatTool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
-    tool_choice: Raw | UnsetType = UNSET
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | UnsetType | None = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
     reasoning_effort: limits.ShortText | UnsetType | None = UNSET
-    # Clients send these for the vendor's own services; accepted, and not sent to the engine.
-    metadata: Raw | UnsetType = UNSET
-    store: bool | UnsetType | None = UNSET
-    safety_identifier: limits.ShortText | UnsetType | None = UNSET
+    # vLLM's own: what the chat template is told, and whether the answer continues the last message.
+    chat_template_kwargs: Raw | UnsetType = UNSET
+    include_reasoning: bool | UnsetType = UNSET
+    add_generation_prompt: bool | UnsetType = UNSET
+    continue_final_message: bool | UnsetType = UNSET
+    # Calls with the same key share a prompt prefix; not sent to the engine, which finds prefixes by itself.
     prompt_cache_key: limits.ShortText | UnsetType | None = UNSET
 
 
@@ -154,30 +172,29 @@ class Completion(Sampling, kw_only=True):
 
 
 # engines/vllm.py sets its own `stream_options`, to get the usage that billing needs.
-NOT_SENT_ON = ("service_tier", "stream_options", "metadata", "store", "safety_identifier", "prompt_cache_key")
+NOT_SENT_ON = ("service_tier", "stream_options", "prompt_cache_key")
 TIER_FIELD = "service_tier"
 
 ANY_TOOL = "*"  # not the name of a tool
 _read_chat = msgspec.json.Decoder(ChatCompletion).decode
 _read_completion = msgspec.json.Decoder(Completion).decode
-_read_tool_choice = msgspec.json.Decoder(str | NamedTool | None).decode
 _encode = msgspec.json.Encoder().encode
 
 
 def read_chat(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_chat(body)
-    limits.check_raw(request.tool_choice, "tool_choice", limits.check_tool_choice)
-    limits.check_raw(request.metadata, "metadata", limits.check_metadata)
-    for message in request.messages:
-        limits.check_raw(message.tool_calls, "tool_calls", limits.check_tool_calls, max_bytes=len(body))
-    return _for_engine(request, "/v1/chat/completions", call_id)
+    template_names = limits.check_template_kwargs(request.chat_template_kwargs)
+    return _for_engine(request, "/v1/chat/completions", call_id, template_names)
 
 
 def read_completion(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     return _for_engine(_read_completion(body), "/v1/completions", call_id)
 
 
-ROUTES = (CallRoute("/v1/chat/completions", read_chat), CallRoute("/v1/completions", read_completion))
+ROUTES = (
+    CallRoute("/v1/chat/completions", read_chat, RequestFields(ChatCompletion, CHAT_FIELDS)),
+    CallRoute("/v1/completions", read_completion, RequestFields(Completion, COMPLETION_FIELDS)),
+)
 
 
 def claims(_path: str, _headers: Headers) -> bool:
@@ -185,7 +202,9 @@ def claims(_path: str, _headers: Headers) -> bool:
     return True
 
 
-def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -> Request:
+def _for_engine(
+    request: ChatCompletion | Completion, path: str, call_id: str, template_names: tuple[str, ...] = ()
+) -> Request:
     limits.check_raw(request.logit_bias, "logit_bias", limits.check_logit_bias)
     _check_grammars(request)
     asked = request.stream_options if isinstance(request.stream_options, StreamOptions) else StreamOptions()
@@ -235,6 +254,7 @@ def _for_engine(request: ChatCompletion | Completion, path: str, call_id: str) -
         max_output_tokens,
         is_bounded=is_bounded,
         is_tier_open=is_tier_open,
+        template_names=template_names,
     )
 
 
@@ -269,7 +289,7 @@ def _logprobs_per_token(request: ChatCompletion | Completion) -> int:
 def _check_grammars(request: ChatCompletion | Completion) -> None:
     grammars = Grammars()
     if isinstance(request, ChatCompletion) and isinstance(request.tools, list):
-        forced = _forced_tool(request.tool_choice)
+        forced = _forced_tool(request)
         for tool in request.tools:
             if isinstance(tool.function.parameters, Raw):
                 is_compiled = tool.function.strict is True or forced in (ANY_TOOL, tool.function.name)
@@ -287,17 +307,11 @@ def _check_grammars(request: ChatCompletion | Completion) -> None:
             grammars.add_choices(constraints.choice, "structured_outputs")
 
 
-def _forced_tool(choice: Raw | UnsetType) -> str | None:
+def _forced_tool(request: ChatCompletion) -> str | None:
     """The tool whose schema vLLM compiles because it must be called; of others, only a strict tool's is compiled."""
-    if isinstance(choice, UnsetType):
-        return None
-    try:
-        chosen = _read_tool_choice(choice)
-    except msgspec.ValidationError:
-        return ANY_TOOL
-    if isinstance(chosen, NamedTool):
-        return chosen.function.name
-    return ANY_TOOL if chosen == "required" else None
+    if isinstance(request.tool_choice, NamedTool):
+        return request.tool_choice.function.name
+    return ANY_TOOL if request.tool_choice == "required" else None
 
 
 def _tier(asked: ServiceTier | UnsetType | None) -> Tier:
@@ -336,6 +350,8 @@ def error_body(error: HeadwayError, _call_id: str) -> bytes:
         reported = engine_error(error.body)
         message, param = reported.get("message") or message, reported.get("param")
     code = error.reason if isinstance(error, Refused) else ERROR_CODES.get(error.status)
+    if isinstance(error, InvalidRequest):
+        code = error.code or code
     kind = ERROR_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 

@@ -36,7 +36,7 @@ class HTTPClient:
         self._cycle = connection.cycle
         self._transport = connection.transport
         self._send = send
-        self._headers = headers
+        self.headers = headers  # of every answer, also of errors
 
     async def send_whole(self, content_type: bytes, body: bytes, grant: Grant) -> None:
         await self.send_page(200, content_type, body, self._answer_headers(grant))
@@ -68,7 +68,7 @@ class HTTPClient:
 
     async def _start(self, status: int, headers: HeaderList) -> None:
         self.started = True
-        headers = self._headers + headers
+        headers = self.headers + headers
         if self._cycle.more_body:  # the rest of the request's body would be taken for the next request
             self._connection.closes = True
         if self._connection.closes:

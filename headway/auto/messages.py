@@ -18,7 +18,7 @@ from headway.core.types import EXPRESS
 from headway.errors import EngineFailed
 
 KNOWN_BLOCKS = {"text", "tool_use", "tool_result"}
-SAME_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "stream")
+SAME_FIELDS = ("max_tokens", "temperature", "top_p", "top_k", "stream", "chat_template_kwargs")
 BILLING_HEADER = "x-anthropic-billing-header"  # of Claude Code; vLLM leaves such a block out
 TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _encode = msgspec.json.Encoder().encode

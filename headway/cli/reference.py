@@ -1,9 +1,9 @@
-"""Generate the reference pages from the code: settings, commands and metrics. `make docs` runs it."""
+"""Generate the reference pages from the code: settings, commands, request fields and metrics. `make docs` runs it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
+from headway.api import anthropic, openai
+from headway.api.fields import MAX_NAMED, FieldNames
 from headway.cli.commands import COMMANDS
 from headway.cli.entry import LoadedCommand, load_command
 from headway.config import (
@@ -97,6 +99,8 @@ def _bounds(field: FieldInfo) -> str:
 
 
 def _toml(value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
     return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -156,7 +160,59 @@ def metrics_page() -> str:
     return head + HEAD.format("metric", "kind", "meaning") + "".join(sorted(rows))
 
 
-PAGES = {"configuration.md": configuration_page, "commands.md": commands_page, "metrics.md": metrics_page}
+FIELDS_INTRO = f"""\
+A field of a request is in one of three classes:
+
+- **honoured**: the engine, or Headway, does what it says. Values are bounded ([endpoints](endpoints.md)).
+- **ignored**: a hint that changes nothing about what the answer means, or a field that Headway does not know. It is
+  removed at any depth and never sent to the engine. The first {MAX_NAMED} names are in the response header
+  `headway-ignored`. With `unknown_fields = "refuse"` in [`[gateway]`](configuration.md), fields that are on none of
+  these lists are refused instead.
+- **refused**: ignoring it would change the meaning of the answer, or honouring it could harm a shared engine. The
+  status is 400, and the error says what to do. A refused field that is null or empty asks for nothing and is ignored.
+
+A content part, tool or format of a `type` that is not honoured is always refused, never left out. Hints and refused
+names are the same at any depth. Schemas and arguments of tools are data: the names in them are not looked at.
+"""
+
+
+def fields_page() -> str:
+    parts = [f"# Fields\n\n{WRITTEN_BY}{FIELDS_INTRO}"]
+    described: dict[int, str] = {}
+    for route in (*openai.ROUTES, *anthropic.ROUTES):
+        if (fields := route.fields) is None:
+            continue
+        parts.append(f"## `POST {route.path}`\n\n**Honoured:** {_names(fields.root.names)}.\n")
+        inner = sorted(fields.root.all_objects().items())
+        parts.append("".join(f"- in `{where}`: {_names(one.names)}\n" for where, one in inner))
+        if id(fields.names) in described:
+            parts.append(f"**Ignored and refused:** as on `{described[id(fields.names)]}`.\n")
+        else:
+            parts += _not_honoured(fields.names)
+            described[id(fields.names)] = route.path
+    return "\n".join(parts)
+
+
+def _not_honoured(names: FieldNames) -> list[str]:
+    moved = [f"`{old}` (as `{'.'.join(new)}`)" for old, new in sorted(names.moved.items())]
+    rows = [f"| `{name}` | {one.advice} |\n" for name, one in sorted(names.refused.items())]
+    return [
+        f"**Older names, honoured:** {', '.join(moved)}.\n",
+        f"**Ignored:** {_names(names.hints)}.\n",
+        "| refused | what to do |\n|---|---|\n" + "".join(rows),
+    ]
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in sorted(names))
+
+
+PAGES = {
+    "configuration.md": configuration_page,
+    "commands.md": commands_page,
+    "fields.md": fields_page,
+    "metrics.md": metrics_page,
+}
 
 
 def main(folder: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
@@ -30,6 +30,11 @@ class GatewayTable(Table):
         [],
         description='SHA-256 of each accepted key, in hexadecimal: `printf %s "$KEY" | sha256sum`. '
         "If empty, anyone who can reach the address may send calls.",
+    )
+    unknown_fields: Literal["ignore", "refuse"] = Field(
+        "ignore",
+        description="What happens to a request with fields that Headway does not know. `ignore` removes them and names "
+        "them in the header `headway-ignored`; `refuse` answers with 400. See [fields](fields.md).",
     )
     max_body_bytes: int = Field(8 * 2**20, ge=1024, le=2**30, description="Maximum size of a request body.")
     max_held_bytes: int = Field(
@@ -266,6 +271,12 @@ class ModelTable(Table):
         le=2**20,
         description="Output limit of calls that set none and whose key has a budget: the maximum cost of a call must "
         "be known before it is served.",
+    )
+    chat_template_kwargs: list[Annotated[str, StringConstraints(min_length=1, max_length=64)]] = Field(
+        ["enable_thinking"],
+        max_length=16,
+        description="Names that a request may set in `chat_template_kwargs`, each to a text, a number, true or false. "
+        "The model's chat template reads them.",
     )
     engine: EngineTable | None = Field(None, description="How the engines are started, for `headway engine`.")
     keep_prompts: KeepPromptsTable | None = Field(None, description="Keep prompts for distillation. Off by default.")

@@ -176,6 +176,10 @@ CHATS = (
     b'{"model":"m","messages":[{"role":"user","content":"hi"}],"structured_outputs":{"json":' + _SCHEMA + b',"regex":'
     b'"(ab){1,9}","choice":["x"]},"top_k":-1,"min_p":0.1,"repetition_penalty":1.5,"min_tokens":1,"ignore_eos":true,'
     b'"stop_token_ids":[1,2],"skip_special_tokens":false,"return_tokens_as_token_ids":true}',
+    b'{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"hi","cache_control":{"type":"x"}}]},'
+    b'{"role":"assistant","content":"c","reasoning_content":"r","audio":null,"provider_specific_fields":{"a":[1]},'
+    b'"tool_calls":[{"index":0,"id":"t","type":"function","function":{"name":"f","arguments":"{}","x":1}}]}],'
+    b'"guided_regex":"a+","modalities":["text"],"verbosity":"low","chat_template_kwargs":{"enable_thinking":false}}',
 )
 
 COMPLETIONS = (

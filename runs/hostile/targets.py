@@ -39,11 +39,8 @@ LOOK_CLOSELY_AT = 16  # one input in so many is compared event by event, or fiel
 LINES_AT_ONCE = 64
 LARGE_BYTES = 64 * 1024
 GOOD = "good-"
-# What a client must not be able to send to a shared engine, and what only Headway reads.
-NOT_FOR_ENGINES = {
-    "service_tier", "stream_options", "metadata", "store", "safety_identifier", "prompt_cache_key", "speed",
-    "cache_salt", "priority", "request_id", "chat_template", "kv_transfer_params", "prompt_embeds", "best_of",
-}  # fmt: skip
+# What only Headway reads.
+NOT_FOR_ENGINES = {"service_tier", "stream_options", "prompt_cache_key", "speed"}
 
 
 class Broken(Exception):
@@ -337,7 +334,7 @@ class FieldsTarget:
 
     def __init__(self, dialect: Dialect, path: str, well_formed: Sequence[bytes]) -> None:
         self.name = f"fields of {path}"
-        [self._read] = [route.read for route in dialect.ROUTES if route.path == path]
+        [self._route] = [route for route in dialect.ROUTES if route.path == path]
         self.well_formed = well_formed
 
     def maker(self, seed: int) -> Callable[[], bytes]:
@@ -355,7 +352,7 @@ class FieldsTarget:
         if not is_utf8(data):
             return
         try:
-            request = self._read(data, "call-1")
+            request, _ = self._route.parse(data, "call-1", {}, refuses_unknown=False)
         except (InvalidRequest, msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
             return
         call = request.call
@@ -367,7 +364,8 @@ class FieldsTarget:
             raise Broken("the engine's request is no JSON object")
         if shape % LOOK_CLOSELY_AT == 0:
             fields = _as_others_read(request.body, "an engine cannot read the request")
-            if NOT_FOR_ENGINES & fields.keys():
+            assert self._route.fields is not None
+            if NOT_FOR_ENGINES & fields.keys() or self._route.fields.clean(request.body, refuses_unknown=True):
                 raise Broken("a field goes to the engine that must not")
 
 

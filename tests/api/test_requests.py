@@ -33,7 +33,7 @@ def sent(kind: str, **fields: Any) -> dict[str, Any]:
 # into another's calls.
 HARMFUL = {
     "chat_template": "{{ 1 }}",
-    "chat_template_kwargs": {"x": 1},
+    "chat_template_kwargs": {"x": [1]},
     "media_io_kwargs": {},
     "mm_processor_kwargs": {},
     "prompt_embeds": "AAAA",
@@ -224,7 +224,7 @@ def test_a_tool_that_is_only_shown_to_the_model_may_say_what_it_likes(kind: str)
 def test_a_tool_that_an_engine_compiles_is_measured() -> None:
     with pytest.raises(InvalidRequest):
         sent("chat", tools=[tool("chat", BOMB, strict=True)])
-    for choice in ("required", {"type": "function", "function": {"name": "f"}}, {"type": "allowed_tools"}):
+    for choice in ("required", {"type": "function", "function": {"name": "f"}}, {"function": {"name": "f"}}):
         with pytest.raises(InvalidRequest):
             sent("chat", tools=[tool("chat", BOMB)], tool_choice=choice)
     with pytest.raises(InvalidRequest):
@@ -318,14 +318,14 @@ def test_what_a_client_may_say_arrives_unchanged() -> None:
     }  # fmt: skip
     got = sent("chat", **fields)
     assert {key: got[key] for key in fields} == fields
-    block = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
+    block = {"type": "text", "text": "x"}
     fields = {"system": [block], "stop_sequences": ["a"], "thinking": {"type": "disabled"}, "top_k": 3}
     got = sent("messages", **fields)
     assert {key: got[key] for key in fields} == fields
 
 
 def test_an_answers_message_can_be_sent_back() -> None:
-    message = {"role": "assistant", "content": "Hi", "refusal": None, "annotations": None, "audio": None}
+    message = {"role": "assistant", "content": "Hi", "refusal": None, "audio": None}
     message |= {"function_call": None, "tool_calls": None, "reasoning": None}
     sent("chat", messages=[{"role": "user", "content": "x"}, message, {"role": "user", "content": "y"}])
 

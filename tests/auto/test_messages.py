@@ -47,6 +47,7 @@ ASKED: dict[str, Any] = {
     "stop_sequences": ["END"],
     "temperature": 0.5,
     "top_k": 5,
+    "chat_template_kwargs": {"enable_thinking": False},
     "speed": "fast",
 }
 
@@ -72,6 +73,7 @@ def test_a_call_as_chat() -> None:
     function = {"name": "weather", "parameters": SCHEMA, "description": "The weather."}
     assert chat["tools"] == [{"type": "function", "function": function}]
     assert (chat["tool_choice"], chat["parallel_tool_calls"]) == ("required", False)
+    assert chat["chat_template_kwargs"] == {"enable_thinking": False}
     assert (chat["stop"], chat["temperature"], chat["top_k"], chat["max_tokens"]) == (["END"], 0.5, 5, 100)
     assert "speed" not in chat
 

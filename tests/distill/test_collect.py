@@ -174,7 +174,7 @@ def test_it_is_an_error_if_no_prompt_is_answered(server: Server, tmp_path: Path)
 
 
 def test_the_gateway_accepts_the_request() -> None:
-    """The gateway refuses unknown fields, so it must know every field of a request to a teacher."""
+    """The gateway ignores unknown fields, so it must know every field of a request to a teacher."""
     tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
     teacher = Teacher("http://x", "m", top_logprobs=10)
     question = question_of(teacher, [{"role": "user", "content": "a"}], [tool], {})

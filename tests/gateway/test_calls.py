@@ -74,7 +74,7 @@ async def test_errors_have_the_form_of_their_dialect() -> None:
         assert refused.value.param == "chat_template"
         with pytest.raises(anthropic.BadRequestError, match="mcp_servers"):
             await here.anthropic.messages.create(
-                model=MODEL, messages=ASK, max_tokens=1, extra_body={"mcp_servers": []}
+                model=MODEL, messages=ASK, max_tokens=1, extra_body={"mcp_servers": [{"url": "x"}]}
             )
         # The engine's own word, in the dialect's form.
         with pytest.raises(openai.BadRequestError) as refused:

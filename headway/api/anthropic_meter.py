@@ -155,9 +155,11 @@ class AnthropicMeter:
         return b""
 
     def _take_usage(self, usage: MessageUsage) -> None:
-        if usage.input_tokens is not None:
-            self._prompt = usage.input_tokens
-        self._cached = usage.cache_read_input_tokens or self._cached
+        prompt = usage.input_tokens if usage.input_tokens is not None else self._prompt
+        cached = usage.cache_read_input_tokens or self._cached
+        if (prompt or 0) + cached > MAX_COUNT:
+            raise ValueError(f"{prompt} input tokens and {cached} cached ones")
+        self._prompt, self._cached = prompt, cached
         if usage.output_tokens is not None:
             if not self._output <= usage.output_tokens <= self._max_tokens:
                 asked = f"{self._max_tokens} were asked for"

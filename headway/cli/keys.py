@@ -39,7 +39,7 @@ def create(
     ] = None,
     default_tier: Annotated[
         str | None,
-        typer.Option(help="Tier of calls that ask for none, where the model offers it.", show_default="standard"),
+        typer.Option(help="Tier of calls that do not ask for one, where the model offers it.", show_default="standard"),
     ] = None,
     requests: Annotated[int | None, _limit("Requests per minute in `standard` and `flex`.")] = None,
     input_tokens: Annotated[int | None, _limit("Prompt tokens per minute in `standard` and `flex`.")] = None,

@@ -40,6 +40,17 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Session:
+    """What a client says a call belongs to (api/sessions.py). Only the bill depends on it."""
+
+    id: str | None = None
+    agent: str | None = None
+
+
+NO_SESSION = Session()
+
+
+@dataclass(frozen=True, slots=True)
 class Rung:
     """The rung of an auto model that serves a call, and what happened before."""
 
@@ -170,6 +181,7 @@ class Request:
     template_names: tuple[str, ...] = ()  # of `chat_template_kwargs`; the owner says which a model takes
     cache_salt: str = ""  # keeps tenants apart in the engine's prefix cache; empty if they share it
     rung: Rung | None = None
+    session: Session = NO_SESSION
     is_tier_open: bool = False  # no field of the request asks for a tier: a header, the model's name or the key may
     is_whole_timed: bool = True  # engines report the timing of an answer in one piece
 

@@ -26,6 +26,7 @@ from headway.api.fields import Cleaned
 from headway.api.models import Models, may_use
 from headway.api.origin import Origins, Scope
 from headway.api.server import HTTPClient, Send
+from headway.api.sessions import read_session
 from headway.api.sparse_log import SparseLog
 from headway.api.tiers import choose_fallback, choose_tier, explain_no_seat
 from headway.api.utf8 import is_utf8
@@ -173,7 +174,7 @@ class App:
         try:
             body = decompress(body, headers, self._max_body_bytes)
             request, cleaned = self._read(route, body, call_id, params, headers, key)
-            request = self._authorize(request, key)
+            request = replace(self._authorize(request, key), session=read_session(body, headers))
             if request.call.model in self._models.autos:
                 return self._rungs(route, cleaned.body, request, key), cleaned.ignored
             return request, cleaned.ignored
@@ -187,7 +188,8 @@ class App:
         falls_back = request.call.falls_back
 
         def prepare(rung_request: Request) -> Request:
-            rung_request = replace(rung_request, call=replace(rung_request.call, falls_back=falls_back))
+            call = replace(rung_request.call, falls_back=falls_back)
+            rung_request = replace(rung_request, call=call, session=request.session)
             return self._for_tenant(rung_request, key) if key is not None else rung_request
 
         names, tiers = (student.name, full.name), [tier.name for tier in student.tiers]

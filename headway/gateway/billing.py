@@ -33,7 +33,7 @@ class Billing:
         if request.max_output_tokens is not None:
             output_tokens = call.choices * request.max_output_tokens
             worst = self._prices[call.model][call.tier].amount(len(request.body) + TEMPLATE_TOKENS, output_tokens)
-        return await self.books.open(call, worst)
+        return await self.books.open(call, worst, request.session)
 
     def price(self, model: str, tier: Tier) -> Price | None:
         return self._prices[model][tier] if self.books is not None else None

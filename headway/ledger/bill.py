@@ -1,4 +1,4 @@
-"""The bill: entries summed by key, tier, model and day, with revenue and the owner's cost.
+"""The bill: entries summed by key, tier, model, day, session and agent, with revenue and the owner's cost.
 
 Also exports entries as CloudEvents. An event has the id of its entry, so a billing system that receives it twice counts
 it once.
@@ -17,7 +17,7 @@ import msgspec
 from headway.ledger.entries import BILLED, Entry
 from headway.price import MICRO
 
-FIELDS = ("day", "key", "model", "tier", "auto")
+FIELDS = ("day", "key", "model", "tier", "auto", "session", "agent")
 HOUR_US = 3_600 * 1_000_000
 
 
@@ -53,7 +53,7 @@ def make_bill(entries: Iterable[Entry], by: tuple[str, ...], replica_hour: dict[
     for entry in entries:
         if entry.kind not in (*BILLED, "seated"):
             continue
-        place = tuple(str(getattr(entry, field)) for field in by)
+        place = tuple(str(getattr(entry, field) or "") for field in by)
         row = rows.get(place)
         if row is None:
             row = rows[place] = BillRow(group=dict(zip(by, place, strict=True)))

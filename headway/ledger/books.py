@@ -22,13 +22,13 @@ from pathlib import Path
 from headway.core.types import Call
 from headway.errors import Refused, SetupError
 from headway.ledger.budget import Budgets
-from headway.ledger.entries import Entry, day_of, now_us
+from headway.ledger.entries import Entry, day_of, now_us, seconds_left_of_day
 from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, read_secret
 from headway.ledger.spool import Spool
 from headway.ledger.store import Lease, Store, StoreRefused, StoreUnavailable
 from headway.price import Price
 from headway.supervise import Supervisor
-from headway.wire import Grant, Meter, Receipt, Usage
+from headway.wire import NO_SESSION, Grant, Meter, Receipt, Session, Usage
 
 log = logging.getLogger("headway.ledger")
 
@@ -53,9 +53,10 @@ class BooksSettings:
 class Account:
     """The money of one call."""
 
-    def __init__(self, books: Books, call: Call, tenant: Key | None, worst: int, day: str) -> None:
+    def __init__(self, books: Books, call: Call, session: Session, tenant: Key | None, worst: int, day: str) -> None:
         self._books = books
         self._call = call
+        self.session = session
         self._tenant = tenant
         self._worst = worst
         self._day = day
@@ -173,7 +174,7 @@ class Books:
 
     # --- calls ---
 
-    async def open(self, call: Call, worst: int) -> Account:
+    async def open(self, call: Call, worst: int, session: Session = NO_SESSION) -> Account:
         """Reserve the maximum cost in the key's budgets. Raises Refused if a budget or the spool has no room."""
         if self._setup_error is not None:
             raise Refused("books_away", RETRY_AFTER_S)
@@ -189,8 +190,8 @@ class Books:
             except StoreUnavailable:
                 raise Refused("books_away", RETRY_AFTER_S) from None
             if not has_money:
-                raise Refused("over_budget", _seconds_left_of_day())
-        return Account(self, call, key, worst, day)
+                raise Refused("over_budget", seconds_left_of_day())
+        return Account(self, call, session, key, worst, day)
 
     def reserve(self, account: Account, call: Call, grant: Grant, price: Price, worst: int, day: str) -> Entry:
         entry = Entry(
@@ -211,6 +212,8 @@ class Books:
             cached_price=price.cached_micro,
             amount=worst,
             auto=grant.rung.auto if grant.rung is not None else "",
+            session=account.session.id,
+            agent=account.session.agent,
         )
         self.spool.reserve(entry)
         self._accounts[call.id] = account
@@ -394,7 +397,3 @@ def _answer(future: asyncio.Future[int], value: int) -> None:
 def _fail(future: asyncio.Future[int], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
-
-
-def _seconds_left_of_day() -> int:
-    return 86_400 - int(time.time()) % 86_400

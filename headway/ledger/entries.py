@@ -66,6 +66,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_price: Count | None = None  # micro-units per million cached tokens; None: as other prompt tokens
     # The price, in micro-units, of what an engine did for a client that left and got nothing of it. Not billed.
     undelivered: Amount | None = None
+    session: str | None = None  # as the client names it, or a hash of that (api/sessions.py); None if it names none
+    agent: str | None = None
 
     @property
     def id(self) -> str:
@@ -171,6 +173,10 @@ def day_of(at_us: int) -> str:
 @lru_cache(maxsize=4)
 def _day(number: int) -> str:
     return datetime.fromtimestamp(number * DAY_US / 1e6, UTC).strftime("%Y-%m-%d")
+
+
+def seconds_left_of_day() -> int:
+    return (DAY_US - now_us() % DAY_US) // 1_000_000
 
 
 def month_of(day: str) -> str:

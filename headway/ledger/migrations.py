@@ -51,4 +51,8 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         "CREATE INDEX audits_waiting ON audits (asked_us) WHERE verdict IS NULL",
     ),
     "2026-11-17-cached-price": ("ALTER TABLE entries ADD COLUMN cached_price BIGINT",),
+    "2026-11-17-sessions": (
+        "ALTER TABLE entries ADD COLUMN session TEXT",
+        "ALTER TABLE entries ADD COLUMN agent TEXT",
+    ),
 }

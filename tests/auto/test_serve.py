@@ -649,7 +649,9 @@ async def test_through_the_whole_gateway_with_books(tmp_path: Path) -> None:
             served = []
             for text in ("hello", "integral"):
                 hello[0]["content"] = text
-                answer = await here.openai.chat.completions.create(model="scripted-auto", messages=hello, max_tokens=4)
+                answer = await here.openai.chat.completions.create(
+                    model="scripted-auto", messages=hello, max_tokens=4, user="ada"
+                )
                 assert answer.usage is not None
                 served.append(answer.usage.model_dump()["headway"]["rung"])
             assert served == ["student", "full"]
@@ -657,8 +659,8 @@ async def test_through_the_whole_gateway_with_books(tmp_path: Path) -> None:
                 await here.openai.chat.completions.create(model="scripted", messages=hello, max_tokens=4)
     entries = [entry for entry in store.entries() if entry.kind == "served"]
     assert verify(store.entries()).problems == []
-    [row] = make_bill(store.entries(), ("auto",), {})
-    assert row.group == {"auto": "scripted-auto"}
+    [row] = make_bill(store.entries(), ("auto", "session"), {})
+    assert row.group == {"auto": "scripted-auto", "session": "ada"}
     student, other = sorted(entries, key=lambda entry: entry.amount)
     assert row.all_full == 10 * student.amount + other.amount
     assert row.saved == 9 * student.amount

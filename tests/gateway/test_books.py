@@ -113,6 +113,30 @@ async def test_every_call_is_billed_at_the_tier_served_and_the_answer_says_so(tm
         assert len(await at.entries(3)) == 9
 
 
+async def test_every_entry_names_the_session_and_the_agent_that_the_client_names(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
+        named = {"x-claude-code-session-id": "s-1", "x-claude-code-agent-id": "a-1"}
+        await at.here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=5, extra_headers=named)
+        await at.here.anthropic.messages.create(
+            model=MODEL, messages=ASK, max_tokens=5, metadata={"user_id": "what I did today"}
+        )
+        chat = at.here.openai.chat.completions
+        await chat.create(model=MODEL, messages=ASK, max_tokens=5, prompt_cache_key="s-2", user="ada")
+        await at.here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=5, user="ada")
+        entries = await at.entries(4)
+        by_call = {
+            entry.call_id: {(e.session, e.agent) for e in entries if e.call_id == entry.call_id} for entry in entries
+        }
+        first, second, *others = [names for [names] in by_call.values()]
+        assert (first, others) == (("s-1", "a-1"), [("s-2", None), ("ada", None)])
+        assert str(second[0]).startswith("sha256:")
+        rows = make_bill(entries, ("session",), {})
+        assert [(row.group["session"], row.calls) for row in rows if row.group["session"] in ("ada", "s-1")] == [
+            ("ada", 1),
+            ("s-1", 1),
+        ]
+
+
 async def test_a_missed_floor_is_refunded_to_the_standard_price_as_an_entry_of_its_own(tmp_path: Path) -> None:
     async with running(SLOW) as engine, desk(tmp_path, [engine], floor_tps=200.0) as at:  # it gives 50
         whole = await at.here.openai.chat.completions.create(

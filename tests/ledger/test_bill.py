@@ -31,6 +31,13 @@ def test_a_bill_adds_up_what_was_served_less_what_was_refunded() -> None:
     assert unknown.cost is None
 
 
+def test_a_bill_by_session_and_agent_adds_up_refunds_too_and_names_no_session_by_an_empty_text() -> None:
+    mine = [msgspec.structs.replace(entry, session="s1", agent="a1") for entry in whole_call("c3")]
+    rows = make_bill([*GOOD, *mine], ("session", "agent"), {})
+    assert [row.group for row in rows] == [{"session": "", "agent": ""}, {"session": "s1", "agent": "a1"}]
+    assert [(row.calls, row.total) for row in rows] == [(2, 1_200), (1, 300)]
+
+
 def test_events_carry_the_ids_of_the_entries() -> None:
     events = [msgspec.json.decode(line) for line in as_cloud_events(GOOD)]
     assert [event["id"] for event in events] == ["c1:2:served", "c1:2:refunded", "c2:2:served"]

@@ -12,6 +12,7 @@ import pytest
 from headway.errors import SetupError
 from headway.ledger import spool as spool_module
 from headway.ledger.entries import Entry
+from headway.ledger.segments import entry_line, read_line
 from headway.ledger.spool import Spool
 from tests.ledger.test_store import reserved, whole_call
 
@@ -50,6 +51,13 @@ async def test_what_was_written_is_read_in_order_and_deleted_when_shipped(
     assert len(list(tmp_path.glob("*.jsonl"))) == 1
     assert spool.size_bytes < 10_000
     spool.stop()
+
+
+def test_lines_of_versions_that_knew_no_sessions_are_read_and_written_alike() -> None:
+    line = entry_line(reserved())
+    assert b"session" not in line
+    assert b"agent" not in line
+    assert read_line(line) == ("entry", reserved())
 
 
 async def test_a_killed_run_leaves_its_calls_under_way_with_what_was_seen_of_them(tmp_path: Path) -> None:

@@ -139,6 +139,7 @@ def make_gateway_server(config: Config, gateway: Gateway, auto: Auto) -> Server:
         metrics_page=gateway.metrics.page,
         find_key=books.find_key if books is not None else None,
         salt=books.salt if books is not None else None,
+        usage_page=books.usage.page if books is not None else None,
     )
     return make_server(
         app,

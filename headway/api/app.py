@@ -53,7 +53,7 @@ Page = tuple[int, bytes, bytes]  # status, content type, body
 class PageRoute:
     """An endpoint that Headway answers itself."""
 
-    page: Callable[[Params, Key | None], Page]
+    page: Callable[[Params, Key | None], Page | Awaitable[Page]]
     who: Literal["anyone", "caller", "owner"] = "caller"
 
 
@@ -67,7 +67,8 @@ class DialectRoute:
 
 class App:
     """`handle` serves calls to ordinary models, `handle_auto` calls to auto models. With a ledger, `find_key` looks up
-    a key by its hash, and `salt` returns the cache salt that keeps a tenant's prompts apart in the engines' caches."""
+    a key by its hash, `salt` returns the cache salt that keeps a tenant's prompts apart in the engines' caches, and
+    `usage_page` what a key has spent."""
 
     def __init__(
         self,
@@ -79,6 +80,7 @@ class App:
         metrics_page: Callable[[], bytes],
         find_key: FindKey | None = None,
         salt: Callable[[str], str] | None = None,
+        usage_page: Callable[[Key], Awaitable[bytes]] | None = None,
     ) -> None:
         self._handle = handle
         self._handle_auto = handle_auto
@@ -98,6 +100,9 @@ class App:
                 self.routes.add("POST", route.path, DialectRoute(dialect, route))
         self.routes.add("GET", "/v1/models", PageRoute(self._models_page))
         self.routes.add("GET", "/v1/models/{model*}", PageRoute(self._model_page))
+        if usage_page is not None:
+            self._usage_of = usage_page
+            self.routes.add("GET", "/v1/usage", PageRoute(self._usage_page))
         self.routes.add("GET", "/metrics", PageRoute(lambda *_: (200, METRICS_TYPE, self._metrics_page()), "owner"))
         self.routes.add("GET", "/health", PageRoute(lambda *_: (200, b"text/plain", b"ok\n"), "anyone"))
         self.routes.add("GET", "/ready", PageRoute(self._ready_page, "anyone"))
@@ -120,7 +125,8 @@ class App:
                 await client.send_page(200, b"text/plain", b"", self._options(method, path, headers))
             elif isinstance(route, PageRoute):
                 key = self._authorize_page(route, headers)
-                await client.send_page(*route.page(params, key), headers=[])
+                page = route.page(params, key)
+                await client.send_page(*(page if isinstance(page, tuple) else await page), headers=[])
             else:
                 request, ignored = await self._receive(route, receive, headers, params, call_id)
                 if ignored:
@@ -261,6 +267,10 @@ class App:
         if (row := self._models.row_of(params["model"], key)) is None:
             raise self._unknown_model(params["model"][:256], key)
         return 200, b"application/json", msgspec.json.encode(row)
+
+    async def _usage_page(self, _params: Params, key: Key | None) -> Page:
+        assert key is not None, "with a ledger every caller has a key"
+        return 200, b"application/json", await self._usage_of(key)
 
     def _ready_page(self, _params: Params, _key: Key | None) -> Page:
         return (200, b"text/plain", b"ready\n") if self._is_ready() else (503, b"text/plain", b"not ready\n")

@@ -26,6 +26,7 @@ from headway.ledger.entries import Entry, day_of, now_us, seconds_left_of_day
 from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, read_secret
 from headway.ledger.spool import Spool
 from headway.ledger.store import Lease, Store, StoreRefused, StoreUnavailable
+from headway.ledger.usage import KeyUsage
 from headway.price import Price
 from headway.supervise import Supervisor
 from headway.wire import NO_SESSION, Grant, Meter, Receipt, Session, Usage
@@ -119,6 +120,7 @@ class Books:
         self.secret = read_secret(settings.secret or settings.spool / "secret")
         self._cache = KeyCache(settings.spool / "keys", self.secret)
         self._open_store = open_store
+        self.usage = KeyUsage(open_store, lambda: self.is_store_unavailable)
         self._accounts: dict[str, Account] = {}
         self._jobs: queue.SimpleQueue[Callable[[Store], None]] = queue.SimpleQueue()
         self._budgets = Budgets(self.gateway, self._lease, self._give_back, time.monotonic)
@@ -152,6 +154,7 @@ class Books:
         if self._checkpoints is not None:
             self._checkpoints.cancel()
         self._stopping.set()
+        self.usage.stop()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, LAST_SHIPPING_S + 5.0)
         self.spool.stop()
 
@@ -261,7 +264,7 @@ class Books:
             try:
                 given = store.lease(lease, budget, now_us())
             except (StoreUnavailable, StoreRefused):
-                self._loop.call_soon_threadsafe(_fail, answer, StoreUnavailable())
+                self._loop.call_soon_threadsafe(_answer, answer, StoreUnavailable())
                 raise
             self._loop.call_soon_threadsafe(_answer, answer, given)
 
@@ -389,11 +392,8 @@ class Books:
             self._first_try.set_result(None)
 
 
-def _answer(future: asyncio.Future[int], value: int) -> None:
-    if not future.done():
+def _answer(future: asyncio.Future[int], value: int | Exception) -> None:
+    if isinstance(value, int) and not future.done():
         future.set_result(value)
-
-
-def _fail(future: asyncio.Future[int], error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)
+    elif isinstance(value, Exception) and not future.done():
+        future.set_exception(value)

@@ -52,6 +52,20 @@ class Lease:
     want: int
 
 
+@dataclass(frozen=True, slots=True)
+class SpentRow:
+    """What a key spent on one model and tier in one day."""
+
+    day: str
+    model: str
+    tier: str
+    calls: int
+    prompt_tokens: int
+    cached_tokens: int  # part of the prompt tokens
+    output_tokens: int
+    amount: int  # after refunds
+
+
 class Cursor(Protocol):
     """The methods that the cursors of both drivers have."""
 
@@ -115,6 +129,18 @@ class Store:
         sql = f"SELECT {columns} FROM entries WHERE day >= ? AND day <= ? ORDER BY call_id, at_us, id"
         for row in self.rows(sql, (first_day, last_day)):
             yield Entry(**dict(zip(Entry.__struct_fields__, row, strict=True)))
+
+    def spent(self, key: str, days: Sequence[str]) -> list[SpentRow]:
+        """Return what a key spent on these days. Days are listed, because an index finds each of them with the key; in
+        a range of days it would go through the entries of all keys."""
+        with self.transaction() as cursor:
+            cursor.execute(
+                "SELECT day, model, tier, SUM(CASE WHEN kind = 'served' THEN 1 ELSE 0 END), SUM(prompt_tokens), "
+                "SUM(COALESCE(cached_tokens, 0)), SUM(output_tokens), SUM(amount) FROM entries "
+                f"WHERE key = ? AND day IN ({', '.join('?' * len(days))}) AND {IS_BILLED} GROUP BY day, model, tier",
+                (key, *days),
+            )
+            return [SpentRow(*row[:3], *map(int, row[3:])) for row in cursor.fetchall()]
 
     # --- gateways (identity.py) ---
 

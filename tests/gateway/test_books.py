@@ -19,6 +19,7 @@ from headway.core.types import Action, Event, Settled
 from headway.engines.base import EngineRequest
 from headway.engines.scripted import Faults, Script, ScriptedEngine, running
 from headway.ledger import books as books_module
+from headway.ledger import usage as usage_module
 from headway.ledger.bill import make_bill
 from headway.ledger.entries import Entry
 from headway.ledger.keys import Key, key_hash
@@ -135,6 +136,51 @@ async def test_every_entry_names_the_session_and_the_agent_that_the_client_names
             ("ada", 1),
             ("s-1", 1),
         ]
+
+
+async def usage_of(here: Running, secret: str) -> tuple[int, Any]:
+    head = f"GET /v1/usage HTTP/1.1\r\nhost: h\r\nconnection: close\r\nauthorization: Bearer {secret}\r\n\r\n"
+    answer = await here.raw(head.encode())
+    return int(answer.split(b" ")[1]), msgspec.json.decode(answer.partition(b"\r\n\r\n")[2])
+
+
+async def test_a_key_sees_its_own_spending_and_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage_module, "KEPT_S", 0.0)
+    monkeypatch.setattr(usage_module, "MAX_SHARE", 1e9)
+    owner = "hw-of-the-owner"
+    key = msgspec.structs.replace(KEY, budget_day=10**6, output_tpm=5_000)
+    hashes = [key_hash(owner.encode())]
+    async with running(QUICK) as engine, desk(tmp_path, [engine], key, key_hashes=hashes) as at:
+        at.store.put_key(Key(id="key-other", hash=key_hash(b"hw-other")))
+        chat = at.here.openai.chat.completions
+        fast = await chat.create(model=MODEL, messages=ASK, max_tokens=20, service_tier="fast")
+        await chat.create(model=MODEL, messages=ASK, max_tokens=20)
+        paid = sum(entry.amount for entry in await at.entries(2) if entry.kind in ("served", "refunded"))
+        status, page = await usage_of(at.here, SECRET)
+        today = page["today"]
+        assert (status, page["key"], today["calls"], today["spent_micro"]) == (200, "key-test", 2, paid)
+        assert (today["budget_micro"], today["left_micro"]) == (10**6, 10**6 - paid)
+        assert [(part["model"], part["tier"]) for part in today["by_model"]] == [(MODEL, "fast"), (MODEL, "standard")]
+        assert today["by_model"][0]["spent_micro"] == fast.usage.headway["billed_micro"]  # type: ignore[union-attr]
+        assert page["month"]["spent_micro"] == paid
+        assert page["limits"][0]["output_tokens_per_minute"] == 5_000
+        async with asyncio.timeout(10):
+            while (await usage_of(at.here, "hw-other"))[0] == 401:  # until the gateway has read the new key
+                await asyncio.sleep(0.05)
+        for secret, key_id in (("hw-other", "key-other"), (owner, "key-0")):
+            status, page = await usage_of(at.here, secret)
+            assert (status, page["key"], page["month"]["calls"], page["month"]["by_model"]) == (200, key_id, 0, [])
+        assert (await usage_of(at.here, "hw-unknown"))[0] == 401
+        # Without the store the answer is 503: a 401 would make clients throw their key away.
+        assert at.here.gateway.books is not None
+        at.here.gateway.books.is_store_unavailable = True
+        assert (await usage_of(at.here, SECRET))[0] == 503
+
+
+async def test_without_a_ledger_there_is_no_usage_page() -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        answer = await here.raw(b"GET /v1/usage HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 404")
 
 
 async def test_a_missed_floor_is_refunded_to_the_standard_price_as_an_entry_of_its_own(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ RefusalReason = Literal[
     "no_replica",
     "draining",
     "engine_failed",
+    "engine_full",
     "books_full",
     "books_away",
     "too_many_choices",
@@ -53,6 +54,10 @@ REFUSALS: dict[RefusalReason, tuple[int, str]] = {
     "no_replica": (503, "No replica of this model is available at the moment."),
     "draining": (503, "This gateway is shutting down and takes no new calls."),
     "engine_failed": (503, "Every engine that was tried for this call failed before it answered."),
+    "engine_full": (
+        503,
+        "The engines of this model are overloaded: each that was tried refused this call by itself. Retry later.",
+    ),
     "books_full": (503, "The cost of this call cannot be recorded at the moment."),
     "books_away": (503, "The store of keys and budgets cannot be reached at the moment."),
     "too_many_choices": (

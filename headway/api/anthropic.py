@@ -15,7 +15,16 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headway.api import limits
 from headway.api.anthropic_meter import MessagesForm
-from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error
+from headway.api.dialect import (
+    NO_PARAMS,
+    CallRoute,
+    HeaderList,
+    Headers,
+    Params,
+    engine_error,
+    is_context_exceeded,
+    prompt_too_long,
+)
 from headway.api.fields import RequestFields
 from headway.api.grammars import Grammars
 from headway.api.known_fields import MESSAGES_FIELDS
@@ -239,6 +248,8 @@ def error_body(error: HeadwayError, call_id: str) -> bytes:
     message = error.message
     if isinstance(error, EngineAnswered):
         message = engine_error(error.body).get("message") or message
+        if is_context_exceeded(error):
+            message = prompt_too_long(message)
     elif isinstance(error, InvalidRequest) and error.param and error.param not in message:
         message = f"{error.param}: {message}"
     status = error_status(error)

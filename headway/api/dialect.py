@@ -26,6 +26,11 @@ NO_PARAMS: Params = {}
 MAX_ERROR_BYTES = 64 * 1024  # of an engine's error body, from which the message is read
 MAX_MESSAGE_CHARS = 200  # of its message, in the log
 
+CONTEXT_EXCEEDED = ("maximum context length", "maximum model length", "context length is only")
+TOKENS_OF_PROMPT = re.compile(
+    r"context length is (?P<maximum>\d{1,12}) tokens\D{1,200}?(?P<tokens>\d{1,12}) input tokens"
+)
+
 
 class Reader(Protocol):
     """Parses a request body. Raises InvalidRequest or a msgspec error."""
@@ -83,6 +88,23 @@ def engine_error(body: bytes) -> dict[str, str]:
     """The texts in the `error` object of an engine's error body; {} if there is none. vLLM uses the same keys in both
     dialects."""
     return {key: value for key, value in _error_object(body).items() if isinstance(value, str)}
+
+
+def is_context_exceeded(error: HeadwayError) -> bool:
+    """Whether the engine refused a prompt that is too long for the model. Clients act on this: they shorten the
+    conversation. vLLM says it only in words."""
+    if not isinstance(error, EngineAnswered) or error.status != 400:
+        return False
+    message = engine_error(error.body).get("message", "").lower()
+    return any(words in message for words in CONTEXT_EXCEEDED)
+
+
+def prompt_too_long(message: str) -> str:
+    """The engine's message, after the words that clients of the Anthropic dialect look for, and with the numbers in
+    their form if the engine's message has them."""
+    numbers = TOKENS_OF_PROMPT.search(message)
+    compared = f"{numbers['tokens']} tokens > {numbers['maximum']} maximum. " if numbers else ""
+    return f"prompt is too long: {compared}{message}"
 
 
 def failure_in_stream(payload: bytes, *, has_begun: bool) -> EngineFailed:

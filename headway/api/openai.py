@@ -13,7 +13,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headway.api import limits
 from headway.api.answers import MAX_COUNT
-from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error
+from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error, is_context_exceeded
 from headway.api.fields import RequestFields
 from headway.api.grammars import Grammars
 from headway.api.known_fields import CHAT_FIELDS, COMPLETION_FIELDS
@@ -324,12 +324,35 @@ def _tier(asked: ServiceTier | UnsetType | None) -> Tier:
 
 
 def answer_headers(grant: Grant) -> HeaderList:
-    return proof_headers(grant)
+    return proof_headers(grant) + limit_headers(grant.tier_asked, grant.rate_limit)
 
 
-def limit_headers(_tier_asked: Tier, _rate_limit: RateLimit | None) -> HeaderList:
-    """This dialect has no headers for a tier's limits."""
-    return []
+def limit_headers(_tier_asked: Tier, rate_limit: RateLimit | None) -> HeaderList:
+    """What the caller has left of its limits for the tier. This dialect has one figure for tokens: of prompt and output
+    tokens, those of which a smaller share is left. Returns no headers if there is no limit."""
+    if rate_limit is None:
+        return []
+    limit = rate_limit.limit
+    tokens = [
+        (rate_limit.input_left, limit.input_tpm, rate_limit.input_full_in_s),
+        (rate_limit.output_left, limit.output_tpm, rate_limit.output_full_in_s),
+    ]
+    requests = (rate_limit.requests_left, limit.requests_pm, rate_limit.requests_full_in_s)
+    scarcest = min((kind for kind in tokens if kind[1]), key=lambda kind: kind[0] / kind[1], default=(0, 0, 0.0))
+    headers: HeaderList = []
+    for what, (left, per_minute, full_in_s) in (("requests", requests), ("tokens", scarcest)):
+        if per_minute:
+            values = (("limit", str(per_minute)), ("remaining", str(max(0, left))), ("reset", _duration(full_in_s)))
+            headers += [(f"x-ratelimit-{name}-{what}".encode(), value.encode()) for name, value in values]
+    return headers
+
+
+def _duration(seconds: float) -> str:
+    """As this dialect writes it: `120ms`, `8.64s`, `6m0s`."""
+    if round(seconds, 3) < 1:
+        return f"{round(seconds * 1_000)}ms"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest}s" if round(seconds, 2) >= 60 else f"{seconds:.2f}s"
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -352,6 +375,8 @@ def error_body(error: HeadwayError, _call_id: str) -> bytes:
     code = error.reason if isinstance(error, Refused) else ERROR_CODES.get(error.status)
     if isinstance(error, InvalidRequest):
         code = error.code or code
+    if is_context_exceeded(error):
+        code = "context_length_exceeded"
     kind = ERROR_TYPES.get(error.status, "server_error" if error.status >= 500 else "invalid_request_error")
     return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 

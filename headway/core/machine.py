@@ -73,7 +73,7 @@ class _Journey:
     counted: bool = False  # in the reserve, as an express call that is present
     seat_us: int = 0  # from the replicas that it has left
     reason: RefusalReason | None = None  # why it was downgraded
-    rate_limit: RateLimit | None = None  # what its tenant had left when it arrived
+    rate_limit: RateLimit | None = None  # what its tenant had left when it arrived, this request counted
 
 
 class Machine:
@@ -169,6 +169,7 @@ class Machine:
         else:
             if bucket is not None:
                 self._rate_limiter.spend(*bucket, now, requests=1)
+                journey.rate_limit = self._rate_limiter.of(*bucket, now)
             self._board_or_hold(journey, now, actions, returned=False)
         if call.tier in EXPRESS:
             self._settle(pool, now, actions)
@@ -220,7 +221,7 @@ class Machine:
         if journey.engines_reached >= MAX_ENGINES_REACHED:
             self._refuse(journey, "engine_failed", now, actions)
         elif event.stage == "full" and not pool.is_any_open(journey.avoid):
-            self._refuse(journey, "full", now, actions)
+            self._refuse(journey, "engine_full", now, actions)
         else:
             self._board_or_hold(journey, now, actions, returned=True)
         self._settle(pool, now, actions)

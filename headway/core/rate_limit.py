@@ -37,6 +37,7 @@ class RateLimit:
     requests_left: int
     input_full_in_s: float
     output_full_in_s: float
+    requests_full_in_s: float = 0.0
 
     @property
     def is_used_up(self) -> bool:
@@ -75,6 +76,7 @@ class RateLimiter:
             int(limit.requests_pm - missing_requests),
             missing_input * MINUTE_S / limit.input_tpm if limit.input_tpm else 0.0,
             missing_output * MINUTE_S / limit.output_tpm if limit.output_tpm else 0.0,
+            missing_requests * MINUTE_S / limit.requests_pm if limit.requests_pm else 0.0,
         )
 
     def spend(

@@ -246,7 +246,7 @@ Event = (
 @dataclass(slots=True)
 class Board:
     """Send the call to this replica now. `tier` is the tier it is served as; `reason` says why that differs from the
-    requested one. `rate_limit` is what the tenant had left when the call arrived, None if there is no limit."""
+    requested one. `rate_limit` is what the tenant had left when the call had arrived; None: no limit."""
 
     call_id: str
     replica: str

@@ -409,9 +409,9 @@ def test_who_has_used_up_a_tiers_limit_is_refused_or_downgraded_until_it_has_fil
     used_up = RateLimit(LIMIT, -1000, -10, -1, input_full_in_s=0.0, output_full_in_s=70.0)
     assert arrive(m, "b", "fast", tenant="t") == [Refuse("b", "over_limit", retry_after_s=11, rate_limit=used_up)]
     assert arrive(m, "c", "fast", tenant="t", falls_back=True)[0] == Downgrade("c", "over_limit")
-    untouched = RateLimit(LIMIT, 0, 60, 0, input_full_in_s=0.0, output_full_in_s=0.0)
+    untouched = RateLimit(LIMIT, 0, 60, -1, input_full_in_s=0.0, output_full_in_s=0.0)
     assert arrive(m, "d", "fast", tenant="another")[0] == fast("d", "r0", untouched)
-    filling = RateLimit(LIMIT, -1000, 1, -1, input_full_in_s=0.0, output_full_in_s=58.5)
+    filling = RateLimit(LIMIT, -1000, 1, -2, input_full_in_s=0.0, output_full_in_s=58.5)
     assert arrive(m, "e", "fast", 11.5, tenant="t")[0] == fast("e", "r0", filling)
 
 
@@ -449,15 +449,15 @@ def test_a_key_has_limits_of_its_own_and_one_that_is_downgraded_draws_on_the_oth
     def ask(name: str, tier: Tier, now: float) -> list[Action]:
         return m.step(Arrived(call(name, tier)), now)
 
-    full_express = RateLimit(express, 0, 0, 1, input_full_in_s=0.0, output_full_in_s=0.0)
-    assert ask("f0", "fast", 0.0)[0] == fast("f0", "r0", full_express)
+    used_express = RateLimit(express, 0, 0, 0, input_full_in_s=0.0, output_full_in_s=0.0, requests_full_in_s=60.0)
+    assert ask("f0", "fast", 0.0)[0] == fast("f0", "r0", used_express)
     assert ask("f1", "fast", 0.1)[0] == Downgrade("f1", "over_limit")
     m.step(Finished("f1", 5, 5), 0.2)
 
     def rate_limit(requests_left: int) -> RateLimit:
         """Of the others' bucket, in which the tokens of the downgraded call are."""
-        return RateLimit(other, -5, -5, requests_left, input_full_in_s=0.0, output_full_in_s=0.0)
+        return RateLimit(other, -5, -5, requests_left, 0.0, 0.0, requests_full_in_s=30.0 * (2 - requests_left))
 
-    assert ask("s0", "standard", 0.3)[0] == Board("s0", "r0", "standard", rate_limit=rate_limit(2))
-    assert ask("s1", "standard", 0.3)[0] == Board("s1", "r0", "standard", rate_limit=rate_limit(1))
+    assert ask("s0", "standard", 0.3)[0] == Board("s0", "r0", "standard", rate_limit=rate_limit(1))
+    assert ask("s1", "standard", 0.3)[0] == Board("s1", "r0", "standard", rate_limit=rate_limit(0))
     assert ask("s2", "standard", 0.3) == [Refuse("s2", "over_limit", 30, rate_limit(0))]

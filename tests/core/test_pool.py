@@ -110,7 +110,7 @@ def test_limits_per_minute_are_of_each_model() -> None:
     limit = TokenLimit(requests_pm=1)
     tiers: dict[Tier, TierPolicy] = {"standard": replace(TIERS["standard"], limit=limit)}
     m = machine(a=tiers, b=tiers)
-    left = RateLimit(limit, 0, 0, 1, input_full_in_s=0.0, output_full_in_s=0.0)
+    left = RateLimit(limit, 0, 0, 0, input_full_in_s=0.0, output_full_in_s=0.0, requests_full_in_s=60.0)
     assert arrive(m, "a0", "a", tenant="t") == [Board("a0", "r0", "standard", rate_limit=left)]
     assert arrive(m, "b0", "b", tenant="t") == [Board("b0", "r0", "standard", rate_limit=left)]
     [refusal] = arrive(m, "a1", "a", tenant="t")

@@ -114,6 +114,18 @@ async def test_a_call_that_waits_too_long_is_refused_with_a_retry_after() -> Non
         await here.until_empty()
 
 
+async def test_an_engine_that_is_overloaded_is_told_as_such() -> None:
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        engine.faults = Faults(refuse=True)
+        with pytest.raises(openai.InternalServerError, match="overloaded") as refused:
+            await here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=5)
+        assert (refused.value.status_code, refused.value.code) == (503, "engine_full")
+        assert int(refused.value.response.headers["retry-after"]) >= 1
+        with pytest.raises(anthropic.APIStatusError, match="overloaded") as said:
+            await here.anthropic.messages.create(model=MODEL, messages=ASK, max_tokens=5)
+        assert said.value.status_code == 529
+
+
 async def test_without_a_replica_the_answer_is_503_and_529() -> None:
     async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
         engine.faults = Faults(unhealthy=True)
@@ -231,7 +243,7 @@ async def test_a_full_engine_sends_the_call_elsewhere_or_back() -> None:
         for _ in range(4):
             await here.openai.completions.create(model=MODEL, prompt="hi")
         other.faults = Faults(refuse=True)
-        with pytest.raises(openai.RateLimitError):
+        with pytest.raises(openai.InternalServerError, match="overloaded"):
             await here.openai.completions.create(model=MODEL, prompt="hi")
 
 

@@ -265,6 +265,24 @@ async def test_the_limit_of_fast_tokens_is_shown_and_kept() -> None:
         assert not [name for name in standard.headers if name.startswith("anthropic-fast")]
 
 
+async def test_limits_are_shown_in_the_headers_of_the_openai_dialect() -> None:
+    limited = {"output_tokens_per_minute": 60, "input_tokens_per_minute": 1000}
+    async with running(SCRIPT) as engine, running_gateway(config_for([engine], tier=limited)) as here:
+        chat = here.openai.chat.completions.with_raw_response
+        first = await chat.create(model=MODEL, messages=ASK, max_tokens=80)
+        shown = {name: value for name, value in first.headers.items() if name.startswith("x-ratelimit")}
+        assert shown == {
+            "x-ratelimit-limit-tokens": "1000",
+            "x-ratelimit-remaining-tokens": "1000",
+            "x-ratelimit-reset-tokens": "0ms",
+        }
+        with pytest.raises(openai.RateLimitError) as refused:
+            await chat.create(model=MODEL, messages=ASK, max_tokens=5)
+        said = refused.value.response.headers
+        assert (said["x-ratelimit-limit-tokens"], said["x-ratelimit-remaining-tokens"]) == ("60", "0")
+        assert said["x-ratelimit-reset-tokens"].startswith("1m")  # 80 tokens, one a second
+
+
 async def test_models_are_retrieved_by_name() -> None:
     async with running(SCRIPT) as engine, running_gateway(with_fast([engine])) as here:
         assert (await here.openai.models.retrieve(MODEL)).id == MODEL

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from headway.evals.shares import Share
 from runs.bench import frontier, referee, truth
+from runs.clients import run as clients
 from runs.engine import long_prompts, mixed_prompts, noise, speculation
 from runs.express import fast_mode, report, rule
 from runs.express.demand import CELLS
@@ -123,6 +124,15 @@ def hostile_case() -> Case:
         *[replace(good, live=one) for one in worse],
     ]
     return Case(hostile.verdict, good, bad)
+
+
+def clients_case() -> Case:
+    row = clients.Row("openai-python", "3.49.0", "tool loop", "passed", calls=3)
+    good = [row, *[replace(row, client=name) for name in ("anthropic-python", "claude-code")]]
+    good.append(replace(row, client="aider", outcome="not installed"))  # named in the table, and not a failure
+    bad = [[replace(row, outcome="failed"), *good], *[good[:number] + good[number + 1 :] for number in range(3)]]
+    bad.append([replace(row, outcome="not installed"), *good[1:]])
+    return Case(clients.verdict, good, bad)
 
 
 def budget_race_case() -> Case:
@@ -337,6 +347,7 @@ def relay_change_case() -> Case:
 CASES = {
     "bench-truth": bench_truth(),
     "budget-race": budget_race_case(),
+    "clients": clients_case(),
     "distill": distill_case(),
     "drafter": drafter_case(),
     "express-live": express_live(),

@@ -1,0 +1,1 @@
+"""Real clients, unchanged, in front of an engine that answers as programmed."""

@@ -1,0 +1,199 @@
+"""The clients: where each comes from, at which version, and how it is driven through which scenarios.
+
+Nothing is set but base URL, key, model, and what the client's own documentation requires to name a custom provider.
+`$name` in commands, settings and files stands for: url, key, model, prompt, scenario, environment (the client's
+folder), work (the working folder), home (an empty home).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Literal
+
+from runs.clients.scenarios import (
+    NOTES,
+    OUT,
+    WRITTEN,
+    Scenario,
+    calls,
+    file_loop,
+    parsed,
+    text,
+    tool_loop,
+)
+
+MODEL, KEY = "my-model", "hw-clients"
+
+
+@dataclass(frozen=True)
+class Client:
+    name: str  # also of its folder in the cache
+    registry: Literal["PyPI", "npm"]
+    packages: tuple[str, ...]  # pinned; the first is the client
+    scenarios: tuple[Scenario, ...]
+    driver: str = ""  # a file of drivers/ that gets scenario and prompt, or
+    command: tuple[str, ...] = ()  # the client's own command
+    settings: dict[str, str] = field(default_factory=dict)  # of its environment
+    files: dict[str, str] = field(default_factory=dict)  # by path, written before it starts
+    timeout_s: float = 120.0
+
+    @property
+    def version(self) -> str:
+        return self.packages[0].rpartition("==" if self.registry == "PyPI" else "@")[2]
+
+
+LOOP, ANTHROPIC_LOOP = tool_loop("tool loop"), tool_loop("tool loop, Anthropic")
+STREAMED_LOOP = tool_loop("tool loop, streamed")
+TASK = f"Write the word of {NOTES} into {OUT}."
+
+OPENCODE = {
+    "$schema": "https://opencode.ai/config.json",
+    "provider": {
+        "headway": {
+            "npm": "@ai-sdk/openai-compatible",
+            "options": {"baseURL": "$url/v1", "apiKey": "$key"},
+            "models": {MODEL: {"name": MODEL}},
+        }
+    },
+}
+PI = {
+    "providers": {
+        f"headway-{api}": {"baseUrl": base, "apiKey": KEY, "api": api, "models": [{"id": MODEL}]}
+        for api, base in (("openai-completions", "$url/v1"), ("anthropic-messages", "$url"))
+    }
+}
+
+
+PI_FILES = (calls("read", path=f"$work/{NOTES}"), calls("write", path=f"$work/{OUT}", content=WRITTEN))
+
+CLIENTS = (
+    Client(
+        "openai-python",
+        "PyPI",
+        ("openai==3.49.0",),
+        (text("stream"), LOOP, parsed("parsed")),
+        driver="openai_python.py",
+    ),
+    Client(
+        "anthropic-python",
+        "PyPI",
+        ("anthropic==2.8.0",),
+        (text("stream"), LOOP, STREAMED_LOOP),
+        driver="anthropic_python.py",
+    ),
+    Client(
+        "claude-code",
+        "npm",
+        ("@anthropic-ai/claude-code@2.1.326",),
+        (
+            file_loop(
+                calls("Read", file_path=f"$work/{NOTES}"), calls("Write", file_path=f"$work/{OUT}", content=WRITTEN)
+            ),
+        ),
+        # It asks before it writes a file, and in a headless run nobody answers.
+        command=(
+            "$environment/node_modules/.bin/claude",
+            "-p",
+            "$prompt",
+            "--output-format",
+            "json",
+            "--allowedTools",
+            "Read,Write",
+        ),
+        settings={"ANTHROPIC_BASE_URL": "$url", "ANTHROPIC_API_KEY": "$key"},
+    ),
+    Client(
+        "openai-node",
+        "npm",
+        ("openai@7.53.0", "zod@4.6.7"),
+        (text("stream"), LOOP, STREAMED_LOOP, parsed("parsed")),
+        driver="openai_node.mjs",
+    ),
+    Client(
+        "anthropic-node",
+        "npm",
+        ("@anthropic-ai/sdk@1.9.0", "zod@4.6.7"),
+        (text("stream"), LOOP, STREAMED_LOOP),
+        driver="anthropic_node.mjs",
+    ),
+    Client(
+        "langchain",
+        "PyPI",
+        ("langchain-openai==1.7.3", "langchain-anthropic==1.7.7"),
+        (LOOP, ANTHROPIC_LOOP, text("completion")),
+        driver="langchain_client.py",
+    ),
+    Client("openai-agents", "PyPI", ("openai-agents==0.24.0",), (LOOP,), driver="openai_agents_client.py"),
+    Client(
+        "pydantic-ai",
+        "PyPI",
+        ("pydantic-ai-slim[openai,anthropic]==2.66.0",),
+        (LOOP, ANTHROPIC_LOOP),
+        driver="pydantic_ai_client.py",
+    ),
+    Client(
+        "instructor",
+        "PyPI",
+        ("instructor==1.17.0",),
+        (
+            Scenario("object by tool", (calls("City", city="Paris", degrees=21),), prints="Paris: 21"),
+            parsed("parsed"),
+        ),
+        driver="instructor_client.py",
+    ),
+    Client(
+        "ai-sdk",
+        "npm",
+        (
+            "ai@7.0.169",
+            "@ai-sdk/openai@4.0.115",
+            "@ai-sdk/anthropic@4.0.102",
+            "@ai-sdk/openai-compatible@3.0.90",
+            "zod@4.6.7",
+        ),
+        (LOOP, tool_loop("tool loop, openai-compatible"), ANTHROPIC_LOOP),
+        driver="ai_sdk.mjs",
+    ),
+    Client(
+        "qwen-code",
+        "npm",
+        ("@qwen-code/qwen-code@0.24.4",),
+        (
+            file_loop(
+                calls("read_file", file_path=f"$work/{NOTES}"),
+                calls("write_file", file_path=f"$work/{OUT}", content=WRITTEN),
+            ),
+        ),
+        command=("$environment/node_modules/.bin/qwen", "-p", "$prompt", "--approval-mode", "yolo"),
+        settings={"OPENAI_BASE_URL": "$url/v1", "OPENAI_API_KEY": "$key", "OPENAI_MODEL": MODEL},
+    ),
+    Client(
+        "opencode",
+        "npm",
+        ("opencode-ai@1.18.33",),
+        (
+            file_loop(
+                calls("read", filePath=f"$work/{NOTES}"), calls("write", filePath=f"$work/{OUT}", content=WRITTEN)
+            ),
+        ),
+        command=("$environment/node_modules/.bin/opencode", "run", "--model", f"headway/{MODEL}", "$prompt"),
+        files={"$work/opencode.json": json.dumps(OPENCODE)},
+    ),
+    Client(
+        "pi",
+        "npm",
+        ("@mariozechner/pi-coding-agent@0.73.1",),
+        (file_loop(*PI_FILES, "openai-completions"), file_loop(*PI_FILES, "anthropic-messages")),
+        command=(
+            "$environment/node_modules/.bin/pi",
+            "-p",
+            "--provider",
+            "headway-$scenario",
+            "--model",
+            MODEL,
+            "$prompt",
+        ),
+        files={"$home/.pi/agent/models.json": json.dumps(PI)},
+    ),
+)

@@ -1,0 +1,64 @@
+"""What the clients call: a scripted engine that answers as programmed, and a gateway in front of it with a key."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from headway.local.engine_process import free_port
+from runs.clients.catalog import KEY, MODEL
+from runs.measure.fetch import fetch
+from runs.measure.streams import process
+from runs.measure.witness import PROBE_ID_LENGTH, Record
+
+MAX_MODEL_LEN = 200_000  # coding agents ask for long answers
+# Claude Code asks for the names of its vendor's models.
+CONFIG = """
+[gateway]
+port = {port}
+key_hashes = ["{key_hash}"]
+
+[[models]]
+name = "{model}"
+aliases = ["claude-*"]
+max_model_len = {max_model_len}
+
+[[models.replicas]]
+url = "{engine_url}"
+seats = 16
+"""
+
+
+@dataclass(frozen=True)
+class Service:
+    url: str
+    engine_url: str
+
+    def count_calls(self) -> int:
+        """The calls that reached the engine, without probes."""
+        record = msgspec.json.decode(fetch(f"{self.engine_url}/scripted/record", timeout_s=10), type=Record)
+        return sum(len(call_id) != PROBE_ID_LENGTH for call_id in record.requests)
+
+
+@contextmanager
+def running_service(folder: Path, answers: Path) -> Iterator[Service]:
+    port, engine_port = free_port(), free_port()
+    engine_url = f"http://127.0.0.1:{engine_port}"
+    config = folder / "headway.toml"
+    key_hash = hashlib.sha256(KEY.encode()).hexdigest()
+    config.write_text(
+        CONFIG.format(port=port, key_hash=key_hash, model=MODEL, max_model_len=MAX_MODEL_LEN, engine_url=engine_url)
+    )
+    engine = [sys.executable, "-m", "headway", "mock-engine", "--port", str(engine_port), "--model", MODEL]
+    engine += ["--max-model-len", str(MAX_MODEL_LEN), "--answers", str(answers)]
+    with (
+        process(engine, f"{engine_url}/health"),
+        process([sys.executable, "-m", "headway", "serve", "--config", str(config)], f"http://127.0.0.1:{port}/ready"),
+    ):
+        yield Service(f"http://127.0.0.1:{port}", engine_url)

@@ -36,8 +36,9 @@ MAX_CLOSING_BYTES = 64 * 1024  # that a message may have after its last usage
 class MessageUsage(Struct):
     """The counts of a usage object. The last usage of a stream may leave out what the first one said."""
 
-    input_tokens: Count | None = None
+    input_tokens: Count | None = None  # without those of the two below
     cache_read_input_tokens: Count | None = None
+    cache_creation_input_tokens: Count | None = None  # read now, and kept in the engine's cache
     output_tokens: Count | None = None
 
 
@@ -155,8 +156,9 @@ class AnthropicMeter:
         return b""
 
     def _take_usage(self, usage: MessageUsage) -> None:
-        prompt = usage.input_tokens if usage.input_tokens is not None else self._prompt
-        cached = usage.cache_read_input_tokens or self._cached
+        prompt, cached = self._prompt, usage.cache_read_input_tokens or self._cached
+        if usage.input_tokens is not None:
+            prompt = usage.input_tokens + (usage.cache_creation_input_tokens or 0)
         if (prompt or 0) + cached > MAX_COUNT:
             raise ValueError(f"{prompt} input tokens and {cached} cached ones")
         self._prompt, self._cached = prompt, cached

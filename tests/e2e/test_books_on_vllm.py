@@ -88,7 +88,7 @@ def hits_of(engines: list[EngineProcess]) -> int:
 
 
 def cached_of(usage: Any) -> int:
-    return usage.prompt_tokens_details.cached_tokens or 0 if usage.prompt_tokens_details else 0
+    return int(usage.prompt_tokens_details.cached_tokens or 0) if usage.prompt_tokens_details else 0
 
 
 def test_tenants_do_not_share_prefix_caches(books: Books, engines: list[EngineProcess]) -> None:

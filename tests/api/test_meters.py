@@ -223,8 +223,9 @@ def test_usage_of_whole_answers() -> None:
     anthropic.read_whole(b'{"usage":{"input_tokens":3,"output_tokens":5}}', unknown)
     assert anthropic.usage() == Usage(3, 0, (5,))
     cached_message = anthropic_meter()
-    cached_message.read_whole(b'{"usage":{"input_tokens":3,"cache_read_input_tokens":20,"output_tokens":5}}', unknown)
-    assert cached_message.usage() == Usage(23, 20, (5,)), "this dialect does not count them as input tokens"
+    counts = b'"input_tokens":3,"cache_read_input_tokens":20,"cache_creation_input_tokens":4,"output_tokens":5'
+    cached_message.read_whole(b'{"usage":{' + counts + b"}}", unknown)
+    assert cached_message.usage() == Usage(27, 20, (5,)), "this dialect does not count them as input tokens"
     nothing = anthropic_meter()  # count_tokens: nothing was generated
     nothing.read_whole(b'{"input_tokens": 3}', unknown)
     assert nothing.end(receipt_of(nothing)) == b'{"input_tokens": 3}'

@@ -87,6 +87,11 @@ def hits_of(engines: list[EngineProcess]) -> int:
     return int(sum(read_metrics(page, (b"vllm:prefix_cache_hits_total",))[0] for page in pages))
 
 
+def read_of(usage: Any) -> int:
+    """The prompt tokens of a message that were not in the engine's cache."""
+    return int(usage.input_tokens + (usage.cache_creation_input_tokens or 0))
+
+
 def cached_of(usage: Any) -> int:
     return int(usage.prompt_tokens_details.cached_tokens or 0) if usage.prompt_tokens_details else 0
 
@@ -120,7 +125,7 @@ def test_a_conversation_is_billed_for_the_cached_tokens_that_the_engines_counted
         last: Any = anthropic.messages.create(model=MODEL, messages=messages, max_tokens=8).usage
     told += last.cache_read_input_tokens or 0
     billed += last.headway["billed_micro"]
-    whole += 4 * (last.input_tokens + (last.cache_read_input_tokens or 0)) + 10 * last.output_tokens
+    whole += 4 * (read_of(last) + (last.cache_read_input_tokens or 0)) + 10 * last.output_tokens
     assert told == hits_of(engines) - before > 500, "most of the prompts were cached"
     assert billed == whole - 3 * told
 
@@ -146,10 +151,8 @@ def test_the_bill_matches_the_tokens_that_the_engines_counted(books: Books) -> N
         cut.close()
     with Anthropic(base_url=books.url, api_key=SECOND, max_retries=0) as anthropic:
         message: Any = anthropic.messages.create(model=MODEL, messages=messages, max_tokens=8, speed="fast")
-        cached = message.usage.cache_read_input_tokens or 0
-        assert message.usage.headway["billed_micro"] == 3 * (
-            4 * message.usage.input_tokens + cached + 10 * message.usage.output_tokens
-        )
+        prompt = 4 * read_of(message.usage) + (message.usage.cache_read_input_tokens or 0)
+        assert message.usage.headway["billed_micro"] == 3 * (prompt + 10 * message.usage.output_tokens)
     books.process.terminate()
     assert books.process.wait(30) == 0
     store = SQLiteStore(books.folder / "books.db")

@@ -78,6 +78,9 @@ def comparable(answer: dict[str, Any]) -> dict[str, Any]:
     """Without what differs from call to call, and what the gateway adds. Of timings only the names are compared."""
     fields = {name: value for name, value in answer.items() if name not in ("id", "created", "service_tier")}
     fields["usage"] = {name: value for name, value in answer["usage"].items() if name not in ("headway", "speed")}
+    details = fields["usage"].get("prompt_tokens_details")
+    if details is not None:  # streams leave out what is null
+        fields["usage"]["prompt_tokens_details"] = {name: one for name, one in details.items() if one is not None}
     if fields.get("metrics") is not None:
         fields["metrics"] = sorted(name for name, value in fields["metrics"].items() if value is not None)
     return fields

@@ -224,7 +224,8 @@ def test_a_tool_that_is_only_shown_to_the_model_may_say_what_it_likes(kind: str)
 def test_a_tool_that_an_engine_compiles_is_measured() -> None:
     with pytest.raises(InvalidRequest):
         sent("chat", tools=[tool("chat", BOMB, strict=True)])
-    for choice in ("required", {"type": "function", "function": {"name": "f"}}, {"function": {"name": "f"}}):
+    named: list[Any] = [{"type": "function", "function": {"name": "f"}}, {"function": {"name": "f"}}]
+    for choice in ("required", *named):
         with pytest.raises(InvalidRequest):
             sent("chat", tools=[tool("chat", BOMB)], tool_choice=choice)
     with pytest.raises(InvalidRequest):

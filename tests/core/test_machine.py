@@ -137,7 +137,7 @@ def test_a_full_engine_sends_the_call_elsewhere_or_back() -> None:
     assert m.step(Failed("a", "full"), 1.0) == [Board("a", "r1", "standard")]
     [refusal] = m.step(Failed("a", "full"), 1.0)
     assert isinstance(refusal, Refuse)
-    assert refusal.reason == "full"
+    assert refusal.reason == "engine_full"
 
 
 def test_a_suspect_replica_takes_no_calls_but_keeps_its_streams() -> None:

@@ -164,7 +164,7 @@ class _Sorting:
                 self._take_out(name, members)
         for name, inner in kind.objects.items():
             if name in members:
-                self._clean_value(inner, members, name, f"{where}.{name}" if where else name)
+                self._clean_value(inner, members, name, _path(where, name))
         return members
 
     def _sort(self, kind: ObjectFields, members: Members, name: str, where: str) -> None:

@@ -40,11 +40,10 @@ class Models:
         self.autos = {model.auto_name: model for model in models if model.auto is not None}
         self.by_name = {model.name: model for model in models} | self.autos
         self._exact = {name: name for name in self.by_name}
-        self._wildcards: dict[str, str] = {}  # by what is before the `*`
-        for model in models:
-            for alias in model.aliases:
-                known = self._wildcards if alias.endswith("*") else self._exact
-                known[alias.removesuffix("*")] = model.name
+        aliases = [(alias, model.name) for model in models for alias in model.aliases]
+        self._exact |= {alias: model for alias, model in aliases if not alias.endswith("*")}
+        wildcards = [(alias.removesuffix("*"), model) for alias, model in aliases if alias.endswith("*")]
+        self._wildcards = sorted(wildcards, key=lambda one: -len(one[0]))  # the longest first
         created = int(time.time())
         self._rows = {name: _row(name, table, created) for name, table in self.by_name.items()}
         for name, model in self.autos.items():
@@ -61,10 +60,7 @@ class Models:
         tier = next((tier for tier in TIERS if tier == suffix), None)
         if tier is not None and (model := self._exact.get(start)) is not None:
             return self._found(model, tier)
-        for length in range(len(name), -1, -1):
-            if (model := self._wildcards.get(name[:length])) is not None:
-                return self._found(model)
-        return None
+        return next((self._found(model) for start, model in self._wildcards if name.startswith(start)), None)
 
     def _found(self, model: str, tier: Tier | None = None) -> FoundModel:
         return FoundModel(model, tuple(one.name for one in self.by_name[model].tiers), tier)

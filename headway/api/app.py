@@ -89,6 +89,7 @@ class App:
         self._keys = Keys(tuple(config.gateway.key_hashes), find_key)
         self._origins = Origins(config.gateway.cors_origins, anyone_may_call=self._keys.anyone_may_call)
         self._salt = salt
+        self._has_ledger = find_key is not None
         self._models = Models(config.models)
         self._max_body_bytes = config.gateway.max_body_bytes
         self._refuses_unknown = config.gateway.unknown_fields == "refuse"
@@ -180,7 +181,9 @@ class App:
         try:
             body = decompress(body, headers, self._max_body_bytes)
             request, cleaned = self._read(route, body, call_id, params, headers, key)
-            request = replace(self._authorize(request, key), session=read_session(body, headers))
+            request = self._authorize(request, key)
+            if self._has_ledger:  # only the bill has sessions
+                request = replace(request, session=read_session(body, headers))
             if request.call.model in self._models.autos:
                 return self._rungs(route, cleaned.body, request, key), cleaned.ignored
             return request, cleaned.ignored

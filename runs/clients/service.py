@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from headway.ledger.keys import key_hash
 from headway.local.engine_process import free_port
 from runs.clients.catalog import KEY, MODEL
 from runs.measure.fetch import fetch
@@ -51,9 +51,10 @@ def running_service(folder: Path, answers: Path) -> Iterator[Service]:
     port, engine_port = free_port(), free_port()
     engine_url = f"http://127.0.0.1:{engine_port}"
     config = folder / "headway.toml"
-    key_hash = hashlib.sha256(KEY.encode()).hexdigest()
     config.write_text(
-        CONFIG.format(port=port, key_hash=key_hash, model=MODEL, max_model_len=MAX_MODEL_LEN, engine_url=engine_url)
+        CONFIG.format(
+            port=port, key_hash=key_hash(KEY.encode()), model=MODEL, max_model_len=MAX_MODEL_LEN, engine_url=engine_url
+        )
     )
     engine = [sys.executable, "-m", "headway", "mock-engine", "--port", str(engine_port), "--model", MODEL]
     engine += ["--max-model-len", str(MAX_MODEL_LEN), "--answers", str(answers)]

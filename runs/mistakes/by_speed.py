@@ -88,11 +88,11 @@ def make_sets(work: Work) -> dict[str, int]:
     calibration = [*_named(routine, "calibration-routine", "routine"), *_named(some, "calibration-hard", "hard")]
     known = {_call_of(one) for task in calibration for one in task.expected}
     drawn = routine_tasks("test", 2 * ROUTINE_TO_HARD * len(others), TEST_SEED, words)  # half of them are known calls
-    new = [
-        [task for task in tasks if not known.intersection(map(_call_of, task.expected))] for tasks in (drawn, others)
-    ]
-    routine = new[0][: ROUTINE_TO_HARD * len(new[1])]
-    test = [*_named(routine, "test-routine", "routine"), *_named(new[1], "test-hard", "hard")]
+    new_hard, new_routine = (
+        [task for task in tasks if known.isdisjoint(map(_call_of, task.expected))] for tasks in (others, drawn)
+    )
+    routine = new_routine[: ROUTINE_TO_HARD * len(new_hard)]
+    test = [*_named(routine, "test-routine", "routine"), *_named(new_hard, "test-hard", "hard")]
     write_tasks(work.folder / "mix-calibration.jsonl", calibration)
     write_tasks(work.folder / "mix-test.jsonl", test)
     of_kind = {kind: [task for task in test if task.tags["kind"] == kind] for kind in ("routine", "hard")}

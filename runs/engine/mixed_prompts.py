@@ -29,9 +29,10 @@ from headway.bench.calibrate import CurveCalibration, calibrate
 from headway.core.curve import Curve, fit
 from headway.engines.vllm import VLLMEngine, read_metrics
 from headway.http1 import ConnectionPool, fetch
-from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
-from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.engine_env import MODEL_NAME
+from headway.local.engine_process import free_port
 from runs.measure.callers import in_time, load
+from runs.measure.engines import two_smollm2
 from runs.measure.machine import require
 from runs.measure.streams import ChatRequest, Stream, call, chat_request, gateway
 from runs.measure.verdict import Verdict, at_least, finish, none_of
@@ -224,25 +225,8 @@ def through_gateway(what: str, urls: list[str], curve: str, floor_tps: float, fa
 
 def main(fast_streams: int) -> int:
     require(console, free_cores=True)
-    python = ensure_cpu_engine(console.print)
-    model = str(ensure_smollm2(python, console.print))
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        command = cpu_vllm(python)
-        engines = [
-            stack.enter_context(
-                EngineProcess(
-                    LocalEngine(
-                        command, model, MODEL_NAME, free_port(), SEATS, on_cpu=True, core=core, extra_args=FLAGS
-                    )
-                )
-            )
-            for core in (0, 1)
-        ]
-        with console.status("starting two engines (about a minute)"):
-            for engine in engines:
-                engine.wait_ready(300)
-        urls = [engine.url for engine in engines]
+    with tempfile.TemporaryDirectory() as name, two_smollm2(console, SEATS, FLAGS) as urls:
+        folder = Path(name)
         with console.status("measuring the curve of a light engine beside a full one (about two minutes)"):
             straight = in_time(console, measure_curve(*urls))
         floor_tps = floor_of(straight.calibration)

@@ -8,7 +8,6 @@ second, divided by the median of all, is one factor. Rounds follow each other in
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import csv
 import statistics
 import sys
@@ -22,9 +21,9 @@ from rich.table import Table
 
 from headway.bench.load import quantile
 from headway.core.progress import LOOK_S
-from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
-from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
+from headway.local.engine_env import MODEL_NAME
 from runs.measure.callers import in_time, load
+from runs.measure.engines import two_smollm2
 from runs.measure.machine import require
 from runs.measure.streams import STORY, ChatRequest, chat_request
 from runs.measure.token_times import TimedStream, chat, timed_call
@@ -80,21 +79,8 @@ def verdict(factors: list[float]) -> Verdict:
 
 def main(rounds: int) -> int:
     require(console, free_cores=True)
-    python = ensure_cpu_engine(console.print)
-    model = str(ensure_smollm2(python, console.print))
-    with contextlib.ExitStack() as stack:
-        engines = [
-            stack.enter_context(
-                EngineProcess(
-                    LocalEngine(cpu_vllm(python), model, MODEL_NAME, free_port(), SEATS, on_cpu=True, core=core)
-                )
-            )
-            for core in (0, 1)
-        ]
-        with console.status("starting two engines (about a minute)"):
-            for engine in engines:
-                engine.wait_ready(300)
-        factors = in_time(console, measure(engines[0].url, engines[1].url, rounds))
+    with two_smollm2(console, SEATS) as (light, full):
+        factors = in_time(console, measure(light, full, rounds))
     with FACTORS.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["factor"])

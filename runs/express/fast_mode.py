@@ -9,7 +9,6 @@ goes on after its last block. Floors are judged by the client's clock on both si
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import statistics
 import sys
@@ -28,9 +27,10 @@ from headway.bench.client import LoadClient
 from headway.bench.load import quantile
 from headway.engines.vllm import read_metrics
 from headway.http1 import ConnectionPool, fetch
-from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
-from headway.local.engine_process import EngineProcess, LocalEngine, cache_dir, cpu_vllm, free_port
+from headway.local.engine_env import MODEL_NAME
+from headway.local.engine_process import cache_dir, free_port
 from runs.measure.callers import in_time, load
+from runs.measure.engines import two_smollm2
 from runs.measure.kept import Stage, once
 from runs.measure.machine import require, too_slow
 from runs.measure.sources import Sources
@@ -247,22 +247,7 @@ class Run:
 
 def main(fast_streams: int) -> int:
     require(console, free_cores=True)
-    python = ensure_cpu_engine(console.print)
-    model = str(ensure_smollm2(python, console.print))
-    with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        engines = [
-            stack.enter_context(
-                EngineProcess(
-                    LocalEngine(cpu_vllm(python), model, MODEL_NAME, free_port(), SEATS, on_cpu=True, core=core)
-                )
-            )
-            for core in (0, 1)
-        ]
-        with console.status("starting two engines (about a minute)"):
-            for engine in engines:
-                engine.wait_ready(300)
-        urls = [engine.url for engine in engines]
+    with tempfile.TemporaryDirectory() as folder, two_smollm2(console, SEATS) as urls:
         run = Run(urls, cache_dir() / "runs" / "fast-mode")
         known = run.calibrated
         shown = [(batch, round(tps, 1)) for batch, tps in known.points]
@@ -272,7 +257,7 @@ def main(fast_streams: int) -> int:
         lines = f"curve = {[[batch, round(tps, 3)] for batch, tps in known.points]}\n"
         lines += f"prompt_tps = {known.prompt_tps}\n"
         port = free_port()
-        with gateway(port, folder, model=MODEL_NAME, engine_urls=urls, seats=SEATS, tiers=tiers, curve=lines):
+        with gateway(port, Path(folder), model=MODEL_NAME, engine_urls=urls, seats=SEATS, tiers=tiers, curve=lines):
             sides, alone, texts = run.measure(port, fast_streams)
     return report(known, sides, alone, texts)
 

@@ -274,7 +274,7 @@ def _plan(choice: ProgrammedChoice, asked: AskedConversation, stops: list[str], 
     elif finish_reason is None:  # as in vLLM, a call of the tool that the request names ends with `stop`
         finish_reason = "tool_calls" if calls and tool_choice != "named" else "stop"
     if stop is not None and len(text) > 1:
-        # vLLM holds back what may be the beginning of a stop string, so the last event still has text.
+        # vLLM holds back what may be the beginning of a stop string, so the last event may still have text.
         last = pieces.pop().text
         pieces += [Piece("text", part) for part in (last[:-1], last[-1]) if part]
     elif finish_reason != "length" or not pieces:

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TOOLS := .tools/bin
 PIP_LOCKED := install --quiet --disable-pip-version-check --only-binary :all: --require-hashes
 
-.PHONY: help setup engine check test e2e nightly docs format lock audit sbom
+.PHONY: help setup engine check test clients e2e nightly docs format lock audit sbom
 help:  ## this list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /: /'
 
@@ -27,8 +27,12 @@ check: setup  ## lint, types, and the rules of the house
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_architecture.py tests/test_docs.py tests/test_locks.py
 
-test: setup  ## everything that needs no model
-	$(BIN)/pytest -q -m 'not engine' -n auto --dist worksteal
+test: setup  ## everything that needs no model and no installed client
+	$(BIN)/pytest -q -m 'not engine and not clients' -n auto --dist worksteal
+
+# A worker for each client, so that the timeout of one test bounds them all: installing is most of the time.
+clients: setup  ## the official Python SDKs and Claude Code, installed at pinned versions (needs npm; 4 minutes at most)
+	$(BIN)/pytest -q -m clients -n 3 --timeout 240 --durations 3
 
 e2e: engine  ## the tests on real vLLM
 	$(BIN)/pytest -q -m engine --timeout 600

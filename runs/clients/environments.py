@@ -11,11 +11,13 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from string import Template
 
 from headway.local.engine_process import cache_dir
 from runs.clients.catalog import Client
 
 INSTALL_TIMEOUT_S = 900.0
+KEPT_CHARS = 500  # of what a failed command has said; npm's last line only names its log
 
 
 class NotInstalled(Exception):
@@ -60,6 +62,8 @@ def ensure_client(client: Client) -> Path:
                     *client.packages,
                 ]
             )
+        if client.command:  # npm ends with 0 without an optional package, which can be the program itself
+            _run([Template(client.command[0]).substitute(environment=folder), "--version"])
         stamp.write_text(wanted)  # last: a half-made folder has none
     return folder
 
@@ -71,5 +75,5 @@ def _run(command: list[str]) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise NotInstalled(f"{command[0]}: {error}") from error
     if done.returncode:
-        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise NotInstalled(f"{Path(command[0]).name} ended with {done.returncode}: {last}")
+        said = done.stderr.strip() or done.stdout.strip() or "no output"
+        raise NotInstalled(f"{Path(command[0]).name} ended with {done.returncode}: {said[-KEPT_CHARS:]}")

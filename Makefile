@@ -32,7 +32,7 @@ test: setup  ## everything that needs no model and no installed client
 
 # A worker for each client, so that the timeout of one test bounds them all: installing is most of the time.
 clients: setup  ## the official Python SDKs and Claude Code, installed at pinned versions (needs npm; 4 minutes at most)
-	$(BIN)/pytest -q -m clients -n 3 --timeout 240 --durations 3
+	$(BIN)/pytest -q -m clients -n 3 --timeout 240 --durations 3 tests/runs/test_clients.py
 
 e2e: engine  ## the tests on real vLLM
 	$(BIN)/pytest -q -m engine --timeout 600

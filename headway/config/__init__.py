@@ -3,9 +3,9 @@
 from headway.config.auto_table import AutoTable
 from headway.config.checks import load
 from headway.config.engine_table import EngineTable, SpeculationTable
+from headway.config.gateway_table import GatewayTable
 from headway.config.tables import (
     Config,
-    GatewayTable,
     KeepPromptsTable,
     LedgerTable,
     ModelTable,

@@ -177,6 +177,7 @@ class Request:
     # timed: `if_same` where the collected answer is the one that this engine gives in one piece.
     collect: Collect = "never"
     max_output_tokens: int | None = None  # the client's limit for each choice; 0 if nothing is generated
+    runs_model: bool = True  # False if the engine only counts tokens, which costs nothing and is not cached
     is_bounded: bool = True  # its answer is no larger than api/limits.py allows; False if the client sets no limit
     template_names: tuple[str, ...] = ()  # of `chat_template_kwargs`; the owner says which a model takes
     cache_salt: str = ""  # keeps tenants apart in the engine's prefix cache; empty if they share it

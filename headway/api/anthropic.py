@@ -169,6 +169,7 @@ def read_count_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) ->
         MessagesForm(),
         streaming=False,
         max_output_tokens=0,
+        runs_model=False,
         template_names=template_names,
     )
 

@@ -217,7 +217,7 @@ class App:
         """The request with its tenant's id, limits and cache salt."""
         call, max_output_tokens, cache_salt = request.call, request.max_output_tokens, ""
         body, affinity = request.body, call.affinity
-        if self._salt is not None and max_output_tokens != 0:
+        if self._salt is not None and request.runs_model:
             # A tenant's prompts may be found in an engine's cache only by its own calls.
             cache_salt = self._salt(key.id)
             affinity = f"{key.id} {affinity}" if affinity else ""
@@ -252,6 +252,7 @@ class App:
             # The name as it was asked: what an alias stands for is not this caller's business.
             allowed = ", ".join(self._models.names_for(key))
             raise Forbidden(f"This key does not allow the model `{asked}`. Allowed: {allowed}.")
+        self._models.check_use(found.name, key, embeds=route.call.embeds)
         request = choose_tier(for_model(request, found.name), found, headers, key, route.dialect.TIER_FIELD)
         limits.check_template_names(request.template_names, self._models.by_name[found.name].chat_template_kwargs)
         return choose_fallback(request, headers), cleaned

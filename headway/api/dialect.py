@@ -41,11 +41,12 @@ class Reader(Protocol):
 @dataclass(frozen=True, slots=True)
 class CallRoute:
     """An endpoint that an engine answers. `{name}` in the path is a parameter. Without `fields`, any field that `read`
-    does not accept is an error."""
+    does not accept is an error. `embeds` endpoints are for embedding models, all others for models that generate."""
 
     path: str
     read: Reader
     fields: RequestFields | None = None
+    embeds: bool = False
 
     def parse(self, body: bytes, call_id: str, params: Params, *, refuses_unknown: bool) -> tuple[Request, Cleaned]:
         """Read a body; if `read` rejects it, once more without the fields that are ignored. Raises as `read`."""

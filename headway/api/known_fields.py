@@ -108,6 +108,40 @@ CHAT_FIELDS = FieldNames(
     OPENAI_MOVED,
 )
 
+# Without them an embedding is another vector, which a client would compare with those that it has.
+_AS_THE_MODEL_IS_SET_UP = "the model's own setting applies. Remove it."
+_INPUT = "send texts or token ids in `input`."
+EMBEDDING_FIELDS = FieldNames(
+    frozenset(COMMON_HINTS | {"safety_identifier", "store"}),
+    COMMON_REFUSED
+    | {
+        "add_special_tokens": Refusal(_AS_THE_MODEL_IS_SET_UP, harmless=(True,)),
+        "embed_dtype": Refusal("vectors are of the type float32. Remove it.", harmless=("float32",)),
+        "endianness": Refusal("base64 vectors are little-endian. Remove it.", harmless=("native", "little")),
+        "input_type": Refusal("put the instruction that the model wants for it before each text."),
+        "instruction": Refusal("put the instruction before each text."),
+        "messages": Refusal(_INPUT),
+        "normalize": Refusal(_AS_THE_MODEL_IS_SET_UP),
+        "output_dimension": Refusal("use `dimensions`."),
+        "output_dtype": Refusal("vectors are of the type float32. Remove it.", harmless=("float",)),
+        "padding": Refusal(_AS_THE_MODEL_IS_SET_UP),
+        "pooling": Refusal(_AS_THE_MODEL_IS_SET_UP),
+        "prompt": Refusal(_INPUT),
+        "service_tier": Refusal(
+            "embeddings are served at the tier `standard` only. Remove it.",
+            harmless=("auto", "default", "standard", "standard_only"),
+        ),
+        "stream": Refusal("embeddings are not streamed. Remove it.", harmless=(False,)),
+        "task": Refusal(_AS_THE_MODEL_IS_SET_UP, harmless=("embed",)),
+        "truncate": Refusal("cut the texts before you send them.", harmless=("NONE",)),
+        "truncate_prompt_tokens": Refusal("cut the texts before you send them."),
+        "truncation": Refusal("cut the texts before you send them.", harmless=(False,)),
+        "truncation_side": Refusal("cut the texts before you send them."),
+        "use_activation": Refusal(_AS_THE_MODEL_IS_SET_UP),
+    },
+    COMMON_REFUSED_TYPES,
+)
+
 # --- Anthropic -------------------------------------------------------------------------------------------------------
 
 ANTHROPIC_HINTS = COMMON_HINTS | {

@@ -37,6 +37,8 @@ MAX_SMALL_BYTES = 64 * 1024
 MAX_MESSAGES = 4_096
 MAX_PARTS = 1_024
 MAX_TOOLS = 128
+MAX_INPUTS = 2_048  # of one request for embeddings
+MAX_INPUT_IDS = 2**20  # token ids in these
 
 # The size of an answer is what its request asks for, so it is bounded there. Beyond these an answer, or an event with
 # many tokens of it, would not fit into memory (http1.py, api/sse.py), which is then the engine's fault.

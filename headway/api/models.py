@@ -18,6 +18,7 @@ from typing import Any
 from headway.config import ModelTable
 from headway.core.types import TIERS, Tier
 from headway.core.watch import CONFIDENCE
+from headway.errors import InvalidRequest
 from headway.ledger.keys import Key
 
 MAX_NAME_CHARS = 256
@@ -69,6 +70,16 @@ class Models:
         """The models that the key may use, without their aliases."""
         return [name for name in self.by_name if may_use(key, name)]
 
+    def check_use(self, name: str, key: Key | None, *, embeds: bool) -> None:
+        """Raises InvalidRequest if the model does not do what the endpoint is for."""
+        if embeds == self.by_name[name].embeddings:
+            return
+        if not embeds:
+            raise InvalidRequest("This is an embedding model: send its input to `/v1/embeddings`.", "model")
+        others = [other for other in self.names_for(key) if self.by_name[other].embeddings]
+        advice = f"Embedding models: {', '.join(others)}." if others else "No embedding model is offered here."
+        raise InvalidRequest(f"This model generates text and has no embeddings. {advice}", "model")
+
     def rows_for(self, key: Key | None) -> list[ModelRow]:
         """The models that the key may use and their aliases, with the tiers that it may use."""
         return [self._named(name, model, key) for name, model in self._exact.items() if may_use(key, model)]
@@ -97,7 +108,8 @@ def _row(name: str, model: ModelTable, created: int) -> ModelRow:
     """One entry of `/v1/models`, for both dialects: each SDK reads its own keys and ignores the other's.
 
     `service_tiers` lists a model's tiers, with the floor and the price multiple of each. `mistake_budget` is the share
-    of calls in which an auto model may make an excess mistake. `root` is the model that an alias stands for."""
+    of calls in which an auto model may make an excess mistake. `embeddings` is there for embedding models only. `root`
+    is the model that an alias stands for."""
     row = {
         "id": name,
         "object": "model",
@@ -112,4 +124,6 @@ def _row(name: str, model: ModelTable, created: int) -> ModelRow:
         ],
         "created_at": datetime.fromtimestamp(created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
     }
+    if model.embeddings:
+        row["embeddings"] = True
     return row | {"max_model_len": model.max_model_len} if model.max_model_len is not None else row

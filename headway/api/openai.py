@@ -1,4 +1,4 @@
-"""The OpenAI dialect: /v1/chat/completions and /v1/completions.
+"""The OpenAI dialect: /v1/chat/completions and /v1/completions; api/embeddings.py adds /v1/embeddings.
 
 Defines the request fields that are honoured (api/fields.py sees to all others), the request for the engine, and the
 error format. api/openai_meter.py reads the answers. Nothing is translated: the engine speaks this dialect itself.
@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from headway.api import limits
+from headway.api import embeddings, limits
 from headway.api.answers import MAX_COUNT
 from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error, is_context_exceeded
 from headway.api.fields import RequestFields
@@ -194,6 +194,7 @@ def read_completion(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> R
 ROUTES = (
     CallRoute("/v1/chat/completions", read_chat, RequestFields(ChatCompletion, CHAT_FIELDS)),
     CallRoute("/v1/completions", read_completion, RequestFields(Completion, COMPLETION_FIELDS)),
+    embeddings.ROUTE,
 )
 
 

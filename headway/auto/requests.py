@@ -54,7 +54,7 @@ class CallRungs:
         self._is_message = translated is not None
         self._chat = translated if translated is not None else self._body
         self.gate_call: GateCall | None = None
-        if request.call.choices == 1 and request.max_output_tokens != 0:
+        if request.call.choices == 1 and request.runs_model:
             self.gate_call = read_call(CHAT if self._is_message else request.path, self._chat)
 
     def to_student(self, *, is_held: bool) -> Request:

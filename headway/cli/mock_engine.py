@@ -17,6 +17,9 @@ def mock_engine(
     step_ms: Annotated[str, typer.Option(help="Time per token by batch size, as BATCH:MS,BATCH:MS,...")] = "1:10",
     max_num_seqs: Annotated[int, typer.Option(help="Maximum number of running requests. Others wait.")] = 256,
     max_model_len: Annotated[int, typer.Option(help="Maximum length of prompt and answer together, in tokens.")] = 8192,
+    embedding_size: Annotated[
+        int, typer.Option(min=0, max=2**16, help="Serve embeddings of this size instead of text.", show_default="text")
+    ] = 0,
     answers: Annotated[
         Path | None,
         typer.Option(
@@ -24,6 +27,13 @@ def mock_engine(
         ),
     ] = None,
 ) -> None:
-    script = Script(model, first_token_ms / 1000, parse_curve(step_ms), max_num_seqs, max_model_len=max_model_len)
+    script = Script(
+        model,
+        first_token_ms / 1000,
+        parse_curve(step_ms),
+        max_num_seqs,
+        max_model_len=max_model_len,
+        embedding_size=embedding_size,
+    )
     programmed = None if answers is None else read_answers(answers)
     serve_scripted(ScriptedEngine(script, programmed), "127.0.0.1", port)

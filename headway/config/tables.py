@@ -178,6 +178,11 @@ class ModelTable(Table):
         description="Longest context in tokens, as the engines have it (`--max-model-len`). Shown in `/v1/models`, "
         "where clients look for it.",
     )
+    embeddings: bool = Field(
+        default=False,
+        description="It is an embedding model (vLLM's `--runner pooling`): served on `/v1/embeddings` and no other "
+        "endpoint, at the tier standard, and billed at the price of `input`.",
+    )
     tiers: list[TierTable] = Field(
         default_factory=lambda: [TierTable(name="standard")],
         min_length=1,
@@ -228,6 +233,19 @@ class ModelTable(Table):
         return (self.auto.student if self.auto is not None else None) or f"{self.name}-spark"
 
     @model_validator(mode="after")
+    def _embeddings_are_only_embeddings(self) -> ModelTable:
+        if not self.embeddings:
+            return self
+        if len(self.tiers) > 1:
+            raise ValueError(
+                f"model {self.name!r} has embeddings, which are served at the tier standard only: remove other tiers"
+            )
+        for setting in ("auto", "keep_prompts"):
+            if getattr(self, setting) is not None:
+                raise ValueError(f"model {self.name!r} has embeddings and generates no text: remove [models.{setting}]")
+        return self
+
+    @model_validator(mode="after")
     def _tiers_can_be_served(self) -> ModelTable:
         names = [tier.name for tier in self.tiers]
         _all_different(names, "tier")
@@ -264,24 +282,30 @@ class Config(Table):
 
     @model_validator(mode="after")
     def _students_are_here(self) -> Config:
-        names = [model.name for model in self.models]
+        names = [model.name for model in self.models if not model.embeddings]
         for model in self.models:
             if model.auto is not None and (model.student_name not in names or model.student_name == model.name):
                 raise ValueError(
                     f"model {model.name!r} has [models.auto] but its student {model.student_name!r} is not another "
-                    "configured model: add it with `headway distill publish`, or set `student` to a configured model"
+                    "configured model that generates text: add it with `headway distill publish`, or set `student`"
                 )
         return self
 
     @model_validator(mode="after")
     def _replicas_can_serve(self) -> Config:
         owners = {model.name: model.replicas for model in self.models if model.replicas}
+        embeds = {model.name: model.embeddings for model in self.models}
         for model in self.models:
             replicas = owners.get(model.replicas_of or model.name)
             if replicas is None:
                 raise ValueError(
                     f"model {model.name!r} uses the replicas of {model.replicas_of!r}, which is not a configured model "
                     "with replicas of its own"
+                )
+            if model.embeddings != embeds[model.replicas_of or model.name]:
+                raise ValueError(
+                    f"model {model.name!r} uses the replicas of {model.replicas_of!r}: set `embeddings` alike on both, "
+                    "an engine has embeddings or generates text"
                 )
             express = [tier.name for tier in model.tiers if tier.name in EXPRESS]
             if express and not any(replica.curve for replica in replicas):

@@ -19,7 +19,7 @@ from headway.errors import ConnectionFailed, EngineLost
 from headway.http1 import ConnectionPool, fetch
 from headway.wire import Request, with_fields
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 USAGE_ON_REQUEST = (CHAT, COMPLETIONS)  # vLLM's Messages endpoint always sends usage
 HEALTH_TIMEOUT_S = 2.0
 TOKEN_TIMEOUT_S = 30.0
@@ -49,6 +49,8 @@ class VLLMEngine:
         one_token = {"model": model, "max_tokens": 1, "temperature": 0}
         self._one_chat_token = msgspec.json.encode({**one_token, "messages": [{"role": "user", "content": "1"}]})
         self._one_token = msgspec.json.encode({**one_token, "prompt": "1"})
+        self._one_embedding = msgspec.json.encode({"model": model, "input": "1"})
+        self._embeds = False  # it serves an embedding model
         self._has_plain_chat = False  # chat answers pass through no reasoning parser
 
     def prepare(self, request: Request) -> EngineRequest:
@@ -88,6 +90,9 @@ class VLLMEngine:
         return read_metrics(page, PROGRESS_METRICS)
 
     async def kv_tokens(self) -> int:
+        """Unknown for embeddings: inputs wait for memory in vLLM's own queue, so a call never needs it for all."""
+        if self._embeds:
+            return 0
         _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
         return read_kv_tokens(page)
 
@@ -97,13 +102,18 @@ class VLLMEngine:
         return read_metrics(page, COUNTS)
 
     async def produces_a_token(self) -> bool:
-        """Also finds out whether the engine has a reasoning parser, which shows in the usage of a chat answer."""
+        """Of an embedding model, an embedding. Also finds out whether the engine has a reasoning parser, which shows in
+        the usage of a chat answer."""
         try:
             async with asyncio.timeout(TOKEN_TIMEOUT_S):
                 status, body = await self._pool.exchange(b"POST", CHAT, self._one_chat_token)
                 self._has_plain_chat = status == 200 and is_plain_chat(body)
                 if status != 200:  # such as a model without a chat template
                     status, _ = await self._pool.exchange(b"POST", COMPLETIONS, self._one_token)
+                self._embeds = False
+                if status == 404:  # vLLM has no such endpoint for a model that embeds
+                    status, _ = await self._pool.exchange(b"POST", EMBEDDINGS, self._one_embedding)
+                    self._embeds = status == 200
                 return status == 200
         except (ConnectionFailed, TimeoutError):
             return False

@@ -27,7 +27,7 @@ class Billing:
 
         Returns None if the call is not billed."""
         call = request.call
-        if self.books is None or request.max_output_tokens == 0:
+        if self.books is None or not request.runs_model:
             return None
         worst = 0  # without a limit there is no maximum; on a key with a budget, api/app.py sets a limit
         if request.max_output_tokens is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headway.api import anthropic, openai
+from headway.api import anthropic, embeddings, openai
 from headway.engines.vllm import VLLMEngine
 from headway.wire import Request
 from tests.running import raw_server
@@ -70,22 +70,26 @@ def test_a_time_too_short_to_be_measured_is_unknown() -> None:
     assert ENGINE.generation_s({"metrics": {"generation_time_ms": 1e-300}}) is None
 
 
+METRICS = b'vllm:cache_config_info{kv_cache_size_tokens="4096"} 1.0\n'
 PLAIN = {"choices": [{"message": {"reasoning": None}}], "usage": {"completion_tokens_details": None}}
 THINKING = {"choices": [{"message": {}}], "usage": {"completion_tokens_details": {"reasoning_tokens": 0}}}
 
 
-async def up(chat: bytes, status: int = 200) -> VLLMEngine:
-    """An engine that has answered its probe."""
+async def up(chat: bytes, status: int = 200, paths: tuple[bytes, ...] = (b"/",)) -> VLLMEngine:
+    """An engine that has answered its probe; it has no other endpoints than these."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         head = await reader.readuntil(b"\r\n\r\n")
-        await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
-        code, body = (status, chat) if b"/chat/" in head else (200, b"{}")
+        await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0))
+        code, body = (status, chat) if b"/chat/" in head else (200, METRICS)
+        if not any(path in head for path in paths):
+            code = 404
         writer.write(b"HTTP/1.1 %d X\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (code, len(body), body))
 
     async with raw_server(answer) as url:
         engine = VLLMEngine("r0", url, "m")
         assert await engine.produces_a_token()
+        assert await engine.kv_tokens() == (0 if b"/v1/embeddings" in paths else 4096)
         engine.close()
         return engine
 
@@ -108,3 +112,14 @@ async def test_whole_answers_are_collected_from_engines_without_a_reasoning_pars
 async def test_a_model_without_a_chat_template_is_probed_by_a_completion() -> None:
     engine = await up(b"{}", status=400)
     assert not engine.prepare(request()).collects
+
+
+async def test_an_embedding_model_is_probed_by_an_embedding_and_its_memory_is_vllms_own_matter() -> None:
+    engine = await up(b"", paths=(b"/v1/embeddings", b"/metrics"))
+    of = embeddings.read_embeddings(msgspec.json.encode({"model": "m", "input": "hi"}), "id")
+    prepared = engine.prepare(replace(of, cache_salt="secret"))
+    assert not prepared.collects
+    assert (prepared.path, msgspec.json.decode(prepared.body)) == (
+        "/v1/embeddings",
+        {"model": "m", "input": "hi", "cache_salt": "secret"},
+    )

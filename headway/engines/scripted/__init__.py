@@ -1,7 +1,7 @@
 """The scripted engine: vLLM's HTTP API with programmed speed and answers, for tests and runs without a model.
 
-engine.py is the server, formats.py reads and writes the dialects, steps.py runs the batch and keeps the record. For
-programmed answers, answers.py reads their file and picks the answer, and programmed.py writes it.
+engine.py is the server, formats.py and embeddings.py read and write the dialects, steps.py runs the batch and keeps the
+record. For programmed answers, answers.py reads their file and picks the answer, and programmed.py writes it.
 """
 
 from headway.engines.scripted.answers import ProgrammedAnswers, read_answers

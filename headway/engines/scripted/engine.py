@@ -23,6 +23,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from headway.engines.scripted import embeddings
 from headway.engines.scripted import formats as wire
 from headway.engines.scripted.answers import Dialect, ProgrammedAnswers
 from headway.engines.scripted.programmed import ProgrammedChat, ProgrammedCompletion, ProgrammedMessage
@@ -94,15 +95,17 @@ class ScriptedEngine:
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
-        if method == "POST" and path in DIALECTS:
-            await self._generate(scope, receive, send)
+        # As in vLLM, a model that embeds does not generate, and the other way round.
+        calls = [embeddings.PATH] if self.script.embedding_size else [*DIALECTS]
+        if method == "POST" and path in calls:
+            await (self._embed if path == embeddings.PATH else self._generate)(scope, receive, send)
         elif method == "POST" and path in self._posts:
             body = await _read_body(receive)
             if body is not None:
                 await _respond(send, *self._posts[path](body))
         elif method == "GET" and path in self._gets:
             await _respond(send, *self._gets[path]())
-        elif path in DIALECTS or path in self._posts or path in self._gets:
+        elif path in calls or path in self._posts or path in self._gets:
             await _respond(send, 405, JSON, b'{"detail":"Method Not Allowed"}')
         else:
             await _respond(send, 404, JSON, b'{"detail":"Not Found"}')
@@ -116,7 +119,7 @@ class ScriptedEngine:
             ask, answer = self._read(scope, body)
             choices, lengths = self._encode(scope["path"], body, ask, answer)
             gives = [_giver(transport, one) if ask.stream else _ignore for one in choices]
-            streams = self._board(answer, lengths, gives)
+            streams = self._board(answer.request_id, [answer.prompt_tokens] * len(lengths), lengths, gives)
         except wire.WireError as error:
             await _respond(send, error.status, JSON, _error_body(scope["path"], error))
             return
@@ -136,13 +139,34 @@ class ScriptedEngine:
             await _respond(send, 200, JSON, choices[-1].whole(_metrics_of(streams[-1])))
         await leaving
 
-    def _read(self, scope: Scope, body: bytes) -> tuple[wire.Ask, wire.ScriptedAnswer]:
-        path = scope["path"]
+    async def _embed(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Each input is a request of its own to the scheduler, which is done after its first step."""
+        body = await _read_body(receive)
+        if body is None:
+            return
+        script, request_id = self.script, self._request_id(scope)
+        try:
+            asked = embeddings.read_embeddings(body, script.model, script.embedding_size, script.max_model_len)
+            streams = self._board(request_id, asked.tokens, [1] * len(asked.inputs), [_ignore] * len(asked.inputs))
+        except wire.WireError as error:
+            await _respond(send, error.status, JSON, error.openai())
+            return
+        leaving = asyncio.create_task(self._abort_when_client_leaves(receive, streams))
+        await asyncio.gather(*[stream.ended for stream in streams])
+        states = {stream.record.state for stream in streams}
+        if "died" in states:
+            scope["state"]["transport"].abort()
+        elif states == {"finished"}:
+            await _respond(send, 200, JSON, asked.whole(request_id, script.model, int(time.time())))
+        await leaving
+
+    def _request_id(self, scope: Scope) -> str:
         self._requests_seen += 1
-        request_id = f"{self._requests_seen:016x}"
-        for name, value in scope["headers"]:
-            if name == b"x-request-id":
-                request_id = value.decode("latin-1")
+        given = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-request-id"]
+        return given[-1] if given else f"{self._requests_seen:016x}"
+
+    def _read(self, scope: Scope, body: bytes) -> tuple[wire.Ask, wire.ScriptedAnswer]:
+        path, request_id = scope["path"], self._request_id(scope)
         ask = wire.read_ask(body, self.script.model)
         if path == "/v1/chat/completions":
             wire.check_service_tier(ask)
@@ -179,14 +203,14 @@ class ScriptedEngine:
         return choices, [len(plan.pieces) for plan in plans]
 
     def _board(
-        self, answer: wire.ScriptedAnswer, lengths: list[int], gives: list[Callable[[int], None]]
+        self, request_id: str, prompts: list[int], lengths: list[int], gives: list[Callable[[int], None]]
     ) -> list[ScriptedStream]:
         """As in vLLM, each choice is a request of its own to the scheduler."""
         streams: list[ScriptedStream] = []
         try:
-            for index, (length, give) in enumerate(zip(lengths, gives, strict=True)):
-                name = f"{index}_{answer.request_id}" if index else answer.request_id
-                streams.append(self.steps.board(name, answer.prompt_tokens, length, give))
+            for index, (prompt_tokens, length, give) in enumerate(zip(prompts, lengths, gives, strict=True)):
+                name = f"{index}_{request_id}" if index else request_id
+                streams.append(self.steps.board(name, prompt_tokens, length, give))
         except QueueFull:
             for stream in streams:
                 self.steps.abort(stream)

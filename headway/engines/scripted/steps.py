@@ -40,6 +40,7 @@ class Script:
     # Requests that may wait for a seat. vLLM's --max-num-queued-reqs counts the seated ones too.
     max_queued: int | None = None
     max_model_len: int = 8192
+    embedding_size: int = 0  # an embedding model with vectors of this size; 0 for a model that generates
     context_s: float = 0.0  # added to a step for each token of context of its streams
 
     def __post_init__(self) -> None:

@@ -137,6 +137,7 @@ def make_gateway_server(config: Config, gateway: Gateway, auto: Auto) -> Server:
         handle_auto=auto.handle,
         is_ready=gateway.is_ready,
         metrics_page=gateway.metrics.page,
+        max_model_lens=gateway.max_model_lens,
         find_key=books.find_key if books is not None else None,
         salt=books.salt if books is not None else None,
         usage_page=books.usage.page if books is not None else None,

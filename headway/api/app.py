@@ -23,7 +23,7 @@ from headway.api.check_time import CheckTime
 from headway.api.connection import Connection
 from headway.api.dialect import CallRoute, Dialect, HeaderList, Headers, Params, RouteTable
 from headway.api.fields import Cleaned
-from headway.api.models import Models, may_use
+from headway.api.models import MaxModelLens, Models, may_use
 from headway.api.origin import Origins, Scope
 from headway.api.server import HTTPClient, Send
 from headway.api.sessions import read_session
@@ -66,9 +66,9 @@ class DialectRoute:
 
 
 class App:
-    """`handle` serves calls to ordinary models, `handle_auto` calls to auto models. With a ledger, `find_key` looks up
-    a key by its hash, `salt` returns the cache salt that keeps a tenant's prompts apart in the engines' caches, and
-    `usage_page` what a key has spent."""
+    """`handle` serves calls to ordinary models, `handle_auto` calls to auto models. `max_model_lens` has what engines
+    report. With a ledger, `find_key` looks up a key by its hash, `salt` returns the cache salt that keeps a tenant's
+    prompts apart in the engines' caches, and `usage_page` what a key has spent."""
 
     def __init__(
         self,
@@ -78,6 +78,7 @@ class App:
         handle_auto: HandleAuto,
         is_ready: Callable[[], bool],
         metrics_page: Callable[[], bytes],
+        max_model_lens: MaxModelLens = dict,
         find_key: FindKey | None = None,
         salt: Callable[[str], str] | None = None,
         usage_page: Callable[[Key], Awaitable[bytes]] | None = None,
@@ -90,7 +91,7 @@ class App:
         self._origins = Origins(config.gateway.cors_origins, anyone_may_call=self._keys.anyone_may_call)
         self._salt = salt
         self._has_ledger = find_key is not None
-        self._models = Models(config.models)
+        self._models = Models(config.models, max_model_lens)
         self._max_body_bytes = config.gateway.max_body_bytes
         self._refuses_unknown = config.gateway.unknown_fields == "refuse"
         self._faults = SparseLog(logging.ERROR)

@@ -10,7 +10,7 @@ This module knows the configuration and what a key may use. It knows nothing of 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -23,6 +23,9 @@ from headway.ledger.keys import Key
 
 MAX_NAME_CHARS = 256
 ModelRow = dict[str, Any]
+MaxModelLens = Callable[
+    [], Mapping[str, int]
+]  # what the engines report, by the name of the model whose replicas they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ class FoundModel:
 class Models:
     """The configured models. `by_name` has the auto models too, each with the table of its full model."""
 
-    def __init__(self, models: Sequence[ModelTable]) -> None:
+    def __init__(self, models: Sequence[ModelTable], max_model_lens: MaxModelLens = dict) -> None:
+        self._max_model_lens = max_model_lens
         self.autos = {model.auto_name: model for model in models if model.auto is not None}
         self.by_name = {model.name: model for model in models} | self.autos
         self._exact = {name: name for name in self.by_name}
@@ -82,19 +86,24 @@ class Models:
 
     def rows_for(self, key: Key | None) -> list[ModelRow]:
         """The models that the key may use and their aliases, with the tiers that it may use."""
-        return [self._named(name, model, key) for name, model in self._exact.items() if may_use(key, model)]
+        reported = self._max_model_lens()
+        return [self._named(name, model, key, reported) for name, model in self._exact.items() if may_use(key, model)]
 
     def row_of(self, name: str, key: Key | None) -> ModelRow | None:
         """The row of any name that a call could use."""
         found = self.find(name)
         if found is None or not may_use(key, found.name):
             return None
-        row = self._named(name, found.name, key)
+        row = self._named(name, found.name, key, self._max_model_lens())
         is_offered = found.tier is None or found.tier in [tier["name"] for tier in row["service_tiers"]]
         return row if is_offered else None
 
-    def _named(self, name: str, model: str, key: Key | None) -> ModelRow:
-        row = self._rows[model] | {"id": name, "display_name": name}
+    def _named(self, name: str, model: str, key: Key | None, reported: Mapping[str, int]) -> ModelRow:
+        """The row of a name. The context is the smallest of what the owner and the engines say."""
+        row, table = self._rows[model] | {"id": name, "display_name": name}, self.by_name[model]
+        said = (table.max_model_len, reported.get(table.replicas_of or table.name))
+        if known := [tokens for tokens in said if tokens is not None]:
+            row["max_model_len"] = min(known)
         if key is not None and key.tiers is not None:
             row["service_tiers"] = [tier for tier in row["service_tiers"] if tier["name"] in key.tiers]
         return row
@@ -110,7 +119,7 @@ def _row(name: str, model: ModelTable, created: int) -> ModelRow:
     `service_tiers` lists a model's tiers, with the floor and the price multiple of each. `mistake_budget` is the share
     of calls in which an auto model may make an excess mistake. `embeddings` is there for embedding models only. `root`
     is the model that an alias stands for."""
-    row = {
+    row: ModelRow = {
         "id": name,
         "object": "model",
         "created": created,
@@ -126,4 +135,4 @@ def _row(name: str, model: ModelTable, created: int) -> ModelRow:
     }
     if model.embeddings:
         row["embeddings"] = True
-    return row | {"max_model_len": model.max_model_len} if model.max_model_len is not None else row
+    return row

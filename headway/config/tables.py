@@ -175,8 +175,8 @@ class ModelTable(Table):
         None,
         ge=1,
         le=2**30,
-        description="Longest context in tokens, as the engines have it (`--max-model-len`). Shown in `/v1/models`, "
-        "where clients look for it.",
+        description="Longest context in tokens that clients are told in `/v1/models`. If the engines report a shorter "
+        "one (`--max-model-len`), or none is set here, clients are told theirs.",
     )
     embeddings: bool = Field(
         default=False,

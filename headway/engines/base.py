@@ -75,6 +75,9 @@ class Engine(Protocol):
     async def kv_tokens(self) -> int:
         """How many tokens of prompts and answers its memory holds at a time; 0 if it does not say."""
 
+    async def max_model_len(self) -> int | None:
+        """The longest context of its model in tokens; None if it does not say."""
+
     async def produces_a_token(self) -> bool:
         """Ask the engine for one token, which is the only reliable health check."""
 

@@ -37,6 +37,7 @@ class Prober:
         self.replica = replica
         self.engine = engine
         self.is_up = False
+        self.max_model_len: int | None = None  # as the engine last said
         self.is_draining = False  # still probed, but not reported as up
         self._tell = tell
         self._aboard = aboard
@@ -72,7 +73,7 @@ class Prober:
             self.is_up = True
             self._failed_checks = 0
             self._moved_at = self._clock()
-            kv_tokens = await self.engine.kv_tokens()
+            kv_tokens, self.max_model_len = await self.engine.kv_tokens(), await self.engine.max_model_len()
             self.replica = replace(self.replica, kv_tokens=kv_tokens)  # it may have been changed meanwhile
             if not self.is_draining:
                 self._tell(ReplicaUp(self.replica))

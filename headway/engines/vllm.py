@@ -10,9 +10,10 @@ import asyncio
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta, Struct
 
 from headway.engines.base import Answer, EngineRequest, Pulse
 from headway.errors import ConnectionFailed, EngineLost
@@ -24,6 +25,7 @@ USAGE_ON_REQUEST = (CHAT, COMPLETIONS)  # vLLM's Messages endpoint always sends 
 HEALTH_TIMEOUT_S = 2.0
 TOKEN_TIMEOUT_S = 30.0
 MAX_METRICS_BYTES = 4 * 2**20
+MAX_MODELS_BYTES = 2**20
 
 # Shorter times are rounding errors; no generation takes longer than a day.
 MIN_GENERATION_MS, MAX_GENERATION_MS = 0.001, 86_400_000
@@ -96,6 +98,10 @@ class VLLMEngine:
         _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
         return read_kv_tokens(page)
 
+    async def max_model_len(self) -> int | None:
+        _, page = await fetch(self._pool, "/v1/models", HEALTH_TIMEOUT_S)
+        return read_max_model_len(page)
+
     async def counts(self) -> tuple[float, ...]:
         """The engine's start time in seconds since 1970, and its prompt and output tokens since then."""
         _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
@@ -137,6 +143,26 @@ def read_kv_tokens(page: bytes) -> int:
     """The size of the KV cache in tokens, from a Prometheus text page; 0 if it is missing. One line per engine core."""
     lines = [line for line in page[:MAX_METRICS_BYTES].splitlines() if line.startswith(CACHE_CONFIG)]
     return sum(int(found[1]) for line in lines if (found := KV_TOKENS.search(line)))
+
+
+class ModelCard(Struct):
+    max_model_len: Annotated[int, Meta(ge=1, le=2**30)] | None = None
+
+
+class ModelCards(Struct):
+    data: list[ModelCard]
+
+
+_read_cards = msgspec.json.Decoder(ModelCards).decode
+
+
+def read_max_model_len(page: bytes) -> int | None:
+    """The shortest of the longest contexts on vLLM's page of models; adapters have none. None if it cannot be read."""
+    try:
+        cards = _read_cards(page[:MAX_MODELS_BYTES]).data
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return min((card.max_model_len for card in cards if card.max_model_len is not None), default=None)
 
 
 def read_metrics(page: bytes, names: tuple[bytes, ...]) -> tuple[float, ...]:

@@ -80,6 +80,15 @@ class Replicas:
         self._tell(ReplicaRemoved(name))
         watched.engine.close()
 
+    def max_model_lens(self) -> dict[str, int]:
+        """The longest context that all replicas of a pool have, by pool. Those that never said are left out."""
+        smallest: dict[str, int] = {}
+        for name, watched in self._watched.items():
+            if (said := watched.prober.max_model_len) is not None:
+                pool = self.pools[name]
+                smallest[pool] = min(said, smallest.get(pool, said))
+        return smallest
+
     # --- used by calls ---
 
     def engine(self, name: str) -> Engine:

@@ -82,6 +82,7 @@ class Gateway:
         )
         for replica, engine in fleet:
             self._replicas.add(replica, engine)
+        self.max_model_lens = self._replicas.max_model_lens
         self.metrics = Metrics(machine, self._replicas.pools, self.supervisor)
         self._timing = timing
         self.record = record

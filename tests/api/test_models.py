@@ -32,6 +32,7 @@ SMALL: dict[str, Any] = {
     "aliases": ["claude-haiku-*", "gpt-4o-mini"],
     "replicas": [{"url": "http://127.0.0.1:8002"}],
 }
+ADAPTER: dict[str, Any] = {"name": "adapter-x", "replicas_of": "big-spark"}
 MODELS = Models(Config.model_validate({"models": [BIG, SMALL]}).models)
 CHAT: dict[str, Any] = {"model": "big", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -93,6 +94,25 @@ def test_exact_names_are_listed_and_all_names_are_found() -> None:
         assert row["id"] == name
     assert MODELS.row_of("big-ultrafast", None) is None
     assert MODELS.row_of("none", None) is None
+
+
+def test_the_shortest_context_of_owner_and_engines_is_shown() -> None:
+    reported = {"big": 40_000, "big-spark": 8_192}
+    models = Models(Config.model_validate({"models": [BIG, SMALL, ADAPTER]}).models, lambda: reported)
+
+    def shown() -> dict[str, int | None]:
+        return {row["id"]: row.get("max_model_len") for row in models.rows_for(None) if "-" in row["root"]}
+
+    assert shown() == {"big-spark": 8_192, "adapter-x": 8_192, "big-auto": 32_768, "gpt-4o-mini": 8_192}
+    row = models.row_of("claude-opus-4-6", None)
+    assert row is not None
+    assert row["max_model_len"] == 32_768, "the owner tells a shorter one than the engines have"
+    del reported["big-spark"]
+    reported["big"] = 16_384
+    assert shown() == {"big-spark": None, "adapter-x": None, "big-auto": 16_384, "gpt-4o-mini": None}
+    row = models.row_of("big-spark", None)
+    assert row is not None
+    assert "max_model_len" not in row
 
 
 def test_a_key_sees_only_the_names_of_its_models_and_tiers() -> None:

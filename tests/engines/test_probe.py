@@ -33,6 +33,9 @@ class FakeEngine:
     async def kv_tokens(self) -> int:
         return 0
 
+    async def max_model_len(self) -> int | None:
+        return None
+
     async def produces_a_token(self) -> bool:
         return True
 
@@ -106,6 +109,7 @@ async def test_a_replica_comes_up_with_the_memory_that_its_engine_has() -> None:
         task.cancel()
         prober.engine.close()
     assert told == [ReplicaUp(Replica("r0", "m", 2, kv_tokens=200))]
+    assert prober.max_model_len == 100
 
 
 async def test_a_replica_that_is_changed_while_its_memory_is_read_stays_changed() -> None:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from headway.api import anthropic, embeddings, openai
-from headway.engines.vllm import VLLMEngine
+from headway.engines.vllm import MAX_MODELS_BYTES, VLLMEngine, read_max_model_len
 from headway.wire import Request
 from tests.running import raw_server
 
@@ -123,3 +123,29 @@ async def test_an_embedding_model_is_probed_by_an_embedding_and_its_memory_is_vl
         "/v1/embeddings",
         {"model": "m", "input": "hi", "cache_salt": "secret"},
     )
+
+
+def cards(*lengths: object) -> bytes:
+    return msgspec.json.encode({"object": "list", "data": [{"id": "m", "max_model_len": one} for one in lengths]})
+
+
+@pytest.mark.parametrize(
+    ("page", "tokens"),
+    [
+        (cards(8192), 8192),
+        (cards(8192, None), 8192),  # an adapter
+        (cards(8192, 4096), 4096),
+        (cards(None), None),
+        (cards(), None),
+        (cards("8192"), None),
+        (cards(0), None),
+        (cards(2**40), None),
+        (b"", None),
+        (b"[]", None),
+        (b'{"data":' + b"[" * 100_000, None),
+        (b" " * MAX_MODELS_BYTES + cards(8192), None),
+    ],
+    ids=["one", "adapter", "two", "null", "none", "text", "zero", "huge", "empty", "list", "nested", "too large"],
+)
+def test_the_longest_context_is_read_from_the_page_of_models(page: bytes, tokens: int | None) -> None:
+    assert read_max_model_len(page) == tokens

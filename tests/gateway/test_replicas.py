@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -79,3 +80,21 @@ async def test_streams_aboard_a_replica_that_is_removed_are_cut() -> None:
             await here.openai.completions.create(model=MODEL, prompt="hi")
         assert refused.value.status_code == 503
         await here.until_empty()
+
+
+async def test_clients_are_told_the_longest_context_that_all_replicas_have() -> None:
+    short, long = replace(SLOW, max_model_len=2_048), replace(SLOW, max_model_len=4_096)
+
+    async def shown(here: Running) -> list[Any]:
+        listed = [one async for one in here.openai.models.list()]
+        return [getattr(one, "max_model_len", None) for one in (*listed, await here.openai.models.retrieve(MODEL))]
+
+    async with running(long) as first, running(short) as second, running_gateway(config_for([first])) as here:
+        assert await shown(here) == [4_096, 4_096]
+        here.gateway.add_replica(*described(second))
+        await here.until_up(2)
+        assert await shown(here) == [2_048, 2_048]
+        await here.gateway.remove_replica(second.url)
+        assert await shown(here) == [4_096, 4_096]
+        await here.gateway.remove_replica(first.url)
+        assert await shown(here) == [None, None]

@@ -128,6 +128,7 @@ def _find(store: Store, key_id: str) -> Key:
 
 def _check_names(settings: Config, models: list[str] | None, tiers: list[str] | None, default_tier: str | None) -> None:
     known_models = [model.name for model in settings.models]
+    known_models += [model.auto_name for model in settings.models if model.auto is not None]
     known_tiers = sorted({tier.name for model in settings.models for tier in model.tiers})
     for what, said, known in (("model", models, known_models), ("tier", tiers, known_tiers)):
         for one in said or ():

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from headway.cli import app
 from headway.errors import SetupError
@@ -137,3 +137,18 @@ def test_the_commands_about_money(tmp_path: Path, store_url: str) -> None:
     assert "there is no tier 'warp' in the configuration" in str(wrong.exception)
     words = ["keys", "create", "--tier", "standard", "--default-tier", "fast", "--config", str(config)]
     assert "may not use its default tier 'fast'. It may use: standard." in str(CliRunner().invoke(app, words).exception)
+
+
+def test_a_key_may_be_for_an_auto_model(tmp_path: Path) -> None:
+    config, url = tmp_path / "headway.toml", f"sqlite:///{tmp_path}/books.db"
+    auto = '[models.auto]\ncalibration = "auto.json"\nstudent = "s"\n[[models]]\nname = "s"\nreplicas_of = "m"\n'
+    config.write_text(CONFIG.format(store=url, spool=tmp_path / "spool") + auto)
+
+    def create(model: str) -> Result:
+        return CliRunner().invoke(app, ["keys", "create", "--model", model, "--config", str(config)])
+
+    assert create("m-auto").exit_code == 0
+    store = open_store(url)
+    assert [key.models for key in store.keys_since(0)] == [["m-auto"]]
+    store.close()
+    assert "there is no model 's-auto' in the configuration. Known: m, s, m-auto." in str(create("s-auto").exception)

@@ -161,6 +161,25 @@ async def test_an_embedding_is_billed_by_its_prompt_tokens(tmp_path: Path) -> No
         assert served.seat_us > 0
 
 
+async def test_a_client_that_leaves_pays_nothing_and_its_seat_is_free_again(tmp_path: Path) -> None:
+    async with running(EMBED) as engine, books(tmp_path, engine) as (here, store):
+        seen = len(engine.record()["requests"])
+        engine.faults = Faults(hang_after_tokens=0)
+        asking = asyncio.create_task(here.openai.embeddings.create(model=MODEL, input=["a text", "of five"]))
+        async with asyncio.timeout(20):
+            while len(engine.record()["requests"]) < seen + 2:
+                await asyncio.sleep(0.005)
+        asking.cancel()
+        await here.until_empty()
+        engine.faults = Faults()
+        assert engine.record()["running"] == 0
+        async with asyncio.timeout(20):
+            while not any(entry.kind == "released" for entry in store.entries()):
+                await asyncio.sleep(0.02)
+        [served] = [entry for entry in store.entries() if entry.kind == "served"]
+        assert (served.amount, served.output_tokens) == (0, 0)
+
+
 async def test_a_budget_is_reserved_before_a_call_is_served(tmp_path: Path) -> None:
     key = Key(id="key-test", hash=KEY.hash, budget_day=1_000)
     async with running(EMBED) as engine, books(tmp_path, engine, key) as (here, _store):

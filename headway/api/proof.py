@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from headway.api.dialect import HeaderList
 from headway.core.types import Tier
 from headway.wire import Grant, Receipt
+
+_encode = msgspec.json.Encoder().encode
 
 
 def proof_headers(grant: Grant) -> HeaderList:
@@ -42,6 +46,11 @@ def proof_of(receipt: Receipt) -> dict[str, Any]:
     if receipt.reader_was_slow:
         proof["reader_was_slow"] = True
     return proof
+
+
+def proof_header(receipt: Receipt) -> tuple[bytes, bytes]:
+    """The proof of an answer in one piece, for clients that show headers but drop fields of the usage."""
+    return b"headway-proof", _encode(proof_of(receipt))
 
 
 def _tier_asked(grant: Grant) -> Tier:

@@ -18,7 +18,8 @@ import uvicorn
 from headway.api.connection import Connection, SmallReads
 from headway.api.dialect import HeaderList
 from headway.api.open_connections import OpenConnections
-from headway.wire import Grant
+from headway.api.proof import proof_header
+from headway.wire import Grant, Receipt
 
 Send = Callable[[Any], Any]
 TICK_S = 1.0  # how often uvicorn's own duties are done, such as the time in the headers
@@ -38,8 +39,9 @@ class HTTPClient:
         self._send = send
         self.headers = headers  # of every answer, also of errors
 
-    async def send_whole(self, content_type: bytes, body: bytes, grant: Grant) -> None:
-        await self.send_page(200, content_type, body, self._answer_headers(grant))
+    async def send_whole(self, content_type: bytes, body: bytes, receipt: Receipt) -> None:
+        headers = [*self._answer_headers(receipt.grant), proof_header(receipt)]
+        await self.send_page(200, content_type, body, headers)
 
     async def send_page(self, status: int, content_type: bytes, body: bytes, headers: HeaderList) -> None:
         head = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), *headers]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headway.wire import Client, Grant
+from headway.wire import Client, Grant, Receipt
 
 
 @dataclass
@@ -13,7 +13,7 @@ class HeldAnswer:
     started: bool = False
     body: bytes = b""
 
-    async def send_whole(self, _content_type: bytes, body: bytes, _grant: Grant) -> None:
+    async def send_whole(self, _content_type: bytes, body: bytes, _receipt: Receipt) -> None:
         self.started, self.body = True, body
 
     async def start_stream(self, _content_type: bytes, _grant: Grant) -> None:
@@ -32,11 +32,11 @@ class HeldAnswer:
         pass
 
 
-async def deliver(client: Client, whole: bytes, grant: Grant, *, is_stream: bool) -> None:
+async def deliver(client: Client, whole: bytes, receipt: Receipt, *, is_stream: bool) -> None:
     """Send a held answer to its client: `whole` is the answer in one piece, or all events of its stream."""
     if not is_stream:
-        await client.send_whole(b"application/json", whole, grant)
+        await client.send_whole(b"application/json", whole, receipt)
         return
-    await client.start_stream(b"text/event-stream; charset=utf-8", grant)
+    await client.start_stream(b"text/event-stream; charset=utf-8", receipt.grant)
     client.write(whole)
     await client.end_stream()

@@ -160,7 +160,7 @@ class Auto:
             decision = await gate.keep(decision, rungs.to_audit(held.body)) or decision
         if isinstance(decision, AskFull):
             return _Escalated(decision, receipt, held.body)
-        await deliver(client, whole, receipt.grant, is_stream=rungs.is_streaming)
+        await deliver(client, whole, receipt, is_stream=rungs.is_streaming)
         return receipt
 
     async def _serve_compared(
@@ -175,7 +175,7 @@ class Auto:
         finally:
             if not is_compared:
                 gate.tell(ComparisonLost(number))
-        await deliver(client, rungs.release(held.body), receipt.grant, is_stream=rungs.is_streaming)
+        await deliver(client, rungs.release(held.body), receipt, is_stream=rungs.is_streaming)
         return receipt
 
 

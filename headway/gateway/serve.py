@@ -165,8 +165,8 @@ class Gateway:
             await answer.pipe(feed)
         else:
             meter.read_whole(await answer.read(), engine.generation_s)
-        body = meter.end(await self._settle(trip))
-        await client.send_whole(b"application/json", body, trip.grant)
+        receipt = await self._settle(trip)
+        await client.send_whole(b"application/json", meter.end(receipt), receipt)
 
     async def _settle(self, trip: Trip) -> Receipt:
         """Make the receipt of an answer that has been read to its end, and write its cost to disk."""

@@ -68,8 +68,8 @@ class Screen:
         self.started = False
         self.seen = b""
 
-    async def send_whole(self, _content_type: bytes, body: bytes, grant: Grant) -> None:
-        self.started, self.seen, self.grant = True, body, grant
+    async def send_whole(self, _content_type: bytes, body: bytes, receipt: Receipt) -> None:
+        self.started, self.seen, self.grant = True, body, receipt.grant
 
     async def start_stream(self, _content_type: bytes, grant: Grant) -> None:
         self.started, self.grant = True, grant
@@ -137,7 +137,7 @@ class Engines:
             client.write(b"streamed by " + request.call.model.encode())
             await client.end_stream()
         else:
-            await client.send_whole(b"application/json", meter.end(receipt), grant)
+            await client.send_whole(b"application/json", meter.end(receipt), receipt)
         return receipt
 
 

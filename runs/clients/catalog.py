@@ -2,7 +2,8 @@
 
 Nothing is set but base URL, key, model, and what the client's own documentation requires to name a custom provider.
 `$name` in commands, settings and files stands for: url, key, model, prompt, scenario, environment (the client's
-folder), work (the working folder), home (an empty home).
+folder), work (the working folder), home (an empty home), program (its path),
+page_origin (from where web pages may call).
 """
 
 from __future__ import annotations
@@ -12,13 +13,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from runs.clients.scenarios import (
+    END,
     NOTES,
     OUT,
+    RESULTS,
     WRITTEN,
     Scenario,
     calls,
+    edit_loop,
     file_loop,
     parsed,
+    react_loop,
     text,
     tool_loop,
 )
@@ -36,6 +41,7 @@ class Client:
     command: tuple[str, ...] = ()  # the client's own command
     settings: dict[str, str] = field(default_factory=dict)  # of its environment
     files: dict[str, str] = field(default_factory=dict)  # by path, written before it starts
+    program: str = ""  # that it needs beside its packages
     timeout_s: float = 120.0
 
     @property
@@ -195,5 +201,51 @@ CLIENTS = (
             "$prompt",
         ),
         files={"$home/.pi/agent/models.json": json.dumps(PI)},
+    ),
+    # Versions from 1.103 on want a certifi that is not released.
+    Client("litellm", "PyPI", ("litellm==1.102.4",), (LOOP, ANTHROPIC_LOOP), driver="litellm_client.py"),
+    Client(
+        "smolagents",
+        "PyPI",
+        ("smolagents[openai]==1.26.0",),
+        # It ends with a tool of its own, and sends results as messages of the user.
+        (tool_loop("tool loop", calls("final_answer", answer=END["text"]), ("", *RESULTS)),),
+        driver="smolagents_client.py",
+    ),
+    Client(
+        "autogen",
+        "PyPI",
+        ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"),
+        (LOOP, STREAMED_LOOP),
+        driver="autogen_client.py",
+    ),
+    Client("llama-index", "PyPI", ("llama-index-llms-openai-like==0.8.1",), (LOOP,), driver="llama_index_client.py"),
+    Client("dspy", "PyPI", ("dspy==3.4.1",), (react_loop("tool loop, as text"),), driver="dspy_client.py"),
+    Client(
+        "aider",
+        "PyPI",
+        ("aider-chat==0.86.2",),
+        (edit_loop(),),
+        # It asks before it creates a file, and in a headless run nobody answers.
+        command=(
+            "$environment/bin/aider",
+            "--model",
+            f"openai/{MODEL}",
+            "--yes-always",
+            "--message",
+            "$prompt",
+            NOTES,
+            OUT,
+        ),
+        settings={"OPENAI_API_BASE": "$url/v1", "OPENAI_API_KEY": "$key"},
+    ),
+    Client(
+        "browser",
+        "npm",
+        ("openai@7.53.0", "esbuild@0.28.2", "playwright-core@1.65.1"),
+        (LOOP, STREAMED_LOOP, text("stream, fetch")),
+        driver="browser.mjs",
+        program="chromium",
+        settings={"PAGE_ORIGIN": "$page_origin", "CHROMIUM": "$program"},
     ),
 )

@@ -26,6 +26,8 @@ class NotInstalled(Exception):
 
 def ensure_client(client: Client) -> Path:
     """The client's folder. Raises NotInstalled."""
+    if client.program and not shutil.which(client.program):
+        raise NotInstalled(f"{client.program} is not installed")
     folder = cache_dir() / "clients" / client.name
     folder.parent.mkdir(parents=True, exist_ok=True)
     stamp, wanted = folder / "finished", "".join(f"{package}\n" for package in client.packages)

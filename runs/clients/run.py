@@ -104,6 +104,7 @@ class Attempt:
         names = {
             "url": service.url, "key": KEY, "model": MODEL, "prompt": f"{self.mark} {TASK}",
             "environment": str(environment), "work": str(self.work), "home": str(home), "scenario": self.scenario.name,
+            "page_origin": service.page_origin, "program": shutil.which(self.client.program) or "",
         }  # fmt: skip
 
         def fill(text: str) -> str:
@@ -136,7 +137,7 @@ class Attempt:
         if self.client.registry == "PyPI":
             command = [str(environment / "bin" / "python"), str(driver)]
         else:
-            for file in (driver, DRIVERS / "given.mjs"):  # Node.js looks for packages beside the file
+            for file in DRIVERS.glob("*.mjs"):  # Node.js looks for packages beside the file
                 shutil.copy(file, environment)
             command = ["node", str(environment / driver.name)]
         return [*command, self.scenario.name, fill("$prompt")]

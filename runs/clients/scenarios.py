@@ -27,6 +27,8 @@ class Scenario:
     answers: tuple[Answer, ...]
     prints: str = ENDS_WITH
     writes: str = ""  # what is in OUT at the end
+    # For clients that send no tool results as such: text in the user's last message at each turn, where empty the mark.
+    seen: tuple[str, ...] = ()
 
 
 def says(text: str) -> Answer:
@@ -38,6 +40,7 @@ def calls(name: str, **arguments: Any) -> Answer:
 
 
 END = says(f"Paris is warmer. The word is {ENDS_WITH}.")
+RESULTS = ("21 degrees", "12 degrees")  # of the tool that the drivers have
 CITY = json.dumps({"city": "Paris", "degrees": 21})
 
 
@@ -49,11 +52,11 @@ def parsed(name: str) -> Scenario:
     return Scenario(name, (says(CITY),), prints="Paris: 21")
 
 
-def tool_loop(name: str) -> Scenario:
+def tool_loop(name: str, end: Answer = END, seen: tuple[str, ...] = ()) -> Scenario:
     """Three turns: a call of a tool after reasoning, one after some text, and the end."""
     first = {**calls("weather", city="Paris"), "reasoning": "Both cities are needed."}
     second = {**calls("weather", city="Oslo"), "text": "And the other one."}
-    return Scenario(name, (first, second, END))
+    return Scenario(name, (first, second, end), seen=seen)
 
 
 def file_loop(read: Answer, write: Answer, name: str = "files") -> Scenario:
@@ -62,17 +65,50 @@ def file_loop(read: Answer, write: Answer, name: str = "files") -> Scenario:
     return Scenario(name, (first, write, END), writes=WRITTEN)
 
 
+def edit_loop() -> Scenario:
+    """Three turns of an agent that has no tools: an edit without the name of a file, one with a syntax error, which its
+    linter finds, and the right one."""
+    nameless = says("```\nprint(1\n```\n")
+    broken = says("word.py\n```\nprint(1\n```\n")
+    right = says(f"word.py\n```\nprint(1)\n```\n\n{OUT}\n```\n{WRITTEN}\n```\n\nThe word is {ENDS_WITH}.")
+    seen = ("", "No filename provided", "Fix any errors")
+    return Scenario("edits", (nameless, broken, right), writes=WRITTEN, seen=seen)
+
+
+def react_loop(name: str) -> Scenario:
+    """Tools called in plain text, in the format of DSPy: both cities, the end of the loop, and the answer."""
+
+    def acts(tool: str, **arguments: str) -> Answer:
+        fields = {"next_thought": "Go on.", "next_tool_name": tool, "next_tool_args": json.dumps(arguments)}
+        return _fields(fields)
+
+    answers = (
+        acts("weather", city="Paris"),
+        acts("weather", city="Oslo"),
+        acts("finish"),
+        _fields({"reasoning": "Both are known.", "answer": str(END["text"])}),
+    )
+    observed = [f"[[ ## observation_{turn} ## ]]\n{result}" for turn, result in enumerate((*RESULTS, "Completed."))]
+    return Scenario(name, answers, seen=("", *observed))
+
+
+def _fields(fields: dict[str, str]) -> Answer:
+    return says("\n\n".join(f"[[ ## {name} ## ]]\n{value}" for name, value in fields.items()))
+
+
 def write_answers(path: Path, rules: list[tuple[str, Path, Scenario]]) -> None:
     """Write the file of answers. Each scenario comes with the mark in its prompt and its working folder."""
     lines = []
     for mark, work, scenario in rules:
         for number, answer in enumerate(scenario.answers):
             when: Answer = {"user_contains": mark}
-            if len(scenario.answers) > 1:
+            if scenario.seen:
+                when["user_contains"] = scenario.seen[number] or mark
+            elif len(scenario.answers) > 1:
                 when["tool_results"] = number
             if "tool_calls" in answer:
                 when["offers_tool"] = answer["tool_calls"][0]["name"]
-            table = {"when": when, **answer}
+            table = {"when": when, **({"times": 1} if scenario.seen else {}), **answer}
             lines += ["[[answers]]", *[f"{name} = {_toml(value)}" for name, value in table.items()]]
             lines = [line.replace("$work", str(work)) for line in lines]
     # Calls beside the loop, such as for a title.

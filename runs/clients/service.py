@@ -23,6 +23,7 @@ CONFIG = """
 [gateway]
 port = {port}
 key_hashes = ["{key_hash}"]
+cors_origins = ["{page_origin}"]
 
 [[models]]
 name = "{model}"
@@ -39,6 +40,7 @@ seats = 16
 class Service:
     url: str
     engine_url: str
+    page_origin: str  # from where web pages may call
 
     def count_calls(self) -> int:
         """The calls that reached the engine, without probes."""
@@ -49,11 +51,17 @@ class Service:
 @contextmanager
 def running_service(folder: Path, answers: Path) -> Iterator[Service]:
     port, engine_port = free_port(), free_port()
+    page_origin = f"http://localhost:{free_port()}"
     engine_url = f"http://127.0.0.1:{engine_port}"
     config = folder / "headway.toml"
     config.write_text(
         CONFIG.format(
-            port=port, key_hash=key_hash(KEY.encode()), model=MODEL, max_model_len=MAX_MODEL_LEN, engine_url=engine_url
+            port=port,
+            key_hash=key_hash(KEY.encode()),
+            page_origin=page_origin,
+            model=MODEL,
+            max_model_len=MAX_MODEL_LEN,
+            engine_url=engine_url,
         )
     )
     engine = [sys.executable, "-m", "headway", "mock-engine", "--port", str(engine_port), "--model", MODEL]
@@ -62,4 +70,4 @@ def running_service(folder: Path, answers: Path) -> Iterator[Service]:
         process(engine, f"{engine_url}/health"),
         process([sys.executable, "-m", "headway", "serve", "--config", str(config)], f"http://127.0.0.1:{port}/ready"),
     ):
-        yield Service(f"http://127.0.0.1:{port}", engine_url)
+        yield Service(f"http://127.0.0.1:{port}", engine_url, page_origin)

@@ -23,6 +23,7 @@ from runs.clients.scenarios import (
     edit_loop,
     file_loop,
     parsed,
+    proof,
     react_loop,
     text,
     tool_loop,
@@ -50,6 +51,7 @@ class Client:
 
 
 LOOP, ANTHROPIC_LOOP = tool_loop("tool loop"), tool_loop("tool loop, Anthropic")
+PROOF = proof()
 STREAMED_LOOP = tool_loop("tool loop, streamed")
 TASK = f"Write the word of {NOTES} into {OUT}."
 
@@ -78,14 +80,14 @@ CLIENTS = (
         "openai-python",
         "PyPI",
         ("openai==3.49.0",),
-        (text("stream"), LOOP, parsed("parsed")),
+        (text("stream"), LOOP, parsed("parsed"), PROOF),
         driver="openai_python.py",
     ),
     Client(
         "anthropic-python",
         "PyPI",
         ("anthropic==2.8.0",),
-        (text("stream"), LOOP, STREAMED_LOOP),
+        (text("stream"), LOOP, STREAMED_LOOP, PROOF),
         driver="anthropic_python.py",
     ),
     Client(
@@ -113,29 +115,29 @@ CLIENTS = (
         "openai-node",
         "npm",
         ("openai@7.53.0", "zod@4.6.7"),
-        (text("stream"), LOOP, STREAMED_LOOP, parsed("parsed")),
+        (text("stream"), LOOP, STREAMED_LOOP, parsed("parsed"), PROOF),
         driver="openai_node.mjs",
     ),
     Client(
         "anthropic-node",
         "npm",
         ("@anthropic-ai/sdk@1.9.0", "zod@4.6.7"),
-        (text("stream"), LOOP, STREAMED_LOOP),
+        (text("stream"), LOOP, STREAMED_LOOP, PROOF),
         driver="anthropic_node.mjs",
     ),
     Client(
         "langchain",
         "PyPI",
         ("langchain-openai==1.7.3", "langchain-anthropic==1.7.7"),
-        (LOOP, ANTHROPIC_LOOP, text("completion")),
+        (LOOP, ANTHROPIC_LOOP, text("completion"), PROOF),
         driver="langchain_client.py",
     ),
-    Client("openai-agents", "PyPI", ("openai-agents==0.24.0",), (LOOP,), driver="openai_agents_client.py"),
+    Client("openai-agents", "PyPI", ("openai-agents==0.24.0",), (LOOP, PROOF), driver="openai_agents_client.py"),
     Client(
         "pydantic-ai",
         "PyPI",
         ("pydantic-ai-slim[openai,anthropic]==2.66.0",),
-        (LOOP, ANTHROPIC_LOOP),
+        (LOOP, ANTHROPIC_LOOP, PROOF),
         driver="pydantic_ai_client.py",
     ),
     Client(
@@ -145,6 +147,7 @@ CLIENTS = (
         (
             Scenario("object by tool", (calls("City", city="Paris", degrees=21),), prints="Paris: 21"),
             parsed("parsed"),
+            Scenario("proof", parsed("parsed").answers, prints=PROOF.prints),
         ),
         driver="instructor_client.py",
     ),
@@ -158,7 +161,7 @@ CLIENTS = (
             "@ai-sdk/openai-compatible@3.0.90",
             "zod@4.6.7",
         ),
-        (LOOP, tool_loop("tool loop, openai-compatible"), ANTHROPIC_LOOP),
+        (LOOP, tool_loop("tool loop, openai-compatible"), ANTHROPIC_LOOP, PROOF),
         driver="ai_sdk.mjs",
     ),
     Client(
@@ -203,24 +206,26 @@ CLIENTS = (
         files={"$home/.pi/agent/models.json": json.dumps(PI)},
     ),
     # Versions from 1.103 on want a certifi that is not released.
-    Client("litellm", "PyPI", ("litellm==1.102.4",), (LOOP, ANTHROPIC_LOOP), driver="litellm_client.py"),
+    Client("litellm", "PyPI", ("litellm==1.102.4",), (LOOP, ANTHROPIC_LOOP, PROOF), driver="litellm_client.py"),
     Client(
         "smolagents",
         "PyPI",
         ("smolagents[openai]==1.26.0",),
         # It ends with a tool of its own, and sends results as messages of the user.
-        (tool_loop("tool loop", calls("final_answer", answer=END["text"]), ("", *RESULTS)),),
+        (tool_loop("tool loop", calls("final_answer", answer=END["text"]), ("", *RESULTS)), PROOF),
         driver="smolagents_client.py",
     ),
     Client(
         "autogen",
         "PyPI",
         ("autogen-agentchat==0.7.5", "autogen-ext[openai]==0.7.5"),
-        (LOOP, STREAMED_LOOP),
+        (LOOP, STREAMED_LOOP, PROOF),
         driver="autogen_client.py",
     ),
-    Client("llama-index", "PyPI", ("llama-index-llms-openai-like==0.8.1",), (LOOP,), driver="llama_index_client.py"),
-    Client("dspy", "PyPI", ("dspy==3.4.1",), (react_loop("tool loop, as text"),), driver="dspy_client.py"),
+    Client(
+        "llama-index", "PyPI", ("llama-index-llms-openai-like==0.8.1",), (LOOP, PROOF), driver="llama_index_client.py"
+    ),
+    Client("dspy", "PyPI", ("dspy==3.4.1",), (react_loop("tool loop, as text"), PROOF), driver="dspy_client.py"),
     Client(
         "aider",
         "PyPI",
@@ -243,7 +248,7 @@ CLIENTS = (
         "browser",
         "npm",
         ("openai@7.53.0", "esbuild@0.28.2", "playwright-core@1.65.1"),
-        (LOOP, STREAMED_LOOP, text("stream, fetch")),
+        (LOOP, STREAMED_LOOP, text("stream, fetch"), PROOF),
         driver="browser.mjs",
         program="chromium",
         settings={"PAGE_ORIGIN": "$page_origin", "CHROMIUM": "$program"},

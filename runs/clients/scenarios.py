@@ -52,6 +52,11 @@ def parsed(name: str) -> Scenario:
     return Scenario(name, (says(CITY),), prints="Paris: 21")
 
 
+def proof() -> Scenario:
+    """The client's user finds the tier that was served, in each place that docs/how-to/use-your-client.md shows."""
+    return Scenario("proof", (END,), prints="proof: standard")
+
+
 def tool_loop(name: str, end: Answer = END, seen: tuple[str, ...] = ()) -> Scenario:
     """Three turns: a call of a tool after reasoning, one after some text, and the end."""
     first = {**calls("weather", city="Paris"), "reasoning": "Both cities are needed."}

@@ -2,9 +2,9 @@
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAI } from "@ai-sdk/openai";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
-import { stepCountIs, streamText, tool } from "ai";
+import { generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
-import { drive, key, model, prompt, v1, weather } from "./given.mjs";
+import { drive, key, model, prompt, proof, v1, weather } from "./given.mjs";
 
 const tools = { weather: tool({ inputSchema: z.object({ city: z.string() }), execute: weather }) };
 const loop = (chosen) => async () => {
@@ -13,8 +13,26 @@ const loop = (chosen) => async () => {
   return result.text;
 };
 
+const openai = createOpenAI({ baseURL: v1, apiKey: key }).chat(model);
+const compatible = createOpenAICompatible({ name: "headway", baseURL: v1, apiKey: key })(model);
+const anthropic = createAnthropic({ baseURL: v1, apiKey: key })(model);
+
 await drive({
-  "tool loop": loop(createOpenAI({ baseURL: v1, apiKey: key }).chat(model)),
-  "tool loop, openai-compatible": loop(createOpenAICompatible({ name: "headway", baseURL: v1, apiKey: key })(model)),
-  "tool loop, Anthropic": loop(createAnthropic({ baseURL: v1, apiKey: key })(model)),
+  "tool loop": loop(openai),
+  "tool loop, openai-compatible": loop(compatible),
+  "tool loop, Anthropic": loop(anthropic),
+  proof: async () => {
+    const [ofOpenAI, ofCompatible, ofAnthropic] = [openai, compatible, anthropic].map((chosen) =>
+      streamText({ model: chosen, prompt }),
+    );
+    await Promise.all([ofOpenAI, ofCompatible, ofAnthropic].map((stream) => stream.consumeStream()));
+    return proof({
+      "header, OpenAI": (await generateText({ model: openai, prompt })).response.headers["headway-tier-served"],
+      "header, OpenAI, streamed": (await ofOpenAI.response).headers["headway-tier-served"],
+      "header, openai-compatible, streamed": (await ofCompatible.response).headers["headway-tier-served"],
+      "openai-compatible": (await generateText({ model: compatible, prompt })).usage.raw.headway.tier_served,
+      Anthropic: (await generateText({ model: anthropic, prompt })).usage.raw.headway.tier_served,
+      "Anthropic, streamed": (await ofAnthropic.usage).raw.headway.tier_served,
+    });
+  },
 });

@@ -2,7 +2,7 @@
 import Anthropic from "@anthropic-ai/sdk";
 import { betaZodTool } from "@anthropic-ai/sdk/helpers/beta/zod";
 import { z } from "zod";
-import { drive, key, model, prompt, url, weather } from "./given.mjs";
+import { drive, key, model, prompt, proof, url, weather } from "./given.mjs";
 
 const client = new Anthropic({ baseURL: url, apiKey: key });
 const messages = [{ role: "user", content: prompt }];
@@ -20,5 +20,19 @@ await drive({
       message = await stream.finalMessage();
     }
     return textOf(message);
+  },
+  proof: async () => {
+    const { data, response } = await client.messages.create(ask()).withResponse();
+    const stream = client.messages.stream(ask());
+    let streamed;
+    stream.on("streamEvent", (event) => {
+      if (event.type === "message_delta") streamed = event.usage.headway.tier_served;
+    });
+    return proof({
+      "final message": (await stream.finalMessage()).usage.speed,
+      whole: data.usage.headway.tier_served,
+      streamed,
+      header: response.headers.get("headway-tier-served"),
+    });
   },
 });

@@ -1,7 +1,7 @@
 """anthropic: streams through its helper, its tool runner whole and streamed."""
 
 from anthropic import Anthropic, beta_tool
-from given import KEY, MODEL, PROMPT, URL, drive, weather
+from given import KEY, MODEL, PROMPT, URL, drive, proof, weather
 
 client = Anthropic(base_url=URL, api_key=KEY)
 MESSAGES = [{"role": "user", "content": PROMPT}]
@@ -35,4 +35,22 @@ def streamed_tool_runner() -> str:
     return text_of(message)
 
 
-drive({"stream": stream, "tool loop": tool_runner, "tool loop, streamed": streamed_tool_runner})
+def proofs() -> str:
+    request = {"model": MODEL, "max_tokens": 1000, "messages": MESSAGES}
+    raw = client.messages.with_raw_response.create(**request)
+    with client.messages.stream(**request) as events:
+        delta = next(event for event in events if event.type == "message_delta")
+        return proof(
+            {
+                "whole": raw.parse().usage.headway["tier_served"],
+                "streamed": delta.usage.headway["tier_served"],
+                "final message": events.get_final_message().usage.speed,
+                "header": raw.headers["headway-tier-served"],
+                "header of a stream": events.response.headers["headway-tier-served"],
+            }
+        )
+
+
+drive(
+    {"stream": stream, "tool loop": tool_runner, "tool loop, streamed": streamed_tool_runner, "proof": proofs},
+)

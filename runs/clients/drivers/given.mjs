@@ -10,6 +10,14 @@ export function weather({ city }) {
   return `${degrees[city]} degrees`;
 }
 
+// What the proof says, if it says the same in every place where the documentation shows it.
+export function proof(tiers) {
+  if (Object.values(tiers).some((tier) => tier !== "standard")) {
+    throw new Error(`the proofs say ${JSON.stringify(tiers)}`);
+  }
+  return "proof: standard";
+}
+
 // Runs the scenario. A loop must have called the tool for both cities, in this order.
 export async function drive(scenarios) {
   const answer = await scenarios[scenario]();

@@ -25,6 +25,13 @@ def weather(city: str) -> str:
     return f"{DEGREES[city]} degrees"
 
 
+def proof(tiers: dict[str, str]) -> str:
+    """What the proof says, if it says the same in every place where the documentation shows it."""
+    if set(tiers.values()) != {"standard"}:
+        sys.exit(f"the proofs say {tiers}")
+    return "proof: standard"
+
+
 def drive(scenarios: dict[str, Callable[[], object]]) -> None:
     """Run the scenario. A loop must have called the tool for both cities, in this order."""
     answer = scenarios[SCENARIO]()

@@ -1,6 +1,6 @@
 """LangChain: ChatOpenAI and ChatAnthropic with a tool, and OpenAI() for completions."""
 
-from given import KEY, MODEL, PROMPT, URL, V1, drive, weather
+from given import KEY, MODEL, PROMPT, URL, V1, drive, proof, weather
 from langchain_anthropic import ChatAnthropic
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import tool
@@ -19,8 +19,22 @@ def tool_loop(model: object) -> str:
         messages += [answer, *[the_tool.invoke(call) for call in answer.tool_calls]]
 
 
+def proofs() -> str:
+    chat = ChatOpenAI(base_url=V1, api_key=KEY, model=MODEL, include_response_headers=True)
+    messages = ChatAnthropic(base_url=URL, api_key=KEY, model=MODEL)
+    first, *rest = chat.stream(PROMPT)
+    return proof(
+        {
+            "OpenAI": chat.invoke(PROMPT).response_metadata["token_usage"]["headway"]["tier_served"],
+            "OpenAI, streamed": sum(rest, first).response_metadata["headers"]["headway-tier-served"],
+            "Anthropic": messages.invoke(PROMPT).response_metadata["usage"]["headway"]["tier_served"],
+        }
+    )
+
+
 drive(
     {
+        "proof": proofs,
         "tool loop": lambda: tool_loop(ChatOpenAI(base_url=V1, api_key=KEY, model=MODEL)),
         "tool loop, Anthropic": lambda: tool_loop(ChatAnthropic(base_url=URL, api_key=KEY, model=MODEL)),
         "completion": lambda: OpenAI(base_url=V1, api_key=KEY, model=MODEL).invoke(PROMPT),

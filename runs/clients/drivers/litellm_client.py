@@ -3,7 +3,7 @@
 import json
 
 import litellm
-from given import KEY, MODEL, PROMPT, URL, V1, WEATHER_SCHEMA, drive, weather
+from given import KEY, MODEL, PROMPT, URL, V1, WEATHER_SCHEMA, drive, proof, weather
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": WEATHER_SCHEMA}}]
 OPENAI = {"model": f"openai/{MODEL}", "api_base": V1, "api_key": KEY}
@@ -23,4 +23,23 @@ def tool_loop(where: dict[str, str]) -> str:
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
 
 
-drive({"tool loop": lambda: tool_loop(OPENAI), "tool loop, Anthropic": lambda: tool_loop(ANTHROPIC)})
+def proofs() -> str:
+    messages = [{"role": "user", "content": PROMPT}]
+    whole = litellm.completion(messages=messages, **OPENAI)
+    others = {
+        "OpenAI, streamed": litellm.completion(messages=messages, stream=True, **OPENAI),
+        "Anthropic": litellm.completion(messages=messages, **ANTHROPIC),
+        "Anthropic, streamed": litellm.completion(messages=messages, stream=True, **ANTHROPIC),
+    }
+    headers = {name: answer._hidden_params["additional_headers"] for name, answer in others.items()}
+    tiers = {name: found["llm_provider-headway-tier-served"] for name, found in headers.items()}
+    return proof({"OpenAI": whole.usage.headway["tier_served"], **tiers})
+
+
+drive(
+    {
+        "tool loop": lambda: tool_loop(OPENAI),
+        "tool loop, Anthropic": lambda: tool_loop(ANTHROPIC),
+        "proof": proofs,
+    }
+)

@@ -2,8 +2,9 @@
 
 import asyncio
 
-from given import KEY, MODEL, PROMPT, V1, drive, weather
+from given import KEY, MODEL, PROMPT, V1, drive, proof, weather
 from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai_like import OpenAILike
 
 # Without the last two it asks for completions, and in plain text.
@@ -14,4 +15,8 @@ async def tool_loop() -> str:
     return str(await FunctionAgent(tools=[weather], llm=llm).run(PROMPT))
 
 
-drive({"tool loop": lambda: asyncio.run(tool_loop())})
+def proofs() -> str:
+    return proof({"whole": llm.chat([ChatMessage(role="user", content=PROMPT)]).raw.usage.headway["tier_served"]})
+
+
+drive({"tool loop": lambda: asyncio.run(tool_loop()), "proof": proofs})

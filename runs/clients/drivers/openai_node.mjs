@@ -2,7 +2,7 @@
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
-import { drive, key, model, prompt, v1, weather } from "./given.mjs";
+import { drive, key, model, prompt, proof, v1, weather } from "./given.mjs";
 
 const client = new OpenAI({ baseURL: v1, apiKey: key });
 const messages = [{ role: "user", content: prompt }];
@@ -21,5 +21,14 @@ await drive({
     const completion = await client.chat.completions.parse({ model, messages, response_format });
     const { city, degrees } = completion.choices[0].message.parsed;
     return `${city}: ${degrees}`;
+  },
+  proof: async () => {
+    const { data, response } = await client.chat.completions.create({ model, messages }).withResponse();
+    const stream = client.chat.completions.stream({ model, messages, stream_options: { include_usage: true } });
+    return proof({
+      whole: data.usage.headway.tier_served,
+      streamed: (await stream.finalChatCompletion()).usage.headway.tier_served,
+      header: response.headers.get("headway-tier-served"),
+    });
   },
 });

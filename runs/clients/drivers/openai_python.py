@@ -2,7 +2,7 @@
 
 import json
 
-from given import KEY, MODEL, PROMPT, V1, WEATHER_SCHEMA, drive, weather
+from given import KEY, MODEL, PROMPT, V1, WEATHER_SCHEMA, drive, proof, weather
 from openai import OpenAI
 from pydantic import BaseModel
 
@@ -44,4 +44,21 @@ def parsed() -> str:
     return f"{city.city}: {city.degrees}"
 
 
-drive({"stream": stream, "tool loop": tool_loop, "parsed": parsed})
+def proofs() -> str:
+    request = {"model": MODEL, "messages": [{"role": "user", "content": PROMPT}]}
+    raw = client.chat.completions.with_raw_response.create(**request)
+    with_usage = {**request, "stream_options": {"include_usage": True}}
+    with client.chat.completions.stream(**with_usage) as events:
+        streamed = events.get_final_completion()
+    *_, last_chunk = client.chat.completions.create(**with_usage, stream=True)
+    return proof(
+        {
+            "whole": raw.parse().usage.headway["tier_served"],
+            "streamed": streamed.usage.headway["tier_served"],
+            "last chunk": last_chunk.usage.headway["tier_served"],
+            "header": raw.headers["headway-tier-served"],
+        }
+    )
+
+
+drive({"stream": stream, "tool loop": tool_loop, "parsed": parsed, "proof": proofs})

@@ -205,7 +205,7 @@ CLIENTS = (
         ),
         files={"$home/.pi/agent/models.json": json.dumps(PI)},
     ),
-    # Versions from 1.103 on want a certifi that is not released.
+    # The releases tried from 1.103.11 to 1.109.1 want a certifi that PyPI does not have.
     Client("litellm", "PyPI", ("litellm==1.102.4",), (LOOP, ANTHROPIC_LOOP, PROOF), driver="litellm_client.py"),
     Client(
         "smolagents",

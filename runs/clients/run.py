@@ -26,6 +26,7 @@ from rich.text import Text
 
 from runs.clients.catalog import CLIENTS, KEY, MODEL, TASK, Client
 from runs.clients.environments import NotInstalled, ensure_client
+from runs.clients.pasted import PASTED, read_blocks
 from runs.clients.scenarios import NOTES, OUT, Scenario, write_answers
 from runs.clients.service import Service, running_service
 from runs.measure.verdict import Verdict, finish, none_of
@@ -77,7 +78,7 @@ class Attempt:
     @property
     def mark(self) -> str:
         """What the engine tells this attempt's calls by."""
-        return f"[{self.client.name}: {self.scenario.name}]"
+        return self.scenario.asks or f"[{self.client.name}: {self.scenario.name}]"
 
     @property
     def work(self) -> Path:
@@ -113,14 +114,14 @@ class Attempt:
         self.work.mkdir(parents=True)
         home.mkdir()
         (self.work / NOTES).write_text("The word is goose.\n")
-        for path, content in self.client.files.items():
-            Path(fill(path)).parent.mkdir(parents=True, exist_ok=True)
-            Path(fill(path)).write_text(fill(content))
-        environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-        environ |= {"HOME": str(home)} | {name: fill(value) for name, value in self.client.settings.items()}
-        if self.client.driver:
-            environ |= {"HEADWAY_URL": service.url, "HEADWAY_KEY": KEY, "HEADWAY_MODEL": MODEL}
-        status, output = _run(self._command(environment, fill), self.work, environ, self.client.timeout_s)
+        environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ} | {"HOME": str(home)}
+        if self.scenario is PASTED:
+            block = read_blocks()[self.client.name]
+            command = block.command(environment, self.work, service.url, KEY)
+        else:
+            environ |= self._set_up(service, fill)
+            command = self._command(environment, fill)
+        status, output = _run(command, self.work, environ, self.client.timeout_s)
         if status != 0:
             return f"exit {status}: {output[-KEPT_CHARS:]}"
         if self.scenario.prints not in output:
@@ -129,6 +130,16 @@ class Attempt:
         if self.scenario.writes and not (out.exists() and self.scenario.writes in out.read_text()):
             return f"{OUT} was not written as told"
         return ""
+
+    def _set_up(self, service: Service, fill: Callable[[str], str]) -> dict[str, str]:
+        """Write the client's files. Returns its settings."""
+        for path, content in self.client.files.items():
+            Path(fill(path)).parent.mkdir(parents=True, exist_ok=True)
+            Path(fill(path)).write_text(fill(content))
+        settings = {name: fill(value) for name, value in self.client.settings.items()}
+        if self.client.driver:
+            settings |= {"HEADWAY_URL": service.url, "HEADWAY_KEY": KEY, "HEADWAY_MODEL": MODEL}
+        return settings
 
     def _command(self, environment: Path, fill: Callable[[str], str]) -> list[str]:
         if not self.client.driver:
@@ -141,6 +152,10 @@ class Attempt:
                 shutil.copy(file, environment)
             command = ["node", str(environment / driver.name)]
         return [*command, self.scenario.name, fill("$prompt")]
+
+
+def scenarios_of(client: Client) -> tuple[Scenario, ...]:
+    return (*client.scenarios, PASTED) if client.name in read_blocks() else client.scenarios
 
 
 def _run(command: list[str], work: Path, environ: dict[str, str], timeout_s: float) -> tuple[int | str, str]:
@@ -175,7 +190,7 @@ def main(names: list[str]) -> int:
         attempts = [
             Attempt(client, scenario, Path(folder) / client.name / str(number))
             for client in chosen
-            for number, scenario in enumerate(client.scenarios)
+            for number, scenario in enumerate(scenarios_of(client))
         ]
         answers = Path(folder) / "answers.toml"
         write_answers(answers, [(one.mark, one.work, one.scenario) for one in attempts])
@@ -185,7 +200,8 @@ def main(names: list[str]) -> int:
             for attempt in attempts:
                 progress.update(bar, description=f"{attempt.client.name}: {attempt.scenario.name}")
                 rows.append(attempt.run(service))
-                progress.console.print(f"{attempt.mark} {rows[-1].outcome}", highlight=False, markup=False)
+                done = f"{attempt.client.name}: {attempt.scenario.name}: {rows[-1].outcome}"
+                progress.console.print(done, highlight=False, markup=False)
                 progress.advance(bar)
     table = Table("client", "version", "scenario", "", "calls", "why", title="Real clients through the gateway")
     for row in rows:

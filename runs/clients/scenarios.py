@@ -27,6 +27,7 @@ class Scenario:
     answers: tuple[Answer, ...]
     prints: str = ENDS_WITH
     writes: str = ""  # what is in OUT at the end
+    asks: str = ""  # its own prompt, which the engine knows it by
     # For clients that send no tool results as such: text in the user's last message at each turn, where empty the mark.
     seen: tuple[str, ...] = ()
 

@@ -86,7 +86,7 @@ async def handle(request: Request, client: Client) -> Receipt:
     receipt = make_receipt(
         grant, "finished", meter, is_delivered=True, reader_was_slow=False, seat_us=0, answer_s=0.0, boardings=1
     )
-    await client.send_whole(b"application/json", meter.end(receipt), grant)
+    await client.send_whole(b"application/json", meter.end(receipt), receipt)
     return receipt
 
 

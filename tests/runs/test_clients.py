@@ -13,7 +13,8 @@ import pytest
 
 from runs.clients.catalog import CLIENTS, Client
 from runs.clients.environments import NotInstalled, ensure_client
-from runs.clients.run import MUST_BE_THERE, Attempt
+from runs.clients.pasted import read_blocks
+from runs.clients.run import MUST_BE_THERE, Attempt, scenarios_of
 from runs.clients.scenarios import write_answers
 from runs.clients.service import running_service
 
@@ -24,16 +25,23 @@ def test_the_clients_that_must_be_there_are_in_the_catalogue() -> None:
     assert {client.name for client in CHOSEN} == MUST_BE_THERE == {"openai-python", "anthropic-python", "claude-code"}
 
 
+def test_every_client_has_its_block_in_the_how_to() -> None:
+    # A web page is not one block: it needs a setting of the gateway and a page.
+    assert read_blocks().keys() == {client.name for client in CLIENTS} - {"browser"}
+
+
 @pytest.mark.clients
 @pytest.mark.parametrize("client", [pytest.param(client, id=client.name) for client in CHOSEN])
 def test_every_scenario_of_the_client_passes(client: Client, tmp_path: Path) -> None:
-    attempts = [Attempt(client, scenario, tmp_path / str(number)) for number, scenario in enumerate(client.scenarios)]
+    attempts = [
+        Attempt(client, scenario, tmp_path / str(number)) for number, scenario in enumerate(scenarios_of(client))
+    ]
     answers = tmp_path / "answers.toml"
     write_answers(answers, [(one.mark, one.work, one.scenario) for one in attempts])
     with running_service(tmp_path, answers) as service:
         rows = [attempt.run(service) for attempt in attempts]
     assert [row for row in rows if row.outcome != "passed"] == []
-    assert {row.scenario for row in rows} == {scenario.name for scenario in client.scenarios}
+    assert {row.scenario for row in rows} == {scenario.name for scenario in scenarios_of(client)}
 
 
 COMMAND_CLIENT = Client(

@@ -185,6 +185,7 @@ class Request:
     session: Session = NO_SESSION
     is_tier_open: bool = False  # no field of the request asks for a tier: a header, the model's name or the key may
     is_whole_timed: bool = True  # engines report the timing of an answer in one piece
+    limit_field: str = "max_tokens"  # the dialect's field for `max_output_tokens`
 
 
 def stream_speed_tps(output_tokens: int, first_at: float | None, last_at: float | None) -> float | None:

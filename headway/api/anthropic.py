@@ -33,7 +33,7 @@ from headway.api.proof import proof_headers
 from headway.core.rate_limit import RateLimit
 from headway.core.types import EXPRESS, Call, Tier
 from headway.errors import EngineAnswered, HeadwayError, InvalidRequest
-from headway.wire import Collect, Grant, Request, at_tier
+from headway.wire import AnswerForm, Collect, Grant, Request, at_tier
 
 # --- request fields --------------------------------------------------------------------------------------------------
 
@@ -261,6 +261,6 @@ def error_body(error: HeadwayError, call_id: str) -> bytes:
     return _encode({"type": "error", "error": told, "request_id": call_id})
 
 
-def error_event(error: HeadwayError, call_id: str) -> bytes:
+def error_event(error: HeadwayError, call_id: str, _form: AnswerForm | None = None) -> bytes:
     """An error in a stream that has begun. No message_stop follows it."""
     return b"event: error\ndata: " + error_body(error, call_id) + b"\n\n"

@@ -16,7 +16,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from headway.api import anthropic, limits, openai
+from headway.api import anthropic, limits, openai, responses
 from headway.api.auth import FindKey, Keys
 from headway.api.body import Receive, decompress, read_body
 from headway.api.check_time import CheckTime
@@ -33,7 +33,6 @@ from headway.api.utf8 import is_utf8
 from headway.auto.requests import CallRungs
 from headway.config import Config
 from headway.core.rate_limit import TokenLimit
-from headway.core.types import Call
 from headway.errors import Forbidden, HeadwayError, InternalError, InvalidRequest, Refused, UnknownModel, WrongMethod
 from headway.ledger.keys import Key
 from headway.wire import Client, NoSeat, Receipt, Request, for_model, with_fields
@@ -42,7 +41,7 @@ MISSING = "Object missing required field `"
 UNKNOWN = "Object contains unknown field `"
 
 METRICS_TYPE = b"text/plain; version=0.0.4"
-DIALECTS: tuple[Dialect, ...] = (anthropic, openai)  # the first that claims an unknown path answers it
+DIALECTS: tuple[Dialect, ...] = (anthropic, responses, openai)  # the first that claims an unknown path answers it
 
 Handle = Callable[[Request, Client], Awaitable[Receipt]]
 HandleAuto = Callable[[CallRungs, Client], Awaitable[Receipt]]
@@ -120,7 +119,7 @@ class App:
         connection = cast(Connection, scope["state"]["connection"])
         client = HTTPClient(connection, send, id_headers + self._origins.headers(headers), dialect.answer_headers)
         connection.task = asyncio.current_task()
-        call: Call | None = None
+        request: Request | CallRungs | None = None
         try:
             self._origins.check(scope)
             if route is None:
@@ -135,21 +134,20 @@ class App:
                     client.headers.append((b"headway-ignored", ", ".join(ignored).encode()))
                 if not connection.pipeline:
                     connection.flow.resume_reading()  # paused after a large body, it would not see the client leave
-                call = request.call
                 if isinstance(request, CallRungs):
                     await self._handle_auto(request, client)
                 else:
                     await self._handle(request, client)
         except HeadwayError as error:
-            await _answer_error(client, dialect, error, call_id, call)
+            await _answer_error(client, dialect, error, call_id, request)
         except Exception as error:  # noqa: BLE001 (it is logged below)
             # A fault in Headway. The client is told in its dialect, as of any other error.
             self._faults.write(f"call {call_id} failed", error)
-            await _answer_error(client, dialect, InternalError(), call_id, call)
+            await _answer_error(client, dialect, InternalError(), call_id, request)
         except asyncio.CancelledError:
             if not connection.transport.is_closing():
                 # The drain timeout is over. Tell the client; uvicorn closes the connection.
-                await _answer_error(client, dialect, Refused("draining", 1), call_id, call)
+                await _answer_error(client, dialect, Refused("draining", 1), call_id, request)
         finally:
             if connection.task is asyncio.current_task():  # else it is the next request's
                 connection.task = None
@@ -186,6 +184,10 @@ class App:
             if self._has_ledger:  # only the bill has sessions
                 request = replace(request, session=read_session(body, headers))
             if request.call.model in self._models.autos:
+                if route.dialect is responses:
+                    raise InvalidRequest(
+                        "Auto models are not offered on `/v1/responses`: use chat or Messages.", "model"
+                    )
                 return self._rungs(route, cleaned.body, request, key), cleaned.ignored
             return request, cleaned.ignored
         finally:
@@ -226,7 +228,7 @@ class App:
         if has_budget and max_output_tokens is None:
             # The highest possible cost of a call must be known before it is served.
             max_output_tokens = self._models.by_name[call.model].max_output_tokens
-            body = with_fields(body, {"max_tokens": max_output_tokens})
+            body = with_fields(body, {request.limit_field: max_output_tokens})
         call = replace(
             call,
             tenant=key.id,
@@ -329,21 +331,22 @@ def _dialect_of(path: str, headers: Headers) -> Dialect:
 
 
 async def _answer_error(
-    client: HTTPClient, dialect: Dialect, error: HeadwayError, call_id: str, call: Call | None
+    client: HTTPClient, dialect: Dialect, error: HeadwayError, call_id: str, request: Request | CallRungs | None
 ) -> None:
     if client.started and not client.is_streaming:
         client.abandon()  # a whole answer is under way: all that can be told is that it is cut off
         return
     with suppress(asyncio.CancelledError):  # the client leaves meanwhile, or the drain timeout is over
         if client.started:
-            client.write(dialect.error_event(error, call_id))
+            form = request.form if isinstance(request, Request) else None
+            client.write(dialect.error_event(error, call_id, form))
             await client.end_stream()
             return
         headers = [(b"allow", error.allow.encode())] if isinstance(error, WrongMethod) else []
         if isinstance(error, Refused):
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
-        if isinstance(error, NoSeat) and call is not None:
-            explain_no_seat(error, call)
-            headers += dialect.limit_headers(call.tier, error.rate_limit)
+        if isinstance(error, NoSeat) and request is not None:
+            explain_no_seat(error, request.call)
+            headers += dialect.limit_headers(request.call.tier, error.rate_limit)
         body = dialect.error_body(error, call_id)
         await client.send_page(dialect.error_status(error), b"application/json", body, headers)

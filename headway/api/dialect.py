@@ -17,7 +17,7 @@ from headway.api.fields import Cleaned, RequestFields
 from headway.core.rate_limit import RateLimit
 from headway.core.types import Tier
 from headway.errors import EngineAnswered, EngineFailed, EngineLost, HeadwayError
-from headway.wire import Grant, Request
+from headway.wire import AnswerForm, Grant, Request
 
 Headers = dict[bytes, bytes]
 HeaderList = list[tuple[bytes, bytes]]
@@ -26,7 +26,12 @@ NO_PARAMS: Params = {}
 MAX_ERROR_BYTES = 64 * 1024  # of an engine's error body, from which the message is read
 MAX_MESSAGE_CHARS = 200  # of its message, in the log
 
-CONTEXT_EXCEEDED = ("maximum context length", "maximum model length", "context length is only")
+CONTEXT_EXCEEDED = (
+    "maximum context length",
+    "maximum model length",
+    "context length is only",
+    "exceeds the max_model_len",
+)
 TOKENS_OF_PROMPT = re.compile(
     r"context length is (?P<maximum>\d{1,12}) tokens\D{1,200}?(?P<tokens>\d{1,12}) input tokens"
 )
@@ -81,8 +86,8 @@ class Dialect(Protocol):
 
     def error_body(self, error: HeadwayError, call_id: str) -> bytes: ...
 
-    def error_event(self, error: HeadwayError, call_id: str) -> bytes:
-        """An error in a stream that has begun."""
+    def error_event(self, error: HeadwayError, call_id: str, form: AnswerForm | None, /) -> bytes:
+        """An error in a stream that has begun. `form` is the form of its answer, if it is known."""
 
 
 def engine_error(body: bytes) -> dict[str, str]:

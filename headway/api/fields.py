@@ -40,6 +40,7 @@ MAX_BLANKS = 64  # before the first value of a list, to tell its kind
 
 OBJECT, LIST = b"{["
 NULL = Raw(b"null")
+LEFT_OUT = object()
 # The members of an object: as they came, or an object or a list of objects that has been looked at.
 Members = dict[str, Any]
 _read_object = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -70,6 +71,7 @@ class FieldNames:
     refused_types: Mapping[str, str]  # the `type` of an object, such as a content part, and what to do instead
     moved: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     alone: frozenset[str] = frozenset()
+    ignored_types: frozenset[str] = frozenset()  # the `type` of items that are left out of a list, such as hosted tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,15 +190,30 @@ class _Sorting:
             members[name] = self.clean(kind, value if isinstance(value, dict) else _read_object(value), where)
         elif start == LIST:
             _check_objects(value)  # other items could be small and many
-            members[name] = [self._clean_item(kind, one, where) for one in _read_list(value)]
+            items = [self._clean_item(kind, one, where) for one in _read_list(value)]
+            members[name] = [one for one in items if one is not LEFT_OUT]
 
     def _clean_item(self, kind: ObjectFields, item: Raw, where: str) -> object:
         """Most messages of a conversation have nothing to remove; it takes less time to decode them than to look."""
         try:
             kind.read(item)
         except msgspec.ValidationError:
-            return self.clean(kind, _read_object(item), where)
+            members = _read_object(item)
+            if self._names.ignored_types and self._is_left_out(kind, members):
+                return LEFT_OUT
+            return self.clean(kind, members, where)
         return item
+
+    def _is_left_out(self, kind: ObjectFields, members: Members) -> bool:
+        name = _small(members["type"]) if kind.types and "type" in members else None
+        if name not in self._names.ignored_types or _encode(name) in kind.types:
+            return False
+        self.has_changed = True
+        self._objects += 1
+        if self._objects > MAX_OBJECTS:
+            raise InvalidRequest(f"The request has more than {MAX_OBJECTS:,} messages, content parts and tools.")
+        self._tell(str(name))
+        return True
 
     def _check_type(self, kind: ObjectFields, value: Raw, where: str) -> None:
         if bytes(value) in kind.types:
@@ -236,6 +253,9 @@ class _Sorting:
         if self._refuses_unknown and not is_known:
             place = f" in `{where}`" if where else ""
             raise InvalidRequest(f"Unknown field `{_shown(name)}`{place}. Remove it.", _shown(name))
+        self._tell(name)
+
+    def _tell(self, name: str) -> None:
         if len(self.ignored) < MAX_NAMED and (shown := _shown(name)) not in self.ignored:
             self.ignored.append(shown)
 

@@ -23,7 +23,7 @@ from headway.api.proof import proof_headers
 from headway.core.rate_limit import RateLimit
 from headway.core.types import Call, Tier
 from headway.errors import EngineAnswered, HeadwayError, InvalidRequest, Refused
-from headway.wire import Collect, Grant, Request
+from headway.wire import AnswerForm, Collect, Grant, Request
 
 # --- request fields --------------------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ def _for_engine(
         wants_logprobs=_logprobs_per_token(request) > 0,
         collects=collect != "never",
     )
-    tier, session = _tier(request.service_tier), getattr(request, "prompt_cache_key", None)
+    tier, session = tier_of(request.service_tier), getattr(request, "prompt_cache_key", None)
     is_tier_open = request.service_tier in (UNSET, None, "auto")
     for field in NOT_SENT_ON:
         if hasattr(request, field):
@@ -315,7 +315,7 @@ def _forced_tool(request: ChatCompletion) -> str | None:
     return ANY_TOOL if request.tool_choice == "required" else None
 
 
-def _tier(asked: ServiceTier | UnsetType | None) -> Tier:
+def tier_of(asked: ServiceTier | UnsetType | None) -> Tier:
     if asked in ("fast", "priority"):  # synonyms: the vendor renamed it
         return "fast"
     return asked if asked in ("ultrafast", "flex") else "standard"
@@ -382,6 +382,6 @@ def error_body(error: HeadwayError, _call_id: str) -> bytes:
     return _encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
 
 
-def error_event(error: HeadwayError, call_id: str) -> bytes:
+def error_event(error: HeadwayError, call_id: str, _form: AnswerForm | None = None) -> bytes:
     """An error in a stream that has begun. No [DONE] follows it."""
     return b"data: " + error_body(error, call_id) + b"\n\n"

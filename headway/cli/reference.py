@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from headway.api import anthropic, openai
+from headway.api import anthropic, openai, responses
 from headway.api.fields import MAX_NAMED, FieldNames
 from headway.cli.commands import COMMANDS
 from headway.cli.entry import LoadedCommand, load_command
@@ -171,15 +171,16 @@ A field of a request is in one of three classes:
 - **refused**: ignoring it would change the meaning of the answer, or honouring it could harm a shared engine. The
   status is 400, and the error says what to do. A refused field that is null or empty asks for nothing and is ignored.
 
-A content part, tool or format of a `type` that is not honoured is always refused, never left out. Hints and refused
-names are the same at any depth. Schemas and arguments of tools are data: the names in them are not looked at.
+A content part, tool or format of a `type` that is not honoured is refused, never left out. Tools that a vendor hosts
+are the exception on `/v1/responses`: they and their items are left out and named in `headway-ignored`. Hints and
+refused names are the same at any depth. Schemas and arguments of tools are data: the names in them are not looked at.
 """
 
 
 def fields_page() -> str:
     parts = [f"# Fields\n\n{WRITTEN_BY}{FIELDS_INTRO}"]
     described: dict[int, str] = {}
-    for route in (*openai.ROUTES, *anthropic.ROUTES):
+    for route in (*openai.ROUTES, *responses.ROUTES, *anthropic.ROUTES):
         if (fields := route.fields) is None:
             continue
         parts.append(f"## `POST {route.path}`\n\n**Honoured:** {_names(fields.root.names)}.\n")
@@ -199,6 +200,7 @@ def _not_honoured(names: FieldNames) -> list[str]:
     return [
         *([f"**Older names, honoured:** {', '.join(moved)}.\n"] if moved else []),
         f"**Ignored:** {_names(names.hints)}.\n",
+        *([f"**Left out, by `type`:** {_names(names.ignored_types)}.\n"] if names.ignored_types else []),
         "| refused | what to do |\n|---|---|\n" + "".join(rows),
     ]
 

@@ -93,7 +93,7 @@ async def test_no_route_opens_without_a_key_however_it_is_spelled() -> None:
         guarded = [
             (method, path.replace("{model*}", MODEL)) for method, path in app.routes.names if (method, path) not in OPEN
         ]
-        assert len(guarded) == 8
+        assert len(guarded) == 10
         for (method, path), spelling, host in product(guarded, PATHS, HOSTS):
             target = spelling.format(path).encode()
             for key in (b"", b"authorization: Bearer wrong\r\n"):

@@ -24,7 +24,7 @@ WORD = re.compile(r"\s*\S+|\s+")
 # Cuts JSON about where a tokenizer does: inside strings, and between a backslash and its letter.
 JSON_PIECE = re.compile(r"\w+|\W+")
 
-Dialect = Literal["chat", "completions", "messages"]
+Dialect = Literal["chat", "completions", "messages", "responses"]
 ToolChoice = Literal["auto", "required", "named"]
 
 
@@ -139,6 +139,11 @@ class AskedConversation(msgspec.Struct):
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: Any = None
+    input: Any = None  # of /v1/responses
+
+    def __post_init__(self) -> None:
+        if self.input is not None:
+            self.messages = _messages_of(self.input)
 
     def last_user_text(self) -> str:
         for message in reversed(self.messages):
@@ -156,13 +161,15 @@ class AskedConversation(msgspec.Struct):
 
     def offered_tools(self) -> set[str]:
         tools = [tool for tool in self.tools if isinstance(tool, dict)] if isinstance(self.tools, list) else []
-        functions = [tool.get("function", tool) for tool in tools]
+        functions = [tool.get("function", tool) for tool in tools if tool.get("type") != "namespace"]
         names = [function.get("name") for function in functions if isinstance(function, dict)]
+        for space in (tool for tool in tools if tool.get("type") == "namespace"):
+            names += [f"{space.get('name')}__{member.get('name')}" for member in _parts(space.get("tools"))]
         return {name for name in names if isinstance(name, str)}
 
     def read_tool_choice(self) -> ToolChoice:
         chosen = self.tool_choice.get("type") if isinstance(self.tool_choice, dict) else self.tool_choice
-        if chosen in ("function", "tool"):
+        if chosen in ("function", "tool", "custom"):
             return "named"
         return "required" if chosen in ("required", "any") else "auto"
 
@@ -205,13 +212,14 @@ class ProgrammedAnswers:
         rule = self._find(dialect, asked)
         if rule is not None and rule.error is not None:
             raise _error(rule.error)
-        count = 1 if dialect == "messages" else ask.n or 1
+        count = 1 if dialect in ("messages", "responses") else ask.n or 1
         if rule is None:
             words = "".join(WORDS[number % len(WORDS)] for number in range(max_tokens))
             choices = [ProgrammedChoice(text=words, finish_reason="length")]
         else:
             choices = rule.all_choices()
-            max_tokens = room if ask.max_tokens is None and ask.max_completion_tokens is None else max_tokens
+            limits = (ask.max_tokens, ask.max_completion_tokens, ask.max_output_tokens)
+            max_tokens = room if limits == (None, None, None) else max_tokens
         return [_plan(choices[index % len(choices)], asked, list_stops(ask), max_tokens) for index in range(count)]
 
     def _find(self, dialect: Dialect, asked: AskedConversation) -> AnswerRule | None:
@@ -293,6 +301,22 @@ def _error(error: ProgrammedError) -> WireError:
 
 def _is_plain(choice: ProgrammedChoice) -> bool:
     return choice.reasoning is None and not choice.tool_calls
+
+
+def _messages_of(asked: Any) -> list[dict[str, Any]]:
+    """`input` as the messages of a chat, as far as programmed answers look at them."""
+    if isinstance(asked, str):
+        return [{"role": "user", "content": asked}]
+    found: list[dict[str, Any]] = []
+    for item in asked if isinstance(asked, list) else ():
+        kind = item.get("type", "message") if isinstance(item, dict) else None
+        if kind == "message":
+            found.append(item)
+        elif kind in ("function_call_output", "custom_tool_call_output"):
+            found.append({"role": "tool", "content": item.get("output")})
+        elif kind is not None:
+            found.append({"role": "assistant", "content": None})
+    return found
 
 
 def _parts(content: Any) -> list[dict[str, Any]]:

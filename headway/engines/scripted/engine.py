@@ -27,6 +27,7 @@ from headway.engines.scripted import embeddings
 from headway.engines.scripted import formats as wire
 from headway.engines.scripted.answers import Dialect, ProgrammedAnswers
 from headway.engines.scripted.programmed import ProgrammedChat, ProgrammedCompletion, ProgrammedMessage
+from headway.engines.scripted.responses import ResponsesFormat, words_plan
 from headway.engines.scripted.steps import Faults, QueueFull, RequestRecord, Script, ScriptedStream, StepLoop
 
 __all__ = ["Faults", "RequestRecord", "Script", "ScriptedEngine", "running", "serve_scripted"]
@@ -36,15 +37,20 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 JSON = b"application/json"
-DIALECTS: dict[str, tuple[str, type[wire.ChatFormat | wire.CompletionFormat | wire.MessagesFormat]]] = {
+RESPONSES = "/v1/responses"
+WordsFormat = wire.ChatFormat | wire.CompletionFormat | wire.MessagesFormat
+DIALECTS: dict[str, tuple[str, type[WordsFormat] | None]] = {
     "/v1/chat/completions": ("chatcmpl", wire.ChatFormat),
     "/v1/completions": ("cmpl", wire.CompletionFormat),
     "/v1/messages": ("chatcmpl", wire.MessagesFormat),
+    RESPONSES: ("resp", None),
 }
-PROGRAMMED: dict[str, tuple[Dialect, type[ProgrammedChat | ProgrammedCompletion | ProgrammedMessage]]] = {
+ProgrammedFormat = ProgrammedChat | ProgrammedCompletion | ProgrammedMessage | ResponsesFormat
+PROGRAMMED: dict[str, tuple[Dialect, type[ProgrammedFormat]]] = {
     "/v1/chat/completions": ("chat", ProgrammedChat),
     "/v1/completions": ("completions", ProgrammedCompletion),
     "/v1/messages": ("messages", ProgrammedMessage),
+    RESPONSES: ("responses", ResponsesFormat),
 }
 
 
@@ -67,6 +73,7 @@ class ScriptedEngine:
         }
         self._posts: dict[str, Callable[[bytes], tuple[int, bytes, bytes]]] = {
             "/v1/messages/count_tokens": self._count_tokens,
+            "/v1/responses/render": self._render,
             "/scripted/faults": self._post_faults,
         }
 
@@ -168,7 +175,7 @@ class ScriptedEngine:
     def _read(self, scope: Scope, body: bytes) -> tuple[wire.Ask, wire.ScriptedAnswer]:
         path, request_id = scope["path"], self._request_id(scope)
         ask = wire.read_ask(body, self.script.model)
-        if path == "/v1/chat/completions":
+        if path in ("/v1/chat/completions", RESPONSES):
             wire.check_service_tier(ask)
         prompt_tokens = wire.count_prompt_tokens(ask)
         max_tokens = wire.check_limits(ask, prompt_tokens, self.script.max_model_len)
@@ -184,15 +191,19 @@ class ScriptedEngine:
             stop=stop,
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
-            choices=1 if path == "/v1/messages" else ask.n or 1,
+            choices=1 if path in ("/v1/messages", RESPONSES) else ask.n or 1,
+            body=body if path == RESPONSES else b"",
         )
 
     def _encode(
         self, path: str, body: bytes, ask: wire.Ask, answer: wire.ScriptedAnswer
     ) -> tuple[Sequence[wire.Format], list[int]]:
         """The encoder and the number of tokens of each choice."""
+        encode = DIALECTS[path][1]
+        if self.answers is None and encode is None:
+            return [ResponsesFormat(answer, [words_plan(answer)], 0, has_reasoning=False)], [answer.total_tokens]
         if self.answers is None:
-            encode = DIALECTS[path][1]
+            assert encode is not None
             return [encode(answer, index) for index in range(answer.choices)], [answer.total_tokens] * answer.choices
         dialect, encode_programmed = PROGRAMMED[path]
         max_tokens = wire.check_limits(ask, answer.prompt_tokens, self.script.max_model_len)
@@ -230,6 +241,13 @@ class ScriptedEngine:
             return error.status, JSON, _error_body("/v1/messages", error)
         counts = {"input_tokens": tokens, "context_management": {"original_input_tokens": tokens}}
         return 200, JSON, msgspec.json.encode(counts)
+
+    def _render(self, body: bytes) -> tuple[int, bytes, bytes]:
+        try:
+            tokens = wire.count_prompt_tokens(wire.read_ask(body, self.script.model))
+        except wire.WireError as error:
+            return error.status, JSON, error.openai()
+        return 200, JSON, msgspec.json.encode({"token_ids": list(range(tokens)), "sampling_params": {}})
 
     def _post_faults(self, body: bytes) -> tuple[int, bytes, bytes]:
         try:

@@ -1,6 +1,6 @@
 """vLLM's wire formats for the scripted engine: reads requests, writes answers and errors.
 
-Knows the fields of the four request bodies, the bytes of every event and the text of every answer. Does not know
+Knows the fields of the request bodies, the bytes of every event and the text of every answer. Does not know
 sockets, clocks or seats: everything here is a function of its arguments.
 Invariant: token n of every answer is `WORDS[(n - 1) % len(WORDS)]`, and each event is one HTTP chunk.
 """
@@ -59,6 +59,9 @@ class Ask(msgspec.Struct):
     stream: bool | None = False
     stream_options: ScriptedStreamOptions | None = None
     service_tier: str | None = None
+    input: str | list[dict[str, Any]] | None = None  # this and the next two: of /v1/responses
+    instructions: str | None = None
+    max_output_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +78,7 @@ class ScriptedAnswer:
     include_usage: bool = False
     continuous_usage: bool = False
     choices: int = 1  # all alike; `total_tokens` is of each
+    body: bytes = b""  # of the request, parts of which a response repeats
 
     def text(self) -> str:
         words = self.total_tokens if self.stop is None else self.total_tokens - 1
@@ -114,7 +118,11 @@ def count_prompt_tokens(ask: Ask) -> int:
     if ask.prompt and not isinstance(ask.prompt, str) and isinstance(ask.prompt[0], int):
         return len(ask.prompt)
     parts: list[Any] = [ask.prompt] if isinstance(ask.prompt, str) else [*ask.prompt]
-    for content in (ask.system, *(message.content for message in ask.messages)):
+    items = ask.input if isinstance(ask.input, list) else []
+    of_items = [item.get(name) for item in items for name in ("content", "output", "arguments")]
+    contents = [ask.system, ask.instructions, *(message.content for message in ask.messages), *of_items]
+    parts += [ask.input] if isinstance(ask.input, str) else []
+    for content in contents:
         parts += [part.get("text") for part in content] if isinstance(content, list) else [content]
     return TEMPLATE_TOKENS + sum(len(part.split()) for part in parts if isinstance(part, str))
 
@@ -123,6 +131,12 @@ def check_limits(ask: Ask, prompt_tokens: int, max_model_len: int) -> int:
     """Returns the number of tokens to generate. Raises WireError if it is out of range, as vLLM does."""
     name = "max_tokens" if ask.max_completion_tokens is None else "max_completion_tokens"
     asked = ask.max_tokens if ask.max_completion_tokens is None else ask.max_completion_tokens
+    if ask.input is not None:
+        room = max_model_len - prompt_tokens
+        if room < 1:
+            message = f"The engine prompt length {prompt_tokens} exceeds the max_model_len {max_model_len}."
+            raise WireError(400, "invalid_request_error", message + " Please reduce prompt.", "input")
+        return min(ask.max_output_tokens or DEFAULT_MAX_TOKENS, room)
     asked = DEFAULT_MAX_TOKENS if asked is None else asked
     if asked < 1:
         message = f"{name} must be at least 1, got {asked}. (parameter={name}, value={asked})"

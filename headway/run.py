@@ -36,6 +36,7 @@ from headway.gateway.timing import Timing
 from headway.ledger.audits import AuditStore
 from headway.ledger.books import Books, BooksSettings
 from headway.ledger.opening import open_store
+from headway.ledger.responses import ResponseLimits, ResponseStore
 
 log = logging.getLogger("headway")
 
@@ -129,7 +130,15 @@ def make_books(config: Config) -> Books | None:
     return Books(settings, lambda: open_store(ledger.store))
 
 
-def make_gateway_server(config: Config, gateway: Gateway, auto: Auto) -> Server:
+def make_response_store(config: Config, books: Books | None) -> ResponseStore | None:
+    ledger, table = config.ledger, config.responses
+    if books is None or ledger is None or not table.store:
+        return None
+    limits = ResponseLimits(round(table.keep_days * 86_400e6), table.max_response_bytes, table.max_bytes_per_key)
+    return ResponseStore(lambda: open_store(ledger.store), books.secret, limits)
+
+
+def make_gateway_server(config: Config, gateway: Gateway, auto: Auto, responses: ResponseStore | None = None) -> Server:
     books = gateway.books
     app = App(
         config,
@@ -141,6 +150,7 @@ def make_gateway_server(config: Config, gateway: Gateway, auto: Auto) -> Server:
         find_key=books.find_key if books is not None else None,
         salt=books.salt if books is not None else None,
         usage_page=books.usage.page if books is not None else None,
+        response_store=responses,
     )
     return make_server(
         app,
@@ -159,11 +169,14 @@ async def run_gateway(
     books = make_books(config)
     gateway = make_gateway(config, record_to, books)
     auto = make_auto(config, gateway)
-    server = make_gateway_server(config, gateway, auto)
+    responses = make_response_store(config, books)
+    server = make_gateway_server(config, gateway, auto, responses)
     server.on_listening = on_listening
     drain_on_signals(server, gateway.drain)
     if books is not None:
         await books.start(gateway.supervisor)
+    if responses is not None:
+        responses.start(gateway.supervisor)
     gateway.start()
     auto.start(gateway.supervisor)
     # The objects that exist now stay. Unless they are frozen, each full garbage collection scans them, and no stream
@@ -178,6 +191,8 @@ async def run_gateway(
     finally:
         await auto.stop()
         await gateway.stop()
+        if responses is not None:
+            await responses.stop()
         if books is not None:
             await books.stop()
     return 1 if server.cut_calls else 0
@@ -189,11 +204,14 @@ async def running_gateway(config: Config, record_to: Path | None = None) -> Asyn
     books = make_books(config)
     gateway = make_gateway(config, record_to, books)
     auto = make_auto(config, gateway)
-    server = make_gateway_server(config, gateway, auto)
+    responses = make_response_store(config, books)
+    server = make_gateway_server(config, gateway, auto, responses)
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server.on_listening = listening.set_result
     if books is not None:
         await books.start(gateway.supervisor)
+    if responses is not None:
+        responses.start(gateway.supervisor)
     gateway.start()
     auto.start(gateway.supervisor)
     serving = asyncio.create_task(server.serve())
@@ -204,6 +222,8 @@ async def running_gateway(config: Config, record_to: Path | None = None) -> Asyn
         await serving
         await auto.stop()
         await gateway.stop()
+        if responses is not None:
+            await responses.stop()
         if books is not None:
             await books.stop()
 

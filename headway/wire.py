@@ -147,7 +147,9 @@ class AnswerForm(Protocol):
 class Client(Protocol):
     """Where the answer goes: in one piece, or as a stream that is started, written and ended."""
 
-    started: bool  # something has been sent, so the call can no longer be retried on another engine
+    @property
+    def started(self) -> bool:
+        """Whether something has been sent, so that the call can no longer be retried on another engine."""
 
     async def send_whole(self, content_type: bytes, body: bytes, receipt: Receipt) -> None: ...
 
@@ -162,6 +164,21 @@ class Client(Protocol):
 
     def abandon(self) -> None:
         """Abort the connection of a client that does not read."""
+
+
+class StoredAnswers(Protocol):
+    """Where api/ keeps answers that a client may continue, by tenant. All methods raise Refused if that is not possible
+    at the moment. ledger/responses.py implements it."""
+
+    max_bytes: int  # of one answer
+
+    async def keep(self, tenant: str, answer_id: str, plain: bytes, /) -> None: ...
+
+    async def read(self, tenant: str, answer_id: str, /) -> bytes | None:
+        """None if this tenant has no such answer, or has it no more."""
+
+    async def delete(self, tenant: str, answer_id: str, /) -> bool:
+        """Returns whether it was there."""
 
 
 @dataclass(frozen=True, slots=True)

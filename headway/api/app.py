@@ -25,6 +25,7 @@ from headway.api.dialect import CallRoute, Dialect, HeaderList, Headers, Params,
 from headway.api.fields import Cleaned
 from headway.api.models import MaxModelLens, Models, may_use
 from headway.api.origin import Origins, Scope
+from headway.api.responses_store import StoredResponses
 from headway.api.server import HTTPClient, Send
 from headway.api.sessions import read_session
 from headway.api.sparse_log import SparseLog
@@ -35,7 +36,7 @@ from headway.config import Config
 from headway.core.rate_limit import TokenLimit
 from headway.errors import Forbidden, HeadwayError, InternalError, InvalidRequest, Refused, UnknownModel, WrongMethod
 from headway.ledger.keys import Key
-from headway.wire import Client, NoSeat, Receipt, Request, for_model, with_fields
+from headway.wire import Client, NoSeat, Receipt, Request, StoredAnswers, for_model, with_fields
 
 MISSING = "Object missing required field `"
 UNKNOWN = "Object contains unknown field `"
@@ -67,7 +68,8 @@ class DialectRoute:
 class App:
     """`handle` serves calls to ordinary models, `handle_auto` calls to auto models. `max_model_lens` has what engines
     report. With a ledger, `find_key` looks up a key by its hash, `salt` returns the cache salt that keeps a tenant's
-    prompts apart in the engines' caches, and `usage_page` what a key has spent."""
+    prompts apart in the engines' caches, `usage_page` what a key has spent, and `response_store` has the responses that
+    can be continued."""
 
     def __init__(
         self,
@@ -81,6 +83,7 @@ class App:
         find_key: FindKey | None = None,
         salt: Callable[[str], str] | None = None,
         usage_page: Callable[[Key], Awaitable[bytes]] | None = None,
+        response_store: StoredAnswers | None = None,
     ) -> None:
         self._handle = handle
         self._handle_auto = handle_auto
@@ -95,12 +98,18 @@ class App:
         self._refuses_unknown = config.gateway.unknown_fields == "refuse"
         self._faults = SparseLog(logging.ERROR)
         self._check_time = CheckTime()
+        self._responses = StoredResponses(response_store, self._max_body_bytes)
         self.routes = RouteTable[DialectRoute | PageRoute]()
         for dialect in DIALECTS:
             for route in dialect.ROUTES:
                 self.routes.add("POST", route.path, DialectRoute(dialect, route))
         self.routes.add("GET", "/v1/models", PageRoute(self._models_page))
         self.routes.add("GET", "/v1/models/{model*}", PageRoute(self._model_page))
+        one_response = f"{responses.CREATE}/{{response_id}}"
+        self.routes.add("GET", one_response, PageRoute(self._responses.retrieve))
+        self.routes.add("DELETE", one_response, PageRoute(self._responses.delete))
+        self.routes.add("POST", f"{one_response}/cancel", PageRoute(self._responses.cancel))
+        self.routes.add("GET", f"{one_response}/input_items", PageRoute(self._responses.input_items))
         if usage_page is not None:
             self._usage_of = usage_page
             self.routes.add("GET", "/v1/usage", PageRoute(self._usage_page))
@@ -126,10 +135,10 @@ class App:
                 await client.send_page(200, b"text/plain", b"", self._options(method, path, headers))
             elif isinstance(route, PageRoute):
                 key = self._authorize_page(route, headers)
-                page = route.page(params, key)
+                page = route.page({**params, "query": scope["query_string"].decode("latin-1")}, key)
                 await client.send_page(*(page if isinstance(page, tuple) else await page), headers=[])
             else:
-                request, ignored = await self._receive(route, receive, headers, params, call_id)
+                request, ignored, key = await self._receive(route, receive, headers, params, call_id)
                 if ignored:
                     client.headers.append((b"headway-ignored", ", ".join(ignored).encode()))
                 if not connection.pipeline:
@@ -137,7 +146,7 @@ class App:
                 if isinstance(request, CallRungs):
                     await self._handle_auto(request, client)
                 else:
-                    await self._handle(request, client)
+                    await self._handle(request, self._responses.client_of(request, client, key))
         except HeadwayError as error:
             await _answer_error(client, dialect, error, call_id, request)
         except Exception as error:  # noqa: BLE001 (it is logged below)
@@ -169,29 +178,27 @@ class App:
 
     async def _receive(
         self, route: DialectRoute, receive: Receive, headers: Headers, params: Params, call_id: str
-    ) -> tuple[Request | CallRungs, tuple[str, ...]]:
-        """Read the request, and which of its fields are ignored. The body as it came is not kept: a call that waits has
-        its request for the engine."""
+    ) -> tuple[Request | CallRungs, tuple[str, ...], Key | None]:
+        """Read the request, which of its fields are ignored, and whose it is. The body as it came is not kept: a call
+        that waits has its request for the engine."""
         key = self._keys.check(headers)
         tenant = key.id if key is not None else ""
         self._check_time.admit(tenant)
         body = await read_body(receive, headers, self._max_body_bytes)
-        began = time.thread_time()
-        try:
+        with self._check_time.charging(tenant):
             body = decompress(body, headers, self._max_body_bytes)
+        if route.dialect is responses:
+            body = await self._responses.expand(body, key)
+        with self._check_time.charging(tenant):
             request, cleaned = self._read(route, body, call_id, params, headers, key)
-            request = self._authorize(request, key)
+            request = self._responses.prepare(self._authorize(request, key), key)
             if self._has_ledger:  # only the bill has sessions
                 request = replace(request, session=read_session(body, headers))
-            if request.call.model in self._models.autos:
-                if route.dialect is responses:
-                    raise InvalidRequest(
-                        "Auto models are not offered on `/v1/responses`: use chat or Messages.", "model"
-                    )
-                return self._rungs(route, cleaned.body, request, key), cleaned.ignored
-            return request, cleaned.ignored
-        finally:
-            self._check_time.charge(tenant, time.thread_time() - began)
+            if request.call.model not in self._models.autos:
+                return request, cleaned.ignored, key
+            if route.dialect is responses:
+                raise InvalidRequest("Auto models are not offered on `/v1/responses`: use chat or Messages.", "model")
+            return self._rungs(route, cleaned.body, request, key), cleaned.ignored, key
 
     def _rungs(self, route: DialectRoute, body: bytes, request: Request, key: Key | None) -> CallRungs:
         """The same call for the student and for the full model. A key needs permission for the auto model only."""

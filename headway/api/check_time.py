@@ -8,7 +8,8 @@ Each request is bounded by itself (api/limits.py, api/grammars.py); this bounds 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from headway.core.rate_limit import RateLimiter, TokenLimit
 from headway.errors import Refused
@@ -28,6 +29,15 @@ class CheckTime:
         left = self._limiter.of(tenant, LIMIT, self._clock())
         if left is not None and left.is_used_up:
             raise Refused("check_time", left.retry_after_s)
+
+    @contextmanager
+    def charging(self, tenant: str) -> Iterator[None]:
+        """Charge what the block takes. It must not await: the time of other calls would count."""
+        began = time.thread_time()
+        try:
+            yield
+        finally:
+            self.charge(tenant, time.thread_time() - began)
 
     def charge(self, tenant: str, seconds: float) -> None:
         if seconds > FREE_S:

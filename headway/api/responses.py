@@ -216,6 +216,7 @@ def read_create(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Reque
         top = request.top_logprobs if isinstance(request.top_logprobs, int) else 0
         limits.check_logprobs((max_tokens or 0) * (1 + top))
     collect: Collect = "never" if streaming or request.tools else "if_same"  # as in openai.py
+    previous = request.previous_response_id if isinstance(request.previous_response_id, str) else None
     encoded = _for_engine(request, call_id, wants_logprobs=wants_logprobs)
     affinity, prompt_tokens = describe_prompt(encoded, request.prompt_cache_key, b"instructions", b"input")
     # As on chat, a call that gets no express seat is served and billed as standard, and the answer says so.
@@ -232,7 +233,7 @@ def read_create(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Reque
         says_priority=request.service_tier == "priority",
         max_tokens=max_tokens or MAX_COUNT,
         prompt_tokens=prompt_tokens,
-        previous_response_id=request.previous_response_id if isinstance(request.previous_response_id, str) else None,
+        previous_response_id=previous,
         store=request.store is not False,
     )
     return Request(

@@ -26,6 +26,7 @@ from headway.config import (
     ModelTable,
     PriceTable,
     ReplicaTable,
+    ResponsesTable,
     SpeculationTable,
     TierTable,
 )
@@ -36,6 +37,7 @@ from headway.supervise import Supervisor
 TABLES: list[tuple[str, type[BaseModel]]] = [
     ("[gateway]", GatewayTable),
     ("[ledger]", LedgerTable),
+    ("[responses]", ResponsesTable),
     ("[[models]]", ModelTable),
     ("[models.price]", PriceTable),
     ("[[models.tiers]]", TierTable),

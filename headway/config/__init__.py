@@ -4,6 +4,7 @@ from headway.config.auto_table import AutoTable
 from headway.config.checks import load
 from headway.config.engine_table import EngineTable, SpeculationTable
 from headway.config.gateway_table import GatewayTable
+from headway.config.responses_table import ResponsesTable
 from headway.config.tables import (
     Config,
     KeepPromptsTable,
@@ -24,6 +25,7 @@ __all__ = [
     "ModelTable",
     "PriceTable",
     "ReplicaTable",
+    "ResponsesTable",
     "SpeculationTable",
     "TierTable",
     "load",

@@ -17,6 +17,7 @@ from pydantic import Field, StringConstraints, field_validator, model_validator
 from headway.config.auto_table import AutoTable
 from headway.config.engine_table import EngineTable
 from headway.config.gateway_table import GatewayTable
+from headway.config.responses_table import ResponsesTable
 from headway.config.rows import Curve
 from headway.config.table import Table
 from headway.core.types import EXPRESS, TIERS, Tier
@@ -263,6 +264,7 @@ class Config(Table):
 
     gateway: GatewayTable = Field(default_factory=GatewayTable, description="The HTTP endpoint.")
     ledger: LedgerTable | None = Field(None, description="Keys, budgets and bills. Off by default.")
+    responses: ResponsesTable = Field(default_factory=ResponsesTable, description="Responses that are stored.")
     models: list[ModelTable] = Field(min_length=1, description="Models to serve.")
 
     @model_validator(mode="after")

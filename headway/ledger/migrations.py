@@ -55,4 +55,11 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         "ALTER TABLE entries ADD COLUMN session TEXT",
         "ALTER TABLE entries ADD COLUMN agent TEXT",
     ),
+    "2026-11-17-responses": (
+        """CREATE TABLE responses (
+            tenant TEXT NOT NULL, id TEXT NOT NULL, at_us BIGINT NOT NULL, bytes BIGINT NOT NULL, sealed TEXT NOT NULL,
+            PRIMARY KEY (tenant, id)
+        )""",
+        "CREATE INDEX responses_by_age ON responses (at_us)",
+    ),
 }

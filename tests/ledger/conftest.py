@@ -11,7 +11,7 @@ from headway.ledger.opening import open_store
 from headway.ledger.store import Store
 from runs.ledger.own_postgres import OwnPostgres
 
-DROP_TABLES = "DROP TABLE IF EXISTS audits, entries, gateways, keys, slices, migrations"
+DROP_TABLES = "DROP TABLE IF EXISTS audits, entries, gateways, keys, responses, slices, migrations"
 
 
 @pytest.fixture(scope="session")

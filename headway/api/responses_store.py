@@ -1,0 +1,241 @@
+"""Stored responses, as clients of /v1/responses see them: continued, read, deleted.
+
+    body ──► expand ──► the reader, the engine ──► StoringClient ──► the client
+               │                                        │
+               └────────── ledger/responses.py ◄────────┘
+
+A call that continues a response gets all items that led to it, so that any engine can serve it. A response is stored
+before its last byte is sent, because the client may continue it at once. None of this knows of connections: it works
+with any `Client`. Everything is by key, and another key's response is one that does not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+from urllib.parse import parse_qs
+
+import msgspec
+from msgspec import Raw, Struct
+
+from headway.api.dialect import Params
+from headway.api.responses import ContentPart, InputItem
+from headway.api.responses_meter import AnswerSoFar, ResponsesForm
+from headway.api.sparse_log import SparseLog
+from headway.errors import InvalidRequest, Refused, TooLarge
+from headway.ledger.keys import Key
+from headway.wire import Client, Grant, Request, StoredAnswers
+
+FIELD = b'"previous_response_id"'
+MAX_ID_CHARS = 128
+MAX_PAGE = 100
+DEFAULT_PAGE = 20
+JSON = b"application/json"
+
+Page = tuple[int, bytes, bytes]
+
+
+class StoredResponse(Struct):
+    input: Raw  # the items that led to the response, as the engine got them
+    output: Raw  # its output, as items of an input
+    response: Raw  # as the client got it
+
+
+class NotFound(InvalidRequest):
+    status = 404
+
+
+_read_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+_read_stored = msgspec.json.Decoder(StoredResponse).decode
+_read_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
+_read_any = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+class StoredResponses:
+    """`store` is None if the owner stores no responses."""
+
+    def __init__(self, store: StoredAnswers | None, max_body_bytes: int) -> None:
+        self._store = store
+        self._max_body_bytes = max_body_bytes
+        self._failures = SparseLog(logging.WARNING)
+
+    # --- calls ---
+
+    async def expand(self, body: bytes, key: Key | None) -> bytes:
+        """The body with the items in front of its input that `previous_response_id` stands for. A body that cannot be
+        read stays as it is: the reader says what is wrong with it. Raises InvalidRequest or Refused."""
+        if FIELD not in body:
+            return body
+        try:
+            fields = _read_fields(body)
+            previous = _read_any(fields["previous_response_id"])
+            new = _items_of(fields["input"])
+        except (msgspec.MsgspecError, LookupError, UnicodeDecodeError, RecursionError):
+            return body
+        if previous is None or not isinstance(previous, str):
+            return body
+        stored = await self._find(previous, key)
+        if stored is None:
+            raise InvalidRequest(
+                f"The response `{_shown(previous)}` is not stored. Send the whole conversation in `input`.",
+                "previous_response_id",
+                "previous_response_not_found",
+            )
+        items = b",".join(part for part in (_inside(stored.input), _inside(stored.output), _inside(new)) if part)
+        if len(body) + len(items) > self._max_body_bytes:
+            raise TooLarge(f"The conversation is larger than {self._max_body_bytes} bytes.", "previous_response_id")
+        return _encode({**fields, "input": Raw(b"[" + items + b"]")})
+
+    def prepare(self, request: Request, key: Key | None) -> Request:
+        """The request, whose answer says whether it is stored."""
+        form = request.form
+        if isinstance(form, ResponsesForm) and form.store and (self._store is None or key is None):
+            return replace(request, form=replace(form, store=False))
+        return request
+
+    def client_of(self, request: Request, client: Client, key: Key | None) -> Client:
+        """The client, or one in front of it that stores the answer first."""
+        form = request.form
+        if not isinstance(form, ResponsesForm) or not form.store or key is None:
+            return client
+        return StoringClient(client, form.so_far, lambda final: self._keep(request, final, key))
+
+    async def _keep(self, request: Request, final: bytes, key: Key) -> None:
+        """Store a response. If that fails the client still gets it."""
+        assert self._store is not None
+        try:
+            fields = _read_fields(final)
+            output = _encode([_as_input(item) for item in _read_items(fields["output"])])
+            asked = _items_of(_read_fields(request.body)["input"])
+            plain = _encode(StoredResponse(Raw(asked), Raw(output), Raw(final)))
+            if len(plain) <= self._store.max_bytes:
+                await self._store.keep(key.hash, _read_any(fields["id"]), plain)
+        except Refused:
+            self._failures.write("a response was not stored, because the store cannot be reached")
+
+    async def _find(self, response_id: str, key: Key | None) -> StoredResponse | None:
+        if self._store is None or key is None or not 0 < len(response_id) <= MAX_ID_CHARS:
+            return None
+        plain = await self._store.read(key.hash, response_id)
+        return _read_stored(plain) if plain is not None else None
+
+    # --- pages ---
+
+    async def retrieve(self, params: Params, key: Key | None) -> Page:
+        if parse_qs(params["query"]).get("stream", ["false"])[-1].lower() in ("true", "1"):
+            raise InvalidRequest("A stored response cannot be streamed.", "stream")
+        return 200, JSON, bytes((await self._found(params, key)).response)
+
+    async def delete(self, params: Params, key: Key | None) -> Page:
+        response_id = params["response_id"]
+        is_there = False
+        if self._store is not None and key is not None and len(response_id) <= MAX_ID_CHARS:
+            is_there = await self._store.delete(key.hash, response_id)
+        if not is_there:
+            raise _not_found(response_id)
+        return 200, JSON, _encode({"id": response_id, "object": "response", "deleted": True})
+
+    async def cancel(self, params: Params, key: Key | None) -> Page:
+        await self._found(params, key)
+        raise InvalidRequest("Only a response with `background` could be cancelled, and this one is complete.")
+
+    async def input_items(self, params: Params, key: Key | None) -> Page:
+        stored = await self._found(params, key)
+        query = parse_qs(params["query"])
+        items = [_listed(item, params["response_id"], n) for n, item in enumerate(_read_items(stored.input))]
+        if query.get("order", ["desc"])[-1] != "asc":
+            items.reverse()
+        after = query.get("after", [""])[-1]
+        start = next((n + 1 for n, item in enumerate(items) if item["id"] == after), 0)
+        limit = query.get("limit", [str(DEFAULT_PAGE)])[-1]
+        size = min(max(int(limit), 1), MAX_PAGE) if limit.isascii() and limit.isdigit() else DEFAULT_PAGE
+        page = items[start : start + size]
+        ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
+        has_more = start + size < len(items)
+        return 200, JSON, _encode({"object": "list", "data": page, "has_more": has_more, **ends})
+
+    async def _found(self, params: Params, key: Key | None) -> StoredResponse:
+        stored = await self._find(params["response_id"], key)
+        if stored is None:
+            raise _not_found(params["response_id"])
+        return stored
+
+
+class StoringClient:
+    """Holds back the last bytes of an answer until the answer is stored; implements wire.Client."""
+
+    def __init__(self, client: Client, so_far: AnswerSoFar, keep: Callable[[bytes], Awaitable[None]]) -> None:
+        self._client = client
+        self._so_far = so_far
+        self._keep = keep
+        self._last: list[bytes] = []
+        self.on_backpressure = client.on_backpressure
+        self.start_stream = client.start_stream
+        self.abandon = client.abandon
+
+    @property
+    def started(self) -> bool:
+        return self._client.started
+
+    async def send_whole(self, content_type: bytes, body: bytes, grant: Grant) -> None:
+        await self._store()
+        await self._client.send_whole(content_type, body, grant)
+
+    def write(self, data: bytes) -> None:
+        if self._so_far.final is None:
+            self._client.write(data)
+        else:
+            self._last.append(data)
+
+    async def end_stream(self) -> None:
+        await self._store()
+        self._client.write(b"".join(self._last))
+        await self._client.end_stream()
+
+    async def _store(self) -> None:
+        if self._so_far.final is not None:
+            await self._keep(self._so_far.final)
+
+
+def _items_of(raw: Raw) -> bytes:
+    """An input as a list of items."""
+    encoded = bytes(raw)
+    return b'[{"type":"message","role":"user","content":%b}]' % encoded if encoded.startswith(b'"') else encoded
+
+
+def _inside(items: bytes | Raw) -> bytes:
+    return bytes(items).strip()[1:-1].strip()
+
+
+ITEM_FIELDS = frozenset(InputItem.__struct_fields__)
+PART_FIELDS = frozenset(ContentPart.__struct_fields__) - {"annotations", "logprobs"}
+
+
+def _as_input(item: dict[str, Any]) -> dict[str, Any]:
+    """An item of an output with what is read of it when it is sent back."""
+    kept = {name: value for name, value in item.items() if name in ITEM_FIELDS and value is not None}
+    for name in ("content", "summary"):
+        if isinstance(kept.get(name), list):
+            kept[name] = [{key: part[key] for key in PART_FIELDS & part.keys()} for part in kept[name]]
+    return kept
+
+
+def _listed(item: dict[str, Any], response_id: str, number: int) -> dict[str, Any]:
+    """An item with the fields that clients expect in a list."""
+    content = item.get("content")
+    if item.get("type") == "message" and isinstance(content, str):
+        kind = "output_text" if item.get("role") == "assistant" else "input_text"
+        more: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}
+        item = {**item, "content": [{"type": kind, "text": content, **more}]}
+    return {"id": f"item_{response_id.removeprefix('resp_')}_{number}", "status": "completed", **item}
+
+
+def _shown(response_id: str) -> str:
+    return response_id[:MAX_ID_CHARS]
+
+
+def _not_found(response_id: str) -> NotFound:
+    return NotFound(f"Response with id '{_shown(response_id)}' not found.", "response_id")

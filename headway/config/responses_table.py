@@ -1,0 +1,30 @@
+"""The table [responses] of headway.toml: which responses of /v1/responses are stored, and for how long."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from headway.config.table import Table
+
+
+class ResponsesTable(Table):
+    """Responses that `previous_response_id` can continue, encrypted in the store of the `[ledger]`, if there is one."""
+
+    store: bool = Field(
+        default=True,
+        description="Store responses, unless a request says `store: false`. If false, none are stored and "
+        "`previous_response_id` is refused.",
+    )
+    keep_days: float = Field(7.0, gt=0, le=365, description="How long a response is stored.")
+    max_response_bytes: int = Field(
+        2 * 2**20,
+        ge=1024,
+        le=64 * 2**20,
+        description="Maximum size of a response with the conversation that led to it. Larger ones are not stored.",
+    )
+    max_bytes_per_key: int = Field(
+        64 * 2**20,
+        ge=1024,
+        le=2**40,
+        description="Maximum size of all stored responses of a key, as they are in the store. The oldest are deleted.",
+    )

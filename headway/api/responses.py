@@ -312,7 +312,9 @@ def _prepare_item(item: InputItem) -> None:
             item.content = "".join(part.words() for part in item.content)
     elif item.type == "reasoning" and not isinstance(item.summary, list):
         item.summary = []
-    for parts in (item.content, item.output, item.summary):
+    if isinstance(item.output, list):  # vLLM does not read a list in each kind of result
+        item.output = "\n".join(part.words() for part in item.output)
+    for parts in (item.content, item.summary):
         for part in parts if isinstance(parts, list) else ():
             part.annotations = part.logprobs = UNSET
 

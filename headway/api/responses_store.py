@@ -26,10 +26,10 @@ from headway.api.responses_meter import AnswerSoFar, ResponsesForm
 from headway.api.sparse_log import SparseLog
 from headway.errors import InvalidRequest, Refused, TooLarge
 from headway.ledger.keys import Key
-from headway.wire import Client, Grant, Request, StoredAnswers
+from headway.wire import Client, Receipt, Request, StoredAnswers
 
-FIELD = b'"previous_response_id"'
 MAX_ID_CHARS = 128
+MAX_NAMED_BYTES = 8_192  # of `previous_response_id` in a request; the reader refuses what is longer
 MAX_PAGE = 100
 DEFAULT_PAGE = 20
 JSON = b"application/json"
@@ -43,10 +43,18 @@ class StoredResponse(Struct):
     response: Raw  # as the client got it
 
 
+class ContinuedRequest(Struct):
+    """The two fields that matter here. All others are skipped, however many there are."""
+
+    previous_response_id: Raw = Raw(b"null")
+    input: Raw = Raw(b"null")
+
+
 class NotFound(InvalidRequest):
     status = 404
 
 
+_read_continued = msgspec.json.Decoder(ContinuedRequest).decode
 _read_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _read_stored = msgspec.json.Decoder(StoredResponse).decode
 _read_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
@@ -67,15 +75,14 @@ class StoredResponses:
     async def expand(self, body: bytes, key: Key | None) -> bytes:
         """The body with the items in front of its input that `previous_response_id` stands for. A body that cannot be
         read stays as it is: the reader says what is wrong with it. Raises InvalidRequest or Refused."""
-        if FIELD not in body:
-            return body
         try:
-            fields = _read_fields(body)
-            previous = _read_any(fields["previous_response_id"])
-            new = _items_of(fields["input"])
-        except (msgspec.MsgspecError, LookupError, UnicodeDecodeError, RecursionError):
+            asked = _read_continued(body)
+            is_small = memoryview(asked.previous_response_id).nbytes <= MAX_NAMED_BYTES
+            previous = _read_any(asked.previous_response_id) if is_small else None
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             return body
-        if previous is None or not isinstance(previous, str):
+        items = _items_of(asked.input)
+        if not isinstance(previous, str) or not items.startswith(b"["):
             return body
         stored = await self._find(previous, key)
         if stored is None:
@@ -84,10 +91,10 @@ class StoredResponses:
                 "previous_response_id",
                 "previous_response_not_found",
             )
-        items = b",".join(part for part in (_inside(stored.input), _inside(stored.output), _inside(new)) if part)
+        items = b",".join(part for part in map(_inside, (stored.input, stored.output, items)) if part)
         if len(body) + len(items) > self._max_body_bytes:
             raise TooLarge(f"The conversation is larger than {self._max_body_bytes} bytes.", "previous_response_id")
-        return _encode({**fields, "input": Raw(b"[" + items + b"]")})
+        return body.rstrip()[:-1] + b',"input":[' + items + b"]}"  # of two fields with a name the last one is read
 
     def prepare(self, request: Request, key: Key | None) -> Request:
         """The request, whose answer says whether it is stored."""
@@ -106,6 +113,8 @@ class StoredResponses:
     async def _keep(self, request: Request, final: bytes, key: Key) -> None:
         """Store a response. If that fails the client still gets it."""
         assert self._store is not None
+        if len(final) > self._store.max_bytes:
+            return
         try:
             fields = _read_fields(final)
             output = _encode([_as_input(item) for item in _read_items(fields["output"])])
@@ -180,9 +189,9 @@ class StoringClient:
     def started(self) -> bool:
         return self._client.started
 
-    async def send_whole(self, content_type: bytes, body: bytes, grant: Grant) -> None:
+    async def send_whole(self, content_type: bytes, body: bytes, receipt: Receipt) -> None:
         await self._store()
-        await self._client.send_whole(content_type, body, grant)
+        await self._client.send_whole(content_type, body, receipt)
 
     def write(self, data: bytes) -> None:
         if self._so_far.final is None:
@@ -201,8 +210,10 @@ class StoringClient:
 
 
 def _items_of(raw: Raw) -> bytes:
-    """An input as a list of items."""
+    """An input as a list of items. What is none stays as it is."""
     encoded = bytes(raw)
+    if encoded == b"null":
+        return b"[]"
     return b'[{"type":"message","role":"user","content":%b}]' % encoded if encoded.startswith(b'"') else encoded
 
 

@@ -20,7 +20,7 @@ from headway.ledger.responses import ResponseLimits, ResponseRows
 from headway.ledger.sqlite import SQLiteStore
 from headway.ledger.store import StoreUnavailable
 from tests.gateway.test_responses import ANSWERS, SPACE, WEATHER
-from tests.running import MODEL, Running, config_for, http_client, running_gateway
+from tests.running import MODEL, Running, config_for, http_client, post, running_gateway
 
 pytestmark = pytest.mark.anyio
 SCRIPT = Script(model=MODEL, first_token_s=0.002, step_s=((1, 0.002),))
@@ -233,3 +233,35 @@ async def test_a_conversation_has_the_size_of_a_request_at_most(tmp_path: Path) 
             await here.openai.post("/responses", body=body, cast_to=object)
         assert refused.value.status_code == 413
         assert json.loads(refused.value.response.text)["error"]["param"] == "previous_response_id"
+
+
+async def test_a_body_with_the_field_twice_or_in_odd_forms_is_read_once(tmp_path: Path) -> None:
+    async with running(SCRIPT) as engine, two_keys(tmp_path, engine) as (here, bob):
+        made = await here.openai.responses.create(model=MODEL, input="hi", max_output_tokens=3)
+        theirs = await bob.responses.create(model=MODEL, input=SAID, max_output_tokens=3)
+        head = b'{"model": "%b", "max_output_tokens": 3, "input": "go on"' % MODEL.encode()
+        for more, expected in (
+            (b', "previous_response_id": null', 200),
+            (b', "previous_response_id": ""', 400),
+            (b', "previous_response_id": 1', 400),
+            (b', "previous_response_id": "%b", "input": {"a": 1}' % made.id.encode(), 400),
+            (b', "previous_response_id": "%b", "input": null' % made.id.encode(), 400),
+            (b', "previous_response_id": "%b", "input": []' % made.id.encode(), 200),
+            (b', "previous_response_id": "' + b"x" * 9_000 + b'"', 400),
+            (b', "previous_response_id": "%b"' % made.id.encode(), 200),
+            (b', "previous_response_id": "%b", "previous_response_id": null' % theirs.id.encode(), 200),
+            (
+                b', "previous_response_id": "%b", "previous_response_id": "%b"'
+                % (made.id.encode(), theirs.id.encode()),
+                400,
+            ),
+            (b', "previous_\\u0072esponse_id": "%b"' % theirs.id.encode(), 400),
+        ):
+            asked = post(
+                "/v1/responses", head + more + b"} \n", b"content-type: application/json", b"x-api-key: " + ADA.encode()
+            )
+            answer = await here.raw(asked)
+            assert int(answer.split(b" ")[1]) == expected, (more, answer)
+            assert b"otters" not in answer
+        only_continued = {"model": MODEL, "max_output_tokens": 3, "previous_response_id": made.id}
+        await here.openai.post("/responses", body=only_continued, cast_to=object)

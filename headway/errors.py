@@ -184,6 +184,3 @@ class EngineLost(EngineFailed):
 
 class AnswerTooLarge(EngineLost):
     """The answer, or one event of it, is larger than is kept in memory."""
-
-    def __init__(self, message: str, *, reached: bool = True) -> None:
-        super().__init__(f"{message}; ask for less in one call: fewer tokens, or fewer inputs", reached=reached)

@@ -108,7 +108,9 @@ class Response:
         self._early.append(data)
         self._early_bytes += len(data)
         if self._early_bytes > MAX_WHOLE_BODY_BYTES:
-            self.fail(ResponseTooLarge(f"the server's response is larger than {MAX_WHOLE_BODY_BYTES} bytes"))
+            advice = "ask for less in one call: fewer tokens, or fewer inputs"
+            message = f"the server's response is larger than {MAX_WHOLE_BODY_BYTES} bytes; {advice}"
+            self.fail(ResponseTooLarge(message))
             self._connection.transport.abort()
         elif not self._first.done():
             self._first.set_result(None)

@@ -256,7 +256,9 @@ def read_input_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) ->
     template_names = _check(request)
     call, form = Call(call_id, request.model, "standard"), InputTokensForm()
     encoded = _encode(_prepare(request))
-    return Request(call, RENDER, encoded, form, streaming=False, max_output_tokens=0, template_names=template_names)
+    return Request(
+        call, RENDER, encoded, form, streaming=False, max_output_tokens=0, runs_model=False, template_names=template_names
+    )
 
 
 ROUTES = (

@@ -83,6 +83,7 @@ class LocalEngine:
         # vLLM counts running requests as queued; the 8 beyond the seats are for the prober.
         flags += ["--max-num-seqs", str(self.seats), "--max-num-queued-reqs", str(self.seats + 8)]
         flags += ["--enable-per-request-metrics", "--enable-force-include-usage", "--enable-prompt-tokens-details"]
+        flags.append("--enable-scale-out")  # has the endpoint that counts the tokens of a Responses prompt
         if self.on_cpu:
             flags.append("--enforce-eager")  # ready in 40 s instead of 150 s
             if "--dtype" not in self.extra_args and not _has_bf16_instructions():

@@ -97,7 +97,7 @@ def test_cpu_engine_computes_on_its_core_and_stays_offline(tmp_path: Path, monke
     assert engine.arguments() == (
         f"/engine/bin/python -m vllm.entrypoints.openai.api_server --model {tmp_path} --host 127.0.0.1 --port 9 "
         "--served-model-name small --max-num-seqs 16 --max-num-queued-reqs 24 --enable-per-request-metrics "
-        "--enable-force-include-usage --enable-prompt-tokens-details --enforce-eager --seed 7"
+        "--enable-force-include-usage --enable-prompt-tokens-details --enable-scale-out --enforce-eager --seed 7"
     ).split(" ")
     assert {
         "VLLM_CPU_KVCACHE_SPACE": "2",

@@ -257,7 +257,14 @@ def read_input_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) ->
     call, form = Call(call_id, request.model, "standard"), InputTokensForm()
     encoded = _encode(_prepare(request))
     return Request(
-        call, RENDER, encoded, form, streaming=False, max_output_tokens=0, runs_model=False, template_names=template_names
+        call,
+        RENDER,
+        encoded,
+        form,
+        streaming=False,
+        max_output_tokens=0,
+        runs_model=False,
+        template_names=template_names,
     )
 
 

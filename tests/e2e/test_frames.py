@@ -22,6 +22,7 @@ from tests.bench.mock_process import mock_engine
 
 pytestmark = pytest.mark.engine
 CHAT, COMPLETIONS, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+RESPONSES = "/v1/responses"
 ANSWERS = """
 [[answers]]
 when = { offers_tool = "weather" }
@@ -41,6 +42,8 @@ HERMES_CALL = '<tool_call>\n\\{"name": "weather", "arguments": \\{"city": "(Pari
 WORDS = {"type": "json_schema", "schema": {"const": "zero one two three"}}
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "What is the weather in Paris?"}]}
 PROMPT = {"prompt": "The weather in Paris is"}
+INPUT: dict[str, Any] = {"input": "What is the weather in Paris?"}
+WORDS_AS_TEXT = {"text": {"format": WORDS | {"name": "words"}}}
 OVERLONG = "one " * 20_000
 
 
@@ -79,19 +82,34 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "tool_choice": {"type": "tool", "name": "weather"},
         },
     ),
+    "responses, to its end": (RESPONSES, INPUT | WORDS_AS_TEXT),
+    "responses, to its limit": (RESPONSES, INPUT | WORDS_AS_TEXT | {"max_output_tokens": 3}),
+    "responses, a call of the named tool": (
+        RESPONSES,
+        INPUT
+        | {
+            "tools": [{"type": "function", "strict": True, **FUNCTION}],
+            "tool_choice": {"type": "function", "name": "weather"},
+        },
+    ),
 }
 ERRORS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat, overlong": (CHAT, {"messages": [{"role": "user", "content": OVERLONG}]}),
     "completions, overlong": (COMPLETIONS, {"prompt": OVERLONG}),
     "messages, overlong": (MESSAGES, {"messages": [{"role": "user", "content": OVERLONG}]}),
+    "responses, overlong": (RESPONSES, {"input": OVERLONG}),
     "chat, unknown model": (CHAT, ASK | {"model": "none"}),
     "completions, unknown model": (COMPLETIONS, PROMPT | {"model": "none"}),
     "messages, unknown model": (MESSAGES, ASK | {"model": "none"}),
+    "responses, unknown model": (RESPONSES, INPUT | {"model": "none"}),
 }
 # Values that are the engine's own and not the model's.
-ITS_OWN = {"type", "object", "role", "index", "finish_reason", "stop_reason"}
+ITS_OWN = {"type", "object", "role", "index", "finish_reason", "stop_reason", "status"}
 # Fields that are there or not by a flag of the engine and by what its cache holds.
 OF_THE_CACHE = {"prompt_tokens_details", "cache_read_input_tokens", "cache_creation_input_tokens"}
+
+# Fields of the request that a response repeats. vLLM adds a null for everything that the request does not have.
+ECHOED = {"text", "tools"}
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +121,8 @@ def scripted_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def post(url: str, path: str, fields: dict[str, Any]) -> tuple[int, bytes]:
-    body = {"model": MODEL, "max_tokens": 60, "temperature": 0} | fields
+    limit = {"max_output_tokens": 60, "store": False} if path == RESPONSES else {"max_tokens": 60}
+    body = {"model": MODEL, "temperature": 0} | limit | fields
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
     try:
@@ -117,11 +136,19 @@ def kind_of(value: Any) -> Any:
     """The value with its names and what the engine itself says, and of everything else what kind of thing it is."""
     if isinstance(value, dict):
         return {
-            name: one if name in ITS_OWN else kind_of(one) for name, one in value.items() if name not in OF_THE_CACHE
+            name: one if name in ITS_OWN else kind_of(_without_nulls(one) if name in ECHOED else one)
+            for name, one in value.items()
+            if name not in OF_THE_CACHE
         }
     if isinstance(value, list):
         return [kind_of(one) for one in value]
     return "number" if isinstance(value, int | float) else type(value).__name__
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(one) for name, one in value.items() if one is not None}
+    return [_without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def frames_of(content: bytes) -> dict[Any, list[Any]]:
@@ -150,7 +177,7 @@ def frames_of(content: bytes) -> dict[Any, list[Any]]:
 def test_streams_have_the_frames_of_vllm(kind: str, engines: list[EngineProcess], scripted_url: str) -> None:
     path, fields = KINDS[kind]
     fields = fields | {"stream": True}
-    if path != MESSAGES:
+    if path in (CHAT, COMPLETIONS):
         fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
     (status, real), (scripted_status, scripted) = (post(url, path, fields) for url in (engines[0].url, scripted_url))
     assert (status, scripted_status) == (200, 200), (real, scripted)

@@ -134,8 +134,12 @@ def check_limits(ask: Ask, prompt_tokens: int, max_model_len: int) -> int:
     if ask.input is not None:
         room = max_model_len - prompt_tokens
         if room < 1:
-            message = f"The engine prompt length {prompt_tokens} exceeds the max_model_len {max_model_len}."
-            raise WireError(400, "invalid_request_error", message + " Please reduce prompt.", "input")
+            message = (
+                f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains at "
+                f"least {max_model_len + 1} input tokens, which exceeds this limit even without any output tokens. "
+                f"Please reduce the length of the input prompt. (parameter=input_tokens, value={max_model_len + 1})"
+            )
+            raise WireError(400, "BadRequestError", message, "input_tokens")
         return min(ask.max_output_tokens or DEFAULT_MAX_TOKENS, room)
     asked = DEFAULT_MAX_TOKENS if asked is None else asked
     if asked < 1:

@@ -254,7 +254,7 @@ class ResponsesFormat:
             "ec_transfer_params": None,
             "input_messages": None,
             "output_messages": None,
-            **({"metrics": metrics} if metrics is not None else {}),
+            **({"metrics": {**metrics, "speculative_decoding": None}} if metrics is not None else {}),
         }
 
 

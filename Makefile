@@ -31,8 +31,8 @@ test: setup  ## everything that needs no model and no installed client
 	$(BIN)/pytest -q -m 'not engine and not clients' -n auto --dist worksteal
 
 # A worker for each client, so that the timeout of one test bounds them all: installing is most of the time.
-clients: setup  ## the official Python SDKs and Claude Code, installed at pinned versions (needs npm; 4 minutes at most)
-	$(BIN)/pytest -q -m clients -n 3 --timeout 240 --durations 3 tests/runs/test_clients.py
+clients: setup  ## the official Python SDKs, Claude Code and Codex, installed at pinned versions (needs npm; 4 minutes at most)
+	$(BIN)/pytest -q -m clients -n 4 --timeout 240 --durations 4 tests/runs/test_clients.py
 
 e2e: engine  ## the tests on real vLLM
 	$(BIN)/pytest -q -m engine --timeout 600

@@ -65,6 +65,17 @@ OPENCODE = {
         }
     },
 }
+CODEX = f"""
+model = "{MODEL}"
+model_provider = "headway"
+
+[model_providers.headway]
+name = "Headway"
+base_url = "$url/v1"
+env_key = "HEADWAY_KEY"
+wire_api = "responses"
+"""
+CODEX_PATCH = f"*** Begin Patch\n*** Add File: {OUT}\n+{WRITTEN}\n*** End Patch"
 PI = {
     "providers": {
         f"headway-{api}": {"baseUrl": base, "apiKey": KEY, "api": api, "models": [{"id": MODEL}]}
@@ -110,6 +121,29 @@ CLIENTS = (
             "Read,Write",
         ),
         settings={"ANTHROPIC_BASE_URL": "$url", "ANTHROPIC_API_KEY": "$key"},
+    ),
+    Client(
+        "codex",
+        "npm",
+        ("@openai/codex@0.169.0",),
+        (
+            file_loop(
+                calls("exec_command", cmd=f"cat {NOTES}"),
+                calls("exec_command", cmd=f"apply_patch <<'END'\n{CODEX_PATCH}\nEND"),
+            ),
+        ),
+        # It asks before it works in a folder without git. Its sandbox needs rights that containers may lack; the
+        # commands are those above.
+        command=(
+            "$environment/node_modules/.bin/codex",
+            "exec",
+            "--skip-git-repo-check",
+            "--sandbox",
+            "danger-full-access",
+            "$prompt",
+        ),
+        settings={"HEADWAY_KEY": "$key"},
+        files={"$home/.codex/config.toml": CODEX},
     ),
     Client(
         "openai-node",

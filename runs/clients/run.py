@@ -33,7 +33,7 @@ from runs.measure.verdict import Verdict, finish, none_of
 
 console = Console(width=150)
 DRIVERS = Path(__file__).with_name("drivers")
-MUST_BE_THERE = {"openai-python", "anthropic-python", "claude-code"}
+MUST_BE_THERE = {"openai-python", "anthropic-python", "claude-code", "codex"}
 KEPT_CHARS = 300  # of what a client that failed has said
 # All that a client gets from the shell. A proxy or a key of the user's own would change what is tried.
 PASSED_ON = ("PATH", "LANG", "SSL_CERT_FILE", "NODE_EXTRA_CA_CERTS")
@@ -60,7 +60,7 @@ def verdict(rows: Sequence[Row]) -> Verdict:
         (
             none_of("rows that failed", sum(row.outcome == "failed" for row in rows)),
             none_of(
-                "of openai, anthropic and Claude Code not passed",
+                "of openai, anthropic, Claude Code and Codex not passed",
                 len(MUST_BE_THERE - {row.client for row in passed}),
             ),
         ),

@@ -21,30 +21,32 @@ GRANT = Grant("fast", "fast")
 FUNCTION = {"type": "function", "name": "shell", "parameters": {"type": "object", "properties": {}}, "strict": False}
 # As the clients send them, shortened.
 CLIENTS: dict[str, dict[str, Any]] = {
-    "codex": {
-        "instructions": "You are a coding agent.",
+    "codex": {  # 0.169 in a tool loop, in fast mode
+        "stream": True,
         "input": [
-            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "rules"}]},
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "list files"}]},
-            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "ls"}],
+            {"type": "message", "id": "msg_1", "role": "developer", "content": [{"type": "input_text", "text": "You"}]},
+            {"type": "message", "id": "msg_2", "role": "developer", "content": [
+                {"type": "input_text", "text": "<skills>"}, {"type": "input_text", "text": "<permissions>"}]},
+            {"type": "message", "id": "msg_3", "role": "user", "content": [{"type": "input_text", "text": "<cwd>"}]},
+            {"type": "message", "id": "msg_4", "role": "user", "content": [{"type": "input_text", "text": "list"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "ls"}],
              "encrypted_content": None},
-            {"type": "function_call", "name": "shell", "arguments": "{}", "call_id": "call_1"},
-            {"type": "function_call_output", "call_id": "call_1", "output": "a.py"},
+            {"type": "function_call", "status": "completed", "id": "fc_1", "name": "shell", "arguments": "{}",
+             "call_id": "call_1"},
+            {"type": "function_call_output", "id": "fco_1", "call_id": "call_1", "output": "a.py"},
         ],
         "tools": [
             FUNCTION,
-            {"type": "namespace", "name": "mcp__docs", "description": "Docs.", "tools": [FUNCTION]},
-            {"type": "web_search", "external_web_access": True},
+            {"type": "namespace", "name": "multi_agent_v1", "description": "Sub-agents.", "tools": [FUNCTION]},
+            {"type": "web_search", "external_web_access": False},
         ],
         "tool_choice": "auto",
         "parallel_tool_calls": True,
-        "reasoning": {"effort": "medium", "summary": "auto"},
+        "reasoning": {"summary": "auto"},
         "store": False,
-        "stream": True,
         "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "01a1",
         "client_metadata": {"x-codex-installation-id": "1"},
-        "text": {"verbosity": "low"},
         "service_tier": "priority",
     },
     "openai-agents": {
@@ -98,9 +100,9 @@ def test_what_clients_send_is_read(client: str) -> None:
     assert {"service_tier", "prompt_cache_key", "client_metadata", "previous_response_id"}.isdisjoint(got)
     assert (got["store"], got["request_id"]) == (False, "resp_id")
     if client == "codex":
-        assert ignored == ("client_metadata", "encrypted_content", "web_search", "verbosity")
+        assert ignored == ("client_metadata", "encrypted_content", "web_search")
         assert [tool["type"] for tool in got["tools"]] == ["function", "namespace"]
-        assert (request.call.tier, request.streaming, got["reasoning"]) == ("fast", True, {"effort": "medium"})
+        assert (request.call.tier, request.streaming, got["reasoning"]) == ("fast", True, {})
 
 
 def test_what_vllm_cannot_read_is_sent_in_a_form_that_it_can() -> None:

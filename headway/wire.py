@@ -11,7 +11,7 @@ Meter and Client and never imports the gateway; gateway/ uses them and does not 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -172,13 +172,17 @@ class StoredAnswers(Protocol):
 
     max_bytes: int  # of one answer
 
-    async def keep(self, tenant: str, answer_id: str, plain: bytes, /) -> None: ...
+    async def keep(self, tenant: str, plain: Mapping[str, bytes], /) -> None:
+        """All of it, or nothing. By id: an answer, and parts of it that can be asked for alone."""
 
     async def read(self, tenant: str, answer_id: str, /) -> bytes | None:
         """None if this tenant has no such answer, or has it no more."""
 
-    async def delete(self, tenant: str, answer_id: str, /) -> bool:
-        """Returns whether it was there."""
+    async def read_many(self, tenant: str, ids: Sequence[str], /) -> dict[str, bytes]:
+        """What is there of these, by id."""
+
+    async def delete(self, tenant: str, ids: Sequence[str], /) -> bool:
+        """Returns whether one of them was there."""
 
 
 @dataclass(frozen=True, slots=True)

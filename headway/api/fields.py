@@ -92,7 +92,7 @@ class RequestFields:
     def clean(self, body: bytes, *, refuses_unknown: bool) -> Cleaned | None:
         """None if there is nothing to remove. Raises InvalidRequest for what is refused, msgspec errors for what is not
         JSON."""
-        _check_size(body)
+        check_size(body)
         sorting = _Sorting(self.names, refuses_unknown)
         cleaned = sorting.clean(self.root, _read_object(body), "")
         return Cleaned(_encode(cleaned), tuple(sorting.ignored)) if sorting.has_changed else None
@@ -260,7 +260,7 @@ class _Sorting:
             self.ignored.append(shown)
 
 
-def _check_size(body: bytes) -> None:
+def check_size(body: bytes) -> None:
     """Raises InvalidRequest if the body has too many members and objects. Texts may look as if they had many: only then
     it is worth the time to leave out what is in strings."""
     allowed = max(ALWAYS_ALLOWED, len(body) // MIN_BYTES_EACH)

@@ -41,6 +41,7 @@ __all__ += ["error_body", "error_event", "error_status", "limit_headers"]
 
 CREATE, INPUT_TOKENS = "/v1/responses", "/v1/responses/input_tokens"
 RENDER = "/v1/responses/render"  # vLLM's endpoint that gives the tokens of a prompt
+RESPONSE_PREFIX = "resp_"
 LOGPROBS = "message.output_text.logprobs"  # in `include`; the other values ask for what only hosted tools have
 
 # --- request fields --------------------------------------------------------------------------------------------------
@@ -200,7 +201,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def response_id(call_id: str) -> str:
-    return f"resp_{call_id}"
+    return f"{RESPONSE_PREFIX}{call_id}"
 
 
 def read_create(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:

@@ -4,7 +4,8 @@
                │                                        │
                └────────── ledger/responses.py ◄────────┘
 
-A call that continues a response gets all items that led to it, so that any engine can serve it. A response is stored
+A call that continues a response gets all items that led to it, and one that refers to an item gets the item, so that
+any engine can serve it. A response is stored
 before its last byte is sent, because the client may continue it at once. None of this knows of connections: it works
 with any `Client`. Everything is by key, and another key's response is one that does not exist.
 """
@@ -21,7 +22,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from headway.api.dialect import Params
-from headway.api.responses import ContentPart, InputItem
+from headway.api.fields import check_size
+from headway.api.responses import RESPONSE_PREFIX, ContentPart, InputItem
 from headway.api.responses_meter import AnswerSoFar, ResponsesForm
 from headway.api.sparse_log import SparseLog
 from headway.errors import InvalidRequest, Refused, TooLarge
@@ -29,6 +31,8 @@ from headway.ledger.keys import Key
 from headway.wire import Client, Receipt, Request, StoredAnswers
 
 MAX_ID_CHARS = 128
+MAX_REFERENCES = 1_024  # in a request
+MAX_REFERABLE = 128  # items of a response
 MAX_NAMED_BYTES = 8_192  # of `previous_response_id` in a request; the reader refuses what is longer
 MAX_PAGE = 100
 DEFAULT_PAGE = 20
@@ -50,11 +54,20 @@ class ContinuedRequest(Struct):
     input: Raw = Raw(b"null")
 
 
+class ItemKind(Struct):
+    """What tells a reference from an item."""
+
+    type: Any = None
+    id: Any = None
+
+
 class NotFound(InvalidRequest):
     status = 404
 
 
 _read_continued = msgspec.json.Decoder(ContinuedRequest).decode
+_read_list = msgspec.json.Decoder(list[Raw]).decode
+_read_kinds = msgspec.json.Decoder(list[ItemKind]).decode
 _read_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 _read_stored = msgspec.json.Decoder(StoredResponse).decode
 _read_items = msgspec.json.Decoder(list[dict[str, Any]]).decode
@@ -73,8 +86,10 @@ class StoredResponses:
     # --- calls ---
 
     async def expand(self, body: bytes, key: Key | None) -> bytes:
-        """The body with the items in front of its input that `previous_response_id` stands for. A body that cannot be
-        read stays as it is: the reader says what is wrong with it. Raises InvalidRequest or Refused."""
+        """The body with the items in front of its input that `previous_response_id` stands for, and with those that its
+        input refers to. A body that cannot be read stays as it is: the reader says what is wrong with it. Raises
+        InvalidRequest or Refused."""
+        body = await self._replace_references(body, key)
         try:
             asked = _read_continued(body)
             is_small = memoryview(asked.previous_response_id).nbytes <= MAX_NAMED_BYTES
@@ -91,10 +106,44 @@ class StoredResponses:
                 "previous_response_id",
                 "previous_response_not_found",
             )
-        items = b",".join(part for part in map(_inside, (stored.input, stored.output, items)) if part)
-        if len(body) + len(items) > self._max_body_bytes:
-            raise TooLarge(f"The conversation is larger than {self._max_body_bytes} bytes.", "previous_response_id")
-        return body.rstrip()[:-1] + b',"input":[' + items + b"]}"  # of two fields with a name the last one is read
+        parts = [part for part in map(_inside, (stored.input, stored.output, items)) if part]
+        self._check_room(body, parts, "previous_response_id")
+        # Of two fields with a name the last one is read.
+        return body.rstrip()[:-1] + b',"input":[' + b",".join(parts) + b"]}"
+
+    async def _replace_references(self, body: bytes, key: Key | None) -> bytes:
+        if b'"item_reference"' not in body:
+            return body
+        check_size(body)
+        try:
+            fields = _read_fields(body)
+            kinds = _read_kinds(fields["input"])
+            items = _read_list(fields["input"])
+        except (KeyError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return body
+        wanted = {number: one.id for number, one in enumerate(kinds) if one.type == "item_reference"}
+        if not wanted or not all(isinstance(item_id, str) for item_id in wanted.values()):
+            return body
+        if len(wanted) > MAX_REFERENCES:
+            raise InvalidRequest(f"`input` refers to more than {MAX_REFERENCES} items.", "input")
+        ids = sorted({item_id for item_id in wanted.values() if _is_item_id(item_id)})
+        found: dict[str, bytes] = {}
+        if ids and self._store is not None and key is not None:
+            found = await self._store.read_many(key.hash, ids)
+        for item_id in wanted.values():
+            if item_id not in found:
+                raise InvalidRequest(
+                    f"The item `{_shown(item_id)}` is not stored. Send the item itself, as clients do "
+                    "that are told not to `store`.",
+                    "input",
+                )
+        parts = [found[wanted[number]] if number in wanted else bytes(item) for number, item in enumerate(items)]
+        self._check_room(body, parts, "input")
+        return _encode({**fields, "input": Raw(b"[%b]" % b",".join(parts))})
+
+    def _check_room(self, body: bytes, parts: list[bytes], param: str) -> None:
+        if len(body) + sum(map(len, parts)) > self._max_body_bytes:
+            raise TooLarge(f"The conversation is larger than {self._max_body_bytes} bytes.", param)
 
     def prepare(self, request: Request, key: Key | None) -> Request:
         """The request, whose answer says whether it is stored."""
@@ -117,16 +166,17 @@ class StoredResponses:
             return
         try:
             fields = _read_fields(final)
-            output = _encode([_as_input(item) for item in _read_items(fields["output"])])
+            items = [_as_input(item) for item in _read_items(fields["output"])]
             asked = _items_of(_read_fields(request.body)["input"])
-            plain = _encode(StoredResponse(Raw(asked), Raw(output), Raw(final)))
+            plain = _encode(StoredResponse(Raw(asked), Raw(_encode(items)), Raw(final)))
             if len(plain) <= self._store.max_bytes:
-                await self._store.keep(key.hash, _read_any(fields["id"]), plain)
+                referable = {item["id"]: _encode(item) for item in _referable(items)}
+                await self._store.keep(key.hash, {_read_any(fields["id"]): plain, **referable})
         except Refused:
             self._failures.write("a response was not stored, because the store cannot be reached")
 
     async def _find(self, response_id: str, key: Key | None) -> StoredResponse | None:
-        if self._store is None or key is None or not 0 < len(response_id) <= MAX_ID_CHARS:
+        if self._store is None or key is None or not _is_response_id(response_id):
             return None
         plain = await self._store.read(key.hash, response_id)
         return _read_stored(plain) if plain is not None else None
@@ -141,8 +191,10 @@ class StoredResponses:
     async def delete(self, params: Params, key: Key | None) -> Page:
         response_id = params["response_id"]
         is_there = False
-        if self._store is not None and key is not None and len(response_id) <= MAX_ID_CHARS:
-            is_there = await self._store.delete(key.hash, response_id)
+        if self._store is not None and key is not None and _is_response_id(response_id):
+            stored = await self._find(response_id, key)
+            items = _referable(_read_items(stored.output)) if stored is not None else []
+            is_there = await self._store.delete(key.hash, [response_id, *[item["id"] for item in items]])
         if not is_there:
             raise _not_found(response_id)
         return 200, JSON, _encode({"id": response_id, "object": "response", "deleted": True})
@@ -234,6 +286,24 @@ def _as_input(item: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
+def _referable(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [item for item in items if _is_item_id(item.get("id"))][:MAX_REFERABLE]
+
+
+# Responses and items are stored side by side, and never taken for each other.
+def _is_response_id(text: str) -> bool:
+    return text.startswith(RESPONSE_PREFIX) and _is_id(text)
+
+
+def _is_item_id(text: Any) -> bool:
+    return isinstance(text, str) and not text.startswith(RESPONSE_PREFIX) and _is_id(text)
+
+
+def _is_id(text: str) -> bool:
+    """Not every database takes every character."""
+    return 0 < len(text) <= MAX_ID_CHARS and text.isascii() and text.isprintable()
+
+
 def _listed(item: dict[str, Any], response_id: str, number: int) -> dict[str, Any]:
     """An item with the fields that clients expect in a list."""
     content = item.get("content")
@@ -241,7 +311,7 @@ def _listed(item: dict[str, Any], response_id: str, number: int) -> dict[str, An
         kind = "output_text" if item.get("role") == "assistant" else "input_text"
         more: dict[str, Any] = {"annotations": []} if kind == "output_text" else {}
         item = {**item, "content": [{"type": kind, "text": content, **more}]}
-    return {"id": f"item_{response_id.removeprefix('resp_')}_{number}", "status": "completed", **item}
+    return {"id": f"item_{response_id.removeprefix(RESPONSE_PREFIX)}_{number}", "status": "completed", **item}
 
 
 def _shown(response_id: str) -> str:

@@ -1,8 +1,9 @@
 """Stored responses: what `previous_response_id` continues.
 
-A row belongs to a key and is found only with it. `sealed` is the response and the conversation that led to it,
-compressed and encrypted (sealing.py) under a name that has the key and the id, so that a row cannot be read as another
-key's. Rows are deleted when they are too old, and the oldest of a key when it has too many bytes.
+A row belongs to a key and is found only with it. It is a response, or an item of one that can be referred to by its id.
+`sealed` is the item, or the response and the conversation that led to it, compressed and encrypted (sealing.py) under a
+name that has the key and the id, so that a row cannot be read as another key's. Rows are deleted when they are too old,
+and the oldest of a key when it has too many bytes.
 
 `ResponseRows` is the SQL. `ResponseStore` runs it in a thread with a connection of its own. Knows nothing of what a
 response has in it.
@@ -13,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -49,14 +50,14 @@ class ResponseRows:
         self._store = store
         self._limits = limits
 
-    def keep(self, tenant: str, response_id: str, sealed: str) -> None:
-        """Insert a row, and delete the oldest rows of the tenant that it leaves no room for."""
+    def keep(self, tenant: str, sealed: Mapping[str, str]) -> None:
+        """Insert rows by id, and delete the oldest rows of the tenant that they leave no room for."""
         now_us = self._store.now_us()
         with self._store.transaction(lock=f"responses {tenant}") as cursor:
-            cursor.execute(
+            cursor.executemany(
                 "INSERT INTO responses (tenant, id, at_us, bytes, sealed) VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT (tenant, id) DO NOTHING",
-                (tenant, response_id, now_us, len(sealed), sealed),
+                [(tenant, row_id, now_us, len(text), text) for row_id, text in sealed.items()],
             )
             cursor.execute("SELECT COALESCE(SUM(bytes), 0) FROM responses WHERE tenant = ?", (tenant,))
             excess = int(cursor.fetchone()[0]) - self._limits.max_bytes_per_key
@@ -71,22 +72,23 @@ class ResponseRows:
                 excess -= int(size)
             cursor.executemany("DELETE FROM responses WHERE tenant = ? AND id = ?", oldest)
 
-    def sealed(self, tenant: str, response_id: str) -> str | None:
+    def sealed(self, tenant: str, ids: Sequence[str]) -> dict[str, str]:
+        """The rows that are there, by id."""
         oldest_us = self._store.now_us() - self._limits.keep_us
         with self._store.transaction() as cursor:
             cursor.execute(
-                "SELECT sealed FROM responses WHERE tenant = ? AND id = ? AND at_us >= ?",
-                (tenant, response_id, oldest_us),
+                f"SELECT id, sealed FROM responses WHERE tenant = ? AND at_us >= ? AND id IN ({_places(ids)})",
+                (tenant, oldest_us, *ids),
             )
-            row = cursor.fetchone()
-            return str(row[0]) if row is not None else None
+            return {str(row_id): str(sealed) for row_id, sealed in cursor.fetchall()}
 
-    def delete(self, tenant: str, response_id: str) -> bool:
-        """Returns whether there was such a row."""
+    def delete(self, tenant: str, ids: Sequence[str]) -> bool:
+        """Returns whether there was one of these rows."""
         with self._store.transaction(lock=f"responses {tenant}") as cursor:
-            cursor.execute("SELECT 1 FROM responses WHERE tenant = ? AND id = ?", (tenant, response_id))
+            rows = f"FROM responses WHERE tenant = ? AND id IN ({_places(ids)})"
+            cursor.execute(f"SELECT 1 {rows}", (tenant, *ids))
             is_there = cursor.fetchone() is not None
-            cursor.execute("DELETE FROM responses WHERE tenant = ? AND id = ?", (tenant, response_id))
+            cursor.execute(f"DELETE {rows}", (tenant, *ids))
             return is_there
 
     def expire(self) -> None:
@@ -109,26 +111,28 @@ class ResponseStore:
         self._is_available = True
         self._expiry: asyncio.Task[None] | None = None
 
-    async def keep(self, tenant: str, response_id: str, plain: bytes) -> None:
+    async def keep(self, tenant: str, plain: Mapping[str, bytes]) -> None:
         def job(rows: ResponseRows) -> None:
-            packed = zlib.compress(plain, QUICK_COMPRESSION)
-            rows.keep(tenant, response_id, self._sealer.seal(packed, _name(tenant, response_id)))
+            packed = {row_id: zlib.compress(one, QUICK_COMPRESSION) for row_id, one in plain.items()}
+            rows.keep(tenant, {row_id: self._sealer.seal(one, _name(tenant, row_id)) for row_id, one in packed.items()})
 
         await self._ask(job)
 
     async def read(self, tenant: str, response_id: str) -> bytes | None:
+        return (await self.read_many(tenant, [response_id])).get(response_id)
 
-        def job(rows: ResponseRows) -> bytes | None:
-            sealed = rows.sealed(tenant, response_id)
-            try:
-                return zlib.decompress(self._sealer.open(sealed, _name(tenant, response_id))) if sealed else None
-            except SealBroken:  # the owner has changed the secret
-                return None
+    async def read_many(self, tenant: str, ids: Sequence[str]) -> dict[str, bytes]:
+        def job(rows: ResponseRows) -> dict[str, bytes]:
+            found = {}
+            for row_id, sealed in rows.sealed(tenant, ids).items():
+                with suppress(SealBroken):  # the owner has changed the secret
+                    found[row_id] = zlib.decompress(self._sealer.open(sealed, _name(tenant, row_id)))
+            return found
 
         return await self._ask(job)
 
-    async def delete(self, tenant: str, response_id: str) -> bool:
-        return await self._ask(lambda rows: rows.delete(tenant, response_id))
+    async def delete(self, tenant: str, ids: Sequence[str]) -> bool:
+        return await self._ask(lambda rows: rows.delete(tenant, ids))
 
     def start(self, supervisor: Supervisor) -> None:
         self._expiry = supervisor.start("expiry of responses", self._expire)
@@ -199,5 +203,9 @@ class ResponseStore:
             self._store = None
 
 
-def _name(tenant: str, response_id: str) -> str:
-    return f"response {tenant} {response_id}"
+def _name(tenant: str, row_id: str) -> str:
+    return f"response {tenant} {row_id}"
+
+
+def _places(ids: Sequence[str]) -> str:
+    return ", ".join("?" * len(ids))

@@ -108,6 +108,56 @@ async def test_the_engine_gets_the_whole_conversation(tmp_path: Path) -> None:
         assert counted.input_tokens == again.usage.input_tokens
 
 
+async def test_an_input_may_refer_to_stored_items(tmp_path: Path) -> None:
+    """As the AI SDK does, if it is not told not to store."""
+    path = tmp_path / "answers.toml"
+    path.write_text(ANSWERS)
+    async with running(SCRIPT, answers=read_answers(path)) as engine, two_keys(tmp_path, engine) as (here, bob):
+        asked: dict[str, Any] = {"model": MODEL, "tools": [WEATHER, SPACE]}
+        first = await here.openai.responses.create(input="weather?", **asked)
+        question = {"role": "user", "content": "weather?"}
+        calls = [item for item in first.output if item.type == "function_call"]
+        results = [{"type": "function_call_output", "call_id": call.call_id, "output": "rain"} for call in calls]
+        references = [{"type": "item_reference", "id": item.id} for item in first.output]
+        new: Any = [question, *references, *results]
+        assert (await here.openai.responses.create(input=new, **asked)).output_text == "Rain in Oslo."
+        items: Any = [question, *first.output, *results]
+        count = here.openai.responses.input_tokens.count
+        assert (await count(model=MODEL, input=new)) == (await count(model=MODEL, input=items))
+        for who, wrong in ((bob, references[0]["id"]), (here.openai, "msg_none"), (here.openai, first.id)):
+            with pytest.raises(openai.BadRequestError, match=f"item `{wrong}` is not stored. Send the item itself"):
+                await who.responses.create(input=[{"type": "item_reference", "id": wrong}], model=MODEL)
+        for odd in ("", "\0", "x" * 129):
+            with pytest.raises(openai.BadRequestError, match="is not stored"):
+                await here.openai.responses.create(input=[{"type": "item_reference", "id": odd}], model=MODEL)
+        many: Any = [references[0]] * 1_025
+        with pytest.raises(openai.BadRequestError, match="more than 1024"):
+            await here.openai.responses.create(input=many, model=MODEL)
+        await here.openai.responses.delete(first.id)
+        with pytest.raises(openai.BadRequestError, match="is not stored"):
+            await here.openai.responses.create(input=new, **asked)
+
+
+async def test_what_only_looks_like_a_reference_is_left_to_the_reader(tmp_path: Path) -> None:
+    async with running(SCRIPT) as engine, two_keys(tmp_path, engine) as (here, _):
+        quoted = [{"role": "user", "content": '"item_reference"'}]
+        await here.openai.responses.create(model=MODEL, input=quoted, max_output_tokens=3)  # type: ignore[arg-type]
+        for wrong in ([{"type": "item_reference"}], [{"type": "item_reference", "id": 1}]):
+            with pytest.raises(openai.BadRequestError, match="not supported"):
+                await here.openai.responses.create(model=MODEL, input=wrong)  # type: ignore[arg-type]
+
+
+async def test_an_item_is_no_response(tmp_path: Path) -> None:
+    async with running(SCRIPT) as engine, two_keys(tmp_path, engine) as (here, _):
+        made = await here.openai.responses.create(model=MODEL, input="hi", max_output_tokens=3)
+        item_id = str(made.output[0].id)
+        for attempt in (here.openai.responses.retrieve, here.openai.responses.delete):
+            with pytest.raises(openai.NotFoundError):
+                await attempt(item_id)
+        with pytest.raises(openai.BadRequestError, match="not stored"):
+            await here.openai.responses.create(model=MODEL, input="go on", previous_response_id=item_id)
+
+
 async def test_no_key_reaches_anothers_response_on_any_route(tmp_path: Path) -> None:
     async with running(SCRIPT) as engine, two_keys(tmp_path, engine) as (here, bob):
         made = await here.openai.responses.create(model=MODEL, input=SAID, max_output_tokens=3)
@@ -150,9 +200,10 @@ async def test_a_deleted_response_is_gone(tmp_path: Path) -> None:
 async def test_nothing_readable_is_stored(tmp_path: Path) -> None:
     async with running(SCRIPT) as engine, two_keys(tmp_path, engine) as (here, _):
         await here.openai.responses.create(model=MODEL, input=SAID, max_output_tokens=3)
-        [(tenant, _, _, sealed)] = rows(tmp_path)
-        assert tenant == key_hash(ADA.encode())
-        assert "otters" not in sealed
+        assert len(rows(tmp_path)) == 2  # the response and its item
+        for tenant, _, _, sealed in rows(tmp_path):
+            assert tenant == key_hash(ADA.encode())
+            assert "otters" not in sealed
     for file in tmp_path.rglob("*"):
         if file.is_file():
             assert b"otters" not in file.read_bytes()
@@ -178,7 +229,7 @@ async def test_a_key_has_room_for_so_many_bytes_and_the_oldest_go_first(tmp_path
     ):
         kept = await bob.responses.create(model=MODEL, input="hi", max_output_tokens=3)
         made = [await here.openai.responses.create(model=MODEL, input="hi", max_output_tokens=3) for _ in range(6)]
-        left = [row[1] for row in rows(tmp_path)]
+        left = [row[1] for row in rows(tmp_path) if row[1].startswith("resp_")]
         assert left[0] == kept.id  # others have their own room
         assert 0 < len(left) - 1 < 6
         assert left[1:] == [response.id for response in made][-(len(left) - 1) :]

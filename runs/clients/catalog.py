@@ -51,6 +51,7 @@ class Client:
 
 
 LOOP, ANTHROPIC_LOOP = tool_loop("tool loop"), tool_loop("tool loop, Anthropic")
+RESPONSES_LOOP, CONTINUED_LOOP = tool_loop("tool loop, Responses"), tool_loop("tool loop, previous_response_id")
 PROOF = proof()
 STREAMED_LOOP = tool_loop("tool loop, streamed")
 TASK = f"Write the word of {NOTES} into {OUT}."
@@ -91,7 +92,7 @@ CLIENTS = (
         "openai-python",
         "PyPI",
         ("openai==3.49.0",),
-        (text("stream"), LOOP, parsed("parsed"), PROOF),
+        (text("stream"), LOOP, parsed("parsed"), RESPONSES_LOOP, CONTINUED_LOOP, parsed("parsed, Responses"), PROOF),
         driver="openai_python.py",
     ),
     Client(
@@ -149,7 +150,16 @@ CLIENTS = (
         "openai-node",
         "npm",
         ("openai@7.53.0", "zod@4.6.7"),
-        (text("stream"), LOOP, STREAMED_LOOP, parsed("parsed"), PROOF),
+        (
+            text("stream"),
+            LOOP,
+            STREAMED_LOOP,
+            parsed("parsed"),
+            RESPONSES_LOOP,
+            CONTINUED_LOOP,
+            parsed("parsed, Responses"),
+            PROOF,
+        ),
         driver="openai_node.mjs",
     ),
     Client(
@@ -163,15 +173,21 @@ CLIENTS = (
         "langchain",
         "PyPI",
         ("langchain-openai==1.7.3", "langchain-anthropic==1.7.7"),
-        (LOOP, ANTHROPIC_LOOP, text("completion"), PROOF),
+        (LOOP, RESPONSES_LOOP, ANTHROPIC_LOOP, text("completion"), PROOF),
         driver="langchain_client.py",
     ),
-    Client("openai-agents", "PyPI", ("openai-agents==0.24.0",), (LOOP, PROOF), driver="openai_agents_client.py"),
+    Client(
+        "openai-agents",
+        "PyPI",
+        ("openai-agents==0.24.0",),
+        (LOOP, RESPONSES_LOOP, tool_loop("tool loop, Responses, streamed"), PROOF),
+        driver="openai_agents_client.py",
+    ),
     Client(
         "pydantic-ai",
         "PyPI",
         ("pydantic-ai-slim[openai,anthropic]==2.66.0",),
-        (LOOP, ANTHROPIC_LOOP, PROOF),
+        (LOOP, RESPONSES_LOOP, ANTHROPIC_LOOP, PROOF),
         driver="pydantic_ai_client.py",
     ),
     Client(
@@ -195,7 +211,7 @@ CLIENTS = (
             "@ai-sdk/openai-compatible@3.0.90",
             "zod@4.6.7",
         ),
-        (LOOP, tool_loop("tool loop, openai-compatible"), ANTHROPIC_LOOP, PROOF),
+        (LOOP, RESPONSES_LOOP, tool_loop("tool loop, openai-compatible"), ANTHROPIC_LOOP, PROOF),
         driver="ai_sdk.mjs",
     ),
     Client(

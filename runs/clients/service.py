@@ -1,4 +1,7 @@
-"""What the clients call: a scripted engine that answers as programmed, and a gateway in front of it with a key."""
+"""What the clients call: a scripted engine that answers as programmed, and a gateway in front of it with a key.
+
+The gateway has a ledger: clients of /v1/responses may name responses, or items of them, that they got before.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from headway.ledger.keys import key_hash
+from headway.ledger.keys import Key, key_hash
+from headway.ledger.sqlite import SQLiteStore
 from headway.local.engine_process import free_port
 from runs.clients.catalog import KEY, MODEL
 from runs.measure.fetch import fetch
@@ -22,8 +26,11 @@ MAX_MODEL_LEN = 200_000  # coding agents ask for long answers
 CONFIG = """
 [gateway]
 port = {port}
-key_hashes = ["{key_hash}"]
 cors_origins = ["{page_origin}"]
+
+[ledger]
+store = "sqlite:///{folder}/books.db"
+spool = "{folder}/spool"
 
 [[models]]
 name = "{model}"
@@ -57,13 +64,17 @@ def running_service(folder: Path, answers: Path) -> Iterator[Service]:
     config.write_text(
         CONFIG.format(
             port=port,
-            key_hash=key_hash(KEY.encode()),
+            folder=folder,
             page_origin=page_origin,
             model=MODEL,
             max_model_len=MAX_MODEL_LEN,
             engine_url=engine_url,
         )
     )
+    store = SQLiteStore(folder / "books.db")
+    store.migrate()
+    store.put_key(Key(id="key-clients", hash=key_hash(KEY.encode())))
+    store.close()
     engine = [sys.executable, "-m", "headway", "mock-engine", "--port", str(engine_port), "--model", MODEL]
     engine += ["--max-model-len", str(MAX_MODEL_LEN), "--answers", str(answers)]
     with (

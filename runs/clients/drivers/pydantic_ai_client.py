@@ -1,4 +1,4 @@
-"""pydantic-ai: the chat form of its OpenAI model, and its Anthropic model."""
+"""pydantic-ai: both forms of its OpenAI model, and its Anthropic model."""
 
 import asyncio
 
@@ -7,13 +7,13 @@ from anthropic import AsyncAnthropic
 from given import KEY, MODEL, PROMPT, URL, V1, drive, proof, weather
 from pydantic_ai import Agent
 from pydantic_ai.models.anthropic import AnthropicModel
-from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from pydantic_ai.providers.openai import OpenAIProvider
 
 
-def chat() -> str:
-    model = OpenAIChatModel(MODEL, provider=OpenAIProvider(base_url=V1, api_key=KEY))
+def openai_loop(form: type[OpenAIChatModel] | type[OpenAIResponsesModel]) -> str:
+    model = form(MODEL, provider=OpenAIProvider(base_url=V1, api_key=KEY))
     return Agent(model, tools=[weather]).run_sync(PROMPT).output
 
 
@@ -31,11 +31,19 @@ async def proofs() -> str:
     client = httpx2.AsyncClient(event_hooks={"response": [keep]})
     openai = OpenAIProvider(base_url=V1, api_key=KEY, http_client=client)
     anthropic = AnthropicProvider(anthropic_client=AsyncAnthropic(base_url=URL, api_key=KEY, http_client=client))
-    answer = await Agent(OpenAIChatModel(MODEL, provider=openai)).run(PROMPT)
+    for form in (OpenAIChatModel, OpenAIResponsesModel):
+        answer = await Agent(form(MODEL, provider=openai)).run(PROMPT)
+        if answer.response.provider_details["service_tier"] != "default":
+            raise SystemExit(f"{answer.response.provider_details} has no tier")
     await Agent(AnthropicModel(MODEL, provider=anthropic)).run(PROMPT)
-    if answer.response.provider_details["service_tier"] != "default":
-        raise SystemExit(f"{answer.response.provider_details} has no tier")
-    return proof(dict(zip(("OpenAI", "Anthropic"), tiers, strict=True)))
+    return proof(dict(zip(("OpenAI", "Responses", "Anthropic"), tiers, strict=True)))
 
 
-drive({"tool loop": chat, "tool loop, Anthropic": messages, "proof": lambda: asyncio.run(proofs())})
+drive(
+    {
+        "tool loop": lambda: openai_loop(OpenAIChatModel),
+        "tool loop, Responses": lambda: openai_loop(OpenAIResponsesModel),
+        "tool loop, Anthropic": messages,
+        "proof": lambda: asyncio.run(proofs()),
+    }
+)

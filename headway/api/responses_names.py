@@ -6,8 +6,9 @@ from headway.api.fields import FieldNames, Refusal
 from headway.api.known_fields import OPENAI_HINTS, OPENAI_REFUSED, OPENAI_REFUSED_TYPES
 
 HINTS = OPENAI_HINTS | {
-    "client_metadata", "context_management", "created_by", "defer_loading", "encrypted_content", "include_obfuscation",
-    "internal_chat_message_metadata_passthrough", "max_tool_calls", "phase", "stream_options", "summary_index",
+    "async", "async_", "client_metadata", "context_management", "created_by", "defer_loading",
+    "encrypted_content", "include_obfuscation", "internal_chat_message_metadata_passthrough", "max_tool_calls", "phase",
+    "stream_options", "summary_index",
 }  # fmt: skip
 
 _FULL_HISTORY = "send the conversation in `input`, or continue it with `previous_response_id`."
@@ -33,6 +34,7 @@ HOSTED_ITEMS = frozenset({
 })  # fmt: skip
 _NOT_HERE = "Headway runs no tools: offer a tool of the type `function`, and run it yourself."
 REFUSED_TYPES = OPENAI_REFUSED_TYPES | {
+    "additional_tools": "List tools in `tools`. Codex sends this to models with its vendor's names: use another name.",
     "custom": "Use a tool of the type `function`.",
     "grammar": "Custom tools take free text: remove the format, or use a tool of the type `function`.",
     "input_audio": "Content is text only: send a transcript.",

@@ -49,28 +49,59 @@ CLIENTS: dict[str, dict[str, Any]] = {
         "client_metadata": {"x-codex-installation-id": "1"},
         "service_tier": "priority",
     },
-    "openai-agents": {
-        "input": [{"content": "hi", "role": "user"}],
-        "include": [],
-        "instructions": "Help.",
-        "tools": [{**FUNCTION, "description": ""}],
-        "stream": False,
-        "prompt_cache_retention": None,
-    },
-    "pydantic-ai": {
+    "openai": {  # 3.49, which sends all fields of an answer's items back
         "input": [
             {"role": "user", "content": "hi"},
-            {"role": "assistant", "content": "hello"},
-            {"role": "user", "content": [{"type": "input_text", "text": "again"}]},
+            {"id": "rs_1", "summary": [], "type": "reasoning", "content": [{"text": "?", "type": "reasoning_text"}],
+             "encrypted_content": None, "status": "completed"},
+            {"id": "msg_1", "content": [{"annotations": [], "text": "a", "type": "output_text", "logprobs": None}],
+             "role": "assistant", "status": "completed", "type": "message", "phase": None},
+            {"arguments": "{}", "call_id": "call_1", "name": "shell", "type": "function_call", "id": "fc_1",
+             "async_": None, "caller": None, "namespace": None, "status": "completed", "async": None},
+            {"type": "function_call_output", "call_id": "call_1", "output": "21"},
+        ],
+        "tools": [FUNCTION],
+        "stream": True,
+    },
+    "openai-agents": {  # 0.24
+        "include": [],
+        "input": [
+            {"content": "hi", "role": "user"},
+            {"id": "rs_1", "summary": [], "type": "reasoning", "content": [{"text": "?", "type": "reasoning_text"}],
+             "encrypted_content": None},
+            {"arguments": "{}", "call_id": "call_1", "name": "shell", "type": "function_call", "id": "fc_1",
+             "async_": None, "caller": None, "namespace": None, "status": "completed"},
+            {"call_id": "call_1", "output": "21", "type": "function_call_output"},
         ],
         "instructions": "Help.",
-        "parallel_tool_calls": True,
-        "tool_choice": "auto",
-        "tools": [FUNCTION],
-        "text": {"format": {"type": "text"}},
-        "truncation": "disabled",
+        "tools": [{**FUNCTION, "strict": True, "description": "Run."}],
     },
-    "ai-sdk": {
+    "pydantic-ai": {  # 2.66
+        "stream": False,
+        "input": [
+            {"role": "user", "content": "hi"},
+            {"id": "rs_1", "summary": [], "encrypted_content": None, "type": "reasoning",
+             "content": [{"text": "?", "type": "reasoning_text"}]},
+            {"role": "assistant", "content": "hello"},
+            {"name": "shell", "arguments": "{}", "call_id": "call_1", "type": "function_call"},
+            {"type": "function_call_output", "call_id": "call_1", "output": "21"},
+        ],
+        "tool_choice": "auto",
+        "tools": [{**FUNCTION, "strict": True, "description": "Run."}],
+    },
+    "langchain": {  # langchain-openai 1.7, whose streams lose the text of reasoning
+        "stream": True,
+        "input": [
+            {"content": "hi", "role": "user", "type": "message"},
+            {"id": "rs_1", "summary": [], "type": "reasoning", "status": "in_progress"},
+            {"type": "message", "content": [{"type": "output_text", "text": "a", "annotations": []}],
+             "role": "assistant", "id": "msg_1"},
+            {"type": "function_call", "name": "shell", "arguments": "{}", "call_id": "call_1", "id": "fc_1"},
+            {"type": "function_call_output", "output": "21", "call_id": "call_1"},
+        ],
+        "tools": [FUNCTION],
+    },
+    "ai-sdk": {  # 7, told not to store; else it refers to stored items
         "input": [
             {"role": "system", "content": "Help."},
             {"role": "user", "content": [{"type": "input_text", "text": "hi"}]},
@@ -82,9 +113,9 @@ CLIENTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def parse(**more: Any) -> tuple[Request, tuple[str, ...]]:
+def parse(*, refuses_unknown: bool = False, **more: Any) -> tuple[Request, tuple[str, ...]]:
     body = msgspec.json.encode({"model": "m", "input": "hi", **more})
-    request, cleaned = CREATE.parse(body, "id", {}, refuses_unknown=False)
+    request, cleaned = CREATE.parse(body, "id", {}, refuses_unknown=refuses_unknown)
     return request, cleaned.ignored
 
 
@@ -95,7 +126,7 @@ def sent(**more: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("client", CLIENTS)
 def test_what_clients_send_is_read(client: str) -> None:
-    request, ignored = parse(**CLIENTS[client])
+    request, ignored = parse(refuses_unknown=True, **CLIENTS[client])
     got = msgspec.json.decode(request.body)
     assert {"service_tier", "prompt_cache_key", "client_metadata", "previous_response_id"}.isdisjoint(got)
     assert (got["store"], got["request_id"]) == (False, "resp_id")
@@ -103,6 +134,11 @@ def test_what_clients_send_is_read(client: str) -> None:
         assert ignored == ("client_metadata", "encrypted_content", "web_search")
         assert [tool["type"] for tool in got["tools"]] == ["function", "namespace"]
         assert (request.call.tier, request.streaming, got["reasoning"]) == ("fast", True, {})
+
+
+def test_codex_is_told_why_a_name_of_its_vendor_does_not_work() -> None:
+    with pytest.raises(InvalidRequest, match="use another name"):
+        parse(input=[{"type": "additional_tools", "id": "at_1", "role": "developer", "tools": []}])
 
 
 def test_what_vllm_cannot_read_is_sent_in_a_form_that_it_can() -> None:

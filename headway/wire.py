@@ -178,8 +178,8 @@ class StoredAnswers(Protocol):
     async def read(self, tenant: str, answer_id: str, /) -> bytes | None:
         """None if this tenant has no such answer, or has it no more."""
 
-    async def read_many(self, tenant: str, ids: Sequence[str], /) -> dict[str, bytes]:
-        """What is there of these, by id."""
+    async def read_many(self, tenant: str, ids: Sequence[str], max_bytes: int, /) -> dict[str, bytes]:
+        """What is there of these, by id. Raises TooLarge."""
 
     async def delete(self, tenant: str, ids: Sequence[str], /) -> bool:
         """Returns whether one of them was there."""

@@ -5,9 +5,9 @@
                └────────── ledger/responses.py ◄────────┘
 
 A call that continues a response gets all items that led to it, and one that refers to an item gets the item, so that
-any engine can serve it. A response is stored
-before its last byte is sent, because the client may continue it at once. None of this knows of connections: it works
-with any `Client`. Everything is by key, and another key's response is one that does not exist.
+any engine can serve it. A response is stored before its last byte is sent, because the client may continue it at once.
+None of this knows of connections: it works with any `Client`. Everything is by key, and another key's response is one
+that does not exist.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class StoredResponses:
         ids = sorted({item_id for item_id in wanted.values() if _is_item_id(item_id)})
         found: dict[str, bytes] = {}
         if ids and self._store is not None and key is not None:
-            found = await self._store.read_many(key.hash, ids)
+            found = await self._store.read_many(key.hash, ids, self._max_body_bytes)
         for item_id in wanted.values():
             if item_id not in found:
                 raise InvalidRequest(

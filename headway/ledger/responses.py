@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from headway.errors import Refused
+from headway.errors import Refused, TooLarge
 from headway.ledger.sealing import SealBroken, Sealer
 from headway.ledger.store import Store, StoreRefused, StoreUnavailable
 from headway.supervise import Supervisor
@@ -119,14 +120,18 @@ class ResponseStore:
         await self._ask(job)
 
     async def read(self, tenant: str, response_id: str) -> bytes | None:
-        return (await self.read_many(tenant, [response_id])).get(response_id)
+        # One row was bounded when it was stored.
+        return (await self.read_many(tenant, [response_id], sys.maxsize)).get(response_id)
 
-    async def read_many(self, tenant: str, ids: Sequence[str]) -> dict[str, bytes]:
+    async def read_many(self, tenant: str, ids: Sequence[str], max_bytes: int) -> dict[str, bytes]:
         def job(rows: ResponseRows) -> dict[str, bytes]:
-            found = {}
+            found, room = {}, max_bytes
             for row_id, sealed in rows.sealed(tenant, ids).items():
                 with suppress(SealBroken):  # the owner has changed the secret
                     found[row_id] = zlib.decompress(self._sealer.open(sealed, _name(tenant, row_id)))
+                    room -= len(found[row_id])
+                if room < 0:
+                    raise TooLarge(f"What is stored is larger than {max_bytes} bytes.", "input")
             return found
 
         return await self._ask(job)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headway.errors import Refused
+from headway.errors import Refused, TooLarge
 from headway.ledger.opening import open_store
 from headway.ledger.responses import ResponseLimits, ResponseRows, ResponseStore
 from headway.ledger.store import Store, StoreUnavailable
@@ -65,10 +65,15 @@ def test_what_is_old_is_gone_before_it_is_deleted(store: Store) -> None:
 async def test_rows_that_are_kept_together_are_read_and_deleted_together(store_url: str) -> None:
     store = ResponseStore(lambda: open_store(store_url), SECRET, LIMITS)
     await store.keep("ada", {"resp_1": b"a response", "msg_1": b"an item"})
-    assert await store.read_many("ada", ["msg_1", "msg_2", "resp_1"]) == {"resp_1": b"a response", "msg_1": b"an item"}
-    assert await store.read_many("bob", ["msg_1"]) == {}
+    assert await store.read_many("ada", ["msg_1", "msg_2", "resp_1"], 17) == {
+        "resp_1": b"a response",
+        "msg_1": b"an item",
+    }
+    with pytest.raises(TooLarge):
+        await store.read_many("ada", ["msg_1", "msg_2", "resp_1"], 16)
+    assert await store.read_many("bob", ["msg_1"], 17) == {}
     assert await store.delete("ada", ["resp_1", "msg_1"])
-    assert await store.read_many("ada", ["msg_1", "resp_1"]) == {}
+    assert await store.read_many("ada", ["msg_1", "resp_1"], 17) == {}
     await store.stop()
 
 

@@ -24,7 +24,7 @@ ONLY_PRINT = {"rich", "typer"}
 # Where the code of a command begins; of any other it is `headway.cli`.
 COMMANDS = {
     "serve": "headway.run",
-    "mock-engine": "headway.engines.scripted.engine",
+    "mock-engine": "headway.engines.scripted.server",
     "auto": "headway.auto.calibration",
 }
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)

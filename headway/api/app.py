@@ -6,9 +6,6 @@ It makes no decisions about calls. Errors are returned in the dialect of the rou
 from __future__ import annotations
 
 import asyncio
-import logging
-import secrets
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,22 +16,33 @@ import msgspec
 from headway.api import anthropic, limits, openai, responses
 from headway.api.auth import FindKey, Keys
 from headway.api.body import Receive, decompress, read_body
+from headway.api.call_ids import new_call_id
 from headway.api.check_time import CheckTime
 from headway.api.connection import Connection
-from headway.api.dialect import CallRoute, Dialect, HeaderList, Headers, Params, RouteTable
+from headway.api.dialect import NO_PARAMS, CallRoute, Dialect, HeaderList, Headers, Params, RouteTable
+from headway.api.faults import FaultLog
 from headway.api.fields import Cleaned
 from headway.api.models import MaxModelLens, Models, may_use
 from headway.api.origin import Origins, Scope
-from headway.api.responses_store import StoredResponses
+from headway.api.responses_socket import Sockets
+from headway.api.responses_store import Remembered, StoredResponses
 from headway.api.server import HTTPClient, Send
 from headway.api.sessions import read_session
-from headway.api.sparse_log import SparseLog
+from headway.api.socket_messages import READ_MESSAGE
 from headway.api.tiers import choose_fallback, choose_tier, explain_no_seat
 from headway.api.utf8 import is_utf8
 from headway.auto.requests import CallRungs
 from headway.config import Config
 from headway.core.rate_limit import TokenLimit
-from headway.errors import Forbidden, HeadwayError, InternalError, InvalidRequest, Refused, UnknownModel, WrongMethod
+from headway.errors import (
+    Forbidden,
+    HeadwayError,
+    InvalidRequest,
+    Refused,
+    UnknownModel,
+    UpgradeRequired,
+    WrongMethod,
+)
 from headway.ledger.keys import Key
 from headway.wire import Client, NoSeat, Receipt, Request, StoredAnswers, for_model, with_fields
 
@@ -63,6 +71,10 @@ class DialectRoute:
 
     dialect: Dialect
     call: CallRoute
+
+
+class SocketRoute:
+    """An endpoint that is a WebSocket."""
 
 
 class App:
@@ -96,15 +108,19 @@ class App:
         self._models = Models(config.models, max_model_lens)
         self._max_body_bytes = config.gateway.max_body_bytes
         self._refuses_unknown = config.gateway.unknown_fields == "refuse"
-        self._faults = SparseLog(logging.ERROR)
+        self._faults = FaultLog()
         self._check_time = CheckTime()
         self._responses = StoredResponses(response_store, self._max_body_bytes)
-        self.routes = RouteTable[DialectRoute | PageRoute]()
+        self._sockets = Sockets(
+            config, self._read_message, self._handle, self._responses, self._keys, self._check_time, self._faults
+        )
+        self.routes = RouteTable[DialectRoute | PageRoute | SocketRoute]()
         for dialect in DIALECTS:
             for route in dialect.ROUTES:
                 self.routes.add("POST", route.path, DialectRoute(dialect, route))
         self.routes.add("GET", "/v1/models", PageRoute(self._models_page))
         self.routes.add("GET", "/v1/models/{model*}", PageRoute(self._model_page))
+        self.routes.add("GET", responses.CREATE, SocketRoute())
         one_response = f"{responses.CREATE}/{{response_id}}"
         self.routes.add("GET", one_response, PageRoute(self._responses.retrieve))
         self.routes.add("DELETE", one_response, PageRoute(self._responses.delete))
@@ -130,29 +146,28 @@ class App:
         connection.task = asyncio.current_task()
         request: Request | CallRungs | None = None
         try:
-            self._origins.check(scope)
-            if route is None:
-                await client.send_page(200, b"text/plain", b"", self._options(method, path, headers))
-            elif isinstance(route, PageRoute):
-                key = self._authorize_page(route, headers)
-                page = route.page({**params, "query": scope["query_string"].decode("latin-1")}, key)
-                await client.send_page(*(page if isinstance(page, tuple) else await page), headers=[])
-            else:
-                request, ignored, key = await self._receive(route, receive, headers, params, call_id)
-                if ignored:
-                    client.headers.append((b"headway-ignored", ", ".join(ignored).encode()))
-                if not connection.pipeline:
-                    connection.flow.resume_reading()  # paused after a large body, it would not see the client leave
-                if isinstance(request, CallRungs):
-                    await self._handle_auto(request, client)
+            with self._faults.as_errors(call_id):
+                self._origins.check(scope)
+                if route is None:
+                    await client.send_page(200, b"text/plain", b"", self._options(method, path, headers))
+                elif isinstance(route, PageRoute):
+                    key = self._authorize_page(route, headers)
+                    page = route.page({**params, "query": scope["query_string"].decode("latin-1")}, key)
+                    await client.send_page(*(page if isinstance(page, tuple) else await page), headers=[])
+                elif isinstance(route, SocketRoute):
+                    await self._sockets.serve(connection, scope, headers, client.headers)
                 else:
-                    await self._handle(request, self._responses.client_of(request, client, key))
+                    request, ignored, key = await self._receive(route, receive, headers, params, call_id)
+                    if ignored:
+                        client.headers.append((b"headway-ignored", ", ".join(ignored).encode()))
+                    if not connection.pipeline:
+                        connection.flow.resume_reading()  # paused after a large body, it would not see the client leave
+                    if isinstance(request, CallRungs):
+                        await self._handle_auto(request, client)
+                    else:
+                        await self._handle(request, self._responses.client_of(request, client, key))
         except HeadwayError as error:
             await _answer_error(client, dialect, error, call_id, request)
-        except Exception as error:  # noqa: BLE001 (it is logged below)
-            # A fault in Headway. The client is told in its dialect, as of any other error.
-            self._faults.write(f"call {call_id} failed", error)
-            await _answer_error(client, dialect, InternalError(), call_id, request)
         except asyncio.CancelledError:
             if not connection.transport.is_closing():
                 # The drain timeout is over. Tell the client; uvicorn closes the connection.
@@ -187,18 +202,42 @@ class App:
         body = await read_body(receive, headers, self._max_body_bytes)
         with self._check_time.charging(tenant):
             body = decompress(body, headers, self._max_body_bytes)
+        request, ignored = await self._prepare(route, body, headers, params, call_id, key)
+        return request, ignored, key
+
+    async def _read_message(
+        self, body: bytes, headers: Headers, call_id: str, remembered: Remembered
+    ) -> tuple[Request, Key | None]:
+        """The same for a message of a WebSocket, with the headers of its handshake."""
+        key = self._keys.check(headers)
+        self._check_time.admit(key.id if key is not None else "")
+        route = DialectRoute(responses, READ_MESSAGE)
+        request, _ = await self._prepare(route, body, headers, NO_PARAMS, call_id, key, remembered)
+        assert isinstance(request, Request), "auto models are refused"
+        return request, key
+
+    async def _prepare(
+        self,
+        route: DialectRoute,
+        body: bytes,
+        headers: Headers,
+        params: Params,
+        call_id: str,
+        key: Key | None,
+        remembered: Remembered | None = None,
+    ) -> tuple[Request | CallRungs, tuple[str, ...]]:
         if route.dialect is responses:
-            body = await self._responses.expand(body, key)
-        with self._check_time.charging(tenant):
+            body = await self._responses.expand(body, key, remembered)
+        with self._check_time.charging(key.id if key is not None else ""):
             request, cleaned = self._read(route, body, call_id, params, headers, key)
             request = self._responses.prepare(self._authorize(request, key), key)
             if self._has_ledger:  # only the bill has sessions
                 request = replace(request, session=read_session(body, headers))
             if request.call.model not in self._models.autos:
-                return request, cleaned.ignored, key
+                return request, cleaned.ignored
             if route.dialect is responses:
                 raise InvalidRequest("Auto models are not offered on `/v1/responses`: use chat or Messages.", "model")
-            return self._rungs(route, cleaned.body, request, key), cleaned.ignored, key
+            return self._rungs(route, cleaned.body, request, key), cleaned.ignored
 
     def _rungs(self, route: DialectRoute, body: bytes, request: Request, key: Key | None) -> CallRungs:
         """The same call for the student and for the full model. A key needs permission for the auto model only."""
@@ -297,11 +336,6 @@ class InvalidPath(InvalidRequest):
         super().__init__(f"No such endpoint: {method} {path[:200]}.")
 
 
-def new_call_id() -> str:
-    """A unique id that sorts by time: milliseconds, then 80 random bits."""
-    return f"{time.time_ns() // 1_000_000:012x}{secrets.token_hex(10)}"
-
-
 def _invalid(error: Exception) -> InvalidRequest:
     """msgspec's error message, with the name of the field in `param`."""
     text = str(error)
@@ -350,6 +384,8 @@ async def _answer_error(
             await client.end_stream()
             return
         headers = [(b"allow", error.allow.encode())] if isinstance(error, WrongMethod) else []
+        if isinstance(error, UpgradeRequired):
+            headers.append((b"upgrade", b"websocket"))
         if isinstance(error, Refused):
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
         if isinstance(error, NoSeat) and request is not None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -60,6 +60,20 @@ class Flow(FlowControl):
         self._on_resume()
 
 
+class Upgraded(Protocol):
+    """What a connection becomes that leaves HTTP (api/websocket.py)."""
+
+    def data_received(self, data: bytes) -> None: ...
+
+    def pause(self) -> None:
+        """The client does not read what was written."""
+
+    def resume(self) -> None: ...
+
+    def drain(self) -> None:
+        """The server stops: end, once the calls have ended."""
+
+
 class Connection(HttpToolsProtocol):
     """One client's connection."""
 
@@ -80,6 +94,7 @@ class Connection(HttpToolsProtocol):
     _write_timer: asyncio.TimerHandle | None = None
     _pause: Callable[[], None] | None = None
     _resume: Callable[[], None] | None = None
+    _upgraded: Upgraded | None = None
 
     def __init__(self, open_connections: OpenConnections, refuse: Any, **settings: Any) -> None:
         """`refuse` is the ASGI application for requests that no regular place is free for."""
@@ -114,7 +129,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             self._watch_writes()
         elif self.closes:
-            self._linger()
+            self.linger()
         else:
             self._in_head, self._head_has_begun = True, False
             self._head_bytes, self._head_tail = 0, b""
@@ -122,7 +137,25 @@ class Connection(HttpToolsProtocol):
             self._open_connections.begin_waiting(self)
             self.flow.resume_reading()
 
-    def _linger(self) -> None:
+    def upgrade(self, upgraded: Upgraded, answer: bytes) -> None:
+        """Leave HTTP: send the answer to the present request, and pass all that arrives to `upgraded`."""
+        self._upgraded = upgraded
+        self.cycle.response_started = self.cycle.response_complete = True  # uvicorn would add an answer of its own
+        self.transport.write(answer)
+        self.on_backpressure(upgraded.pause, upgraded.resume)
+        ahead, self._ahead = self._ahead, b""
+        self.flow.resume_reading()
+        if ahead:
+            upgraded.data_received(ahead)
+
+    def shutdown(self) -> None:
+        if self._upgraded is not None:
+            self._upgraded.drain()
+        else:
+            super().shutdown()
+
+    def linger(self) -> None:
+        """Send the end of the stream, drop what still arrives, and close soon."""
         self._discarded = 0
         self._ahead = b""
         self._close_in(LINGER_S)
@@ -147,9 +180,11 @@ class Connection(HttpToolsProtocol):
             self._discarded += len(data)
             if self._discarded > LINGER_BYTES:
                 self.close()
-            return
-        self._ahead += data
-        self._feed()
+        elif self._upgraded is not None:
+            self._upgraded.data_received(data)
+        else:
+            self._ahead += data
+            self._feed()
 
     def _on_resume(self) -> None:
         self._wants_body = True
@@ -208,7 +243,8 @@ class Connection(HttpToolsProtocol):
         try:
             self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
-            # No upgrade is offered, so the request is answered as it is. The parser has ended it with its head.
+            # The application decides whether to upgrade; else the request is answered as it is. The parser has ended it
+            # with its head.
             if self._body_left:
                 self.cycle.more_body = self._is_body_unparsed = True
             elif any(name == b"transfer-encoding" for name, _ in self.headers):
@@ -240,7 +276,7 @@ class Connection(HttpToolsProtocol):
             self.cycle.message_event.set()
         head = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[status] + head % len(message) + message.encode())
-        self._linger()
+        self.linger()
 
     # --- what the parser calls ---
 

@@ -205,7 +205,10 @@ def response_id(call_id: str) -> str:
 
 
 def read_create(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
-    request = _read_create(body)
+    return call_of(_read_create(body), call_id)
+
+
+def call_of(request: CreateResponse, call_id: str) -> Request:
     template_names = _check(request)
     limits.check_raw(request.metadata, "metadata", _check_metadata)
     max_tokens = request.max_output_tokens if isinstance(request.max_output_tokens, int) else None
@@ -378,7 +381,7 @@ def error_event(error: HeadwayError, call_id: str, form: AnswerForm | None = Non
     so_far = form.so_far if isinstance(form, ResponsesForm) else AnswerSoFar()
     events, number, response = b"", so_far.events, so_far.response
     if response is None:
-        response = _nothing_yet(call_id)
+        response = empty_response(call_id)
         events = event_bytes({"type": "response.created", "sequence_number": number, "response": response})
         number += 1
     why = {"code": told["code"] or "server_error", "message": told["message"]}
@@ -386,7 +389,7 @@ def error_event(error: HeadwayError, call_id: str, form: AnswerForm | None = Non
     return events + event_bytes({"type": "response.failed", "sequence_number": number, "response": failed})
 
 
-def _nothing_yet(call_id: str) -> dict[str, object]:
+def empty_response(call_id: str) -> dict[str, object]:
     return {
         "id": response_id(call_id),
         "object": "response",

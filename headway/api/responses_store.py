@@ -39,6 +39,8 @@ DEFAULT_PAGE = 20
 JSON = b"application/json"
 
 Page = tuple[int, bytes, bytes]
+Remember = Callable[["StoredResponse"], None]
+Remembered = Callable[[str], "StoredResponse | None"]
 
 
 class StoredResponse(Struct):
@@ -85,10 +87,10 @@ class StoredResponses:
 
     # --- calls ---
 
-    async def expand(self, body: bytes, key: Key | None) -> bytes:
-        """The body with the items in front of its input that `previous_response_id` stands for, and with those that its
-        input refers to. A body that cannot be read stays as it is: the reader says what is wrong with it. Raises
-        InvalidRequest or Refused."""
+    async def expand(self, body: bytes, key: Key | None, remembered: Remembered | None = None) -> bytes:
+        """The body with the items in front of its input that `previous_response_id` stands for, of a response that a
+        connection remembers or of a stored one, and with those that its input refers to. A body that cannot be read
+        stays as it is: the reader says what is wrong with it. Raises InvalidRequest or Refused."""
         body = await self._replace_references(body, key)
         try:
             asked = _read_continued(body)
@@ -99,7 +101,8 @@ class StoredResponses:
         items = _items_of(asked.input)
         if not isinstance(previous, str) or not items.startswith(b"["):
             return body
-        stored = await self._find(previous, key)
+        stored = remembered(previous) if remembered is not None else None
+        stored = stored or await self._find(previous, key)
         if stored is None:
             raise InvalidRequest(
                 f"The response `{_shown(previous)}` is not stored. Send the whole conversation in `input`.",
@@ -152,12 +155,20 @@ class StoredResponses:
             return replace(request, form=replace(form, store=False))
         return request
 
-    def client_of(self, request: Request, client: Client, key: Key | None) -> Client:
-        """The client, or one in front of it that stores the answer first."""
+    def client_of(self, request: Request, client: Client, key: Key | None, remember: Remember | None = None) -> Client:
+        """The client, or one in front of it that stores the answer first. `remember` gets it in any case."""
         form = request.form
-        if not isinstance(form, ResponsesForm) or not form.store or key is None:
+        if not isinstance(form, ResponsesForm) or not (form.store or remember):
             return client
-        return StoringClient(client, form.so_far, lambda final: self._keep(request, final, key))
+        stores = form.store
+
+        async def keep(final: bytes) -> None:
+            if remember is not None:
+                remember(_stored_of(request, final))
+            if stores and key is not None:
+                await self._keep(request, final, key)
+
+        return StoringClient(client, form.so_far, keep)
 
     async def _keep(self, request: Request, final: bytes, key: Key) -> None:
         """Store a response. If that fails the client still gets it."""
@@ -165,13 +176,11 @@ class StoredResponses:
         if len(final) > self._store.max_bytes:
             return
         try:
-            fields = _read_fields(final)
-            items = [_as_input(item) for item in _read_items(fields["output"])]
-            asked = _items_of(_read_fields(request.body)["input"])
-            plain = _encode(StoredResponse(Raw(asked), Raw(_encode(items)), Raw(final)))
+            stored = _stored_of(request, final)
+            plain = _encode(stored)
             if len(plain) <= self._store.max_bytes:
-                referable = {item["id"]: _encode(item) for item in _referable(items)}
-                await self._store.keep(key.hash, {_read_any(fields["id"]): plain, **referable})
+                referable = {item["id"]: _encode(item) for item in _referable(_read_items(stored.output))}
+                await self._store.keep(key.hash, {_read_any(_read_fields(final)["id"]): plain, **referable})
         except Refused:
             self._failures.write("a response was not stored, because the store cannot be reached")
 
@@ -259,6 +268,16 @@ class StoringClient:
     async def _store(self) -> None:
         if self._so_far.final is not None:
             await self._keep(self._so_far.final)
+
+
+def _stored_of(request: Request, final: bytes) -> StoredResponse:
+    output = _encode([_as_input(item) for item in _read_items(_read_fields(final)["output"])])
+    return StoredResponse(input_of(request), Raw(output), Raw(final))
+
+
+def input_of(request: Request) -> Raw:
+    """The items of a request, as the engine gets them."""
+    return Raw(_items_of(_read_fields(request.body)["input"]))
 
 
 def _items_of(raw: Raw) -> bytes:

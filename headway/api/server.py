@@ -77,7 +77,7 @@ class HTTPClient:
             headers.append((b"connection", b"close"))
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         if self._connection.closes:
-            self._cycle.keep_alive = True  # uvicorn would close at once; `_linger` closes later
+            self._cycle.keep_alive = True  # uvicorn would close at once; `linger` closes later
 
 
 async def refuse_place(scope: Any, _receive: Any, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The table [responses] of headway.toml: which responses of /v1/responses are stored, and for how long."""
+"""The table [responses] of headway.toml: which responses of /v1/responses are stored, and its WebSocket."""
 
 from __future__ import annotations
 
@@ -27,4 +27,22 @@ class ResponsesTable(Table):
         ge=1024,
         le=2**40,
         description="Maximum size of all stored responses of a key, as they are in the store. The oldest are deleted.",
+    )
+    websocket: bool = Field(
+        default=True,
+        description="Offer the WebSocket on `GET /v1/responses`. If false, it answers 426 and clients such as Codex "
+        "use `POST` at once.",
+    )
+    max_sockets: int = Field(
+        4096, ge=1, le=1_000_000, description="Maximum number of open WebSockets. Further ones get 503."
+    )
+    max_sockets_per_key: int = Field(
+        256, ge=1, le=1_000_000, description="The same for the WebSockets of one key. Further ones get 429."
+    )
+    max_socket_memory_bytes: int = Field(
+        256 * 2**20,
+        ge=0,
+        le=2**40,
+        description="Maximum size, in all, of the conversations that open WebSockets remember. If there are more, the "
+        "oldest of the key with the most bytes is forgotten, and its client has to send the whole conversation.",
     )

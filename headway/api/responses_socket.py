@@ -92,7 +92,7 @@ class Sockets:
         tenant = key.id if key is not None else ""
         if len(self._open) >= self._table.max_sockets:
             raise Refused("sockets_full", 1)
-        if self._by_tenant[tenant] >= self._table.max_sockets_per_key:
+        if key is not None and self._by_tenant[tenant] >= self._table.max_sockets_per_key:
             raise Refused("sockets_of_key", 1)
         socket = ResponsesSocket(self, connection, headers, tenant)
         self._open.add(socket)

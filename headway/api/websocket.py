@@ -20,6 +20,7 @@ from websockets.http11 import Request as Handshake
 from websockets.protocol import Protocol, Side, State
 from websockets.server import ServerProtocol
 
+from headway.api.check_time import FREE_S
 from headway.api.connection import Connection
 from headway.api.dialect import HeaderList
 from headway.errors import InvalidRequest, UpgradeRequired
@@ -30,6 +31,9 @@ MESSAGE_TIMEOUT_S = 60.0  # from the first byte of a message to its last one
 # A client that sent nothing for this long gets a ping, and must send something within as long again. Load balancers
 # close connections that are idle for a minute.
 PING_AFTER_S = 25.0
+# How long frames are read before the event loop gets its turn, and how many bytes at least: a frame may have six.
+TURN_S = FREE_S
+PIECE_BYTES = 1024
 HANDSHAKE_FIELDS = (b"upgrade", b"connection", b"sec-websocket-")
 DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
 
@@ -79,6 +83,7 @@ class WebSocket:
         self._charge = charge
         self._stall_s = stall_s
         self._frames = Protocol(Side.SERVER, max_size=max_bytes)
+        self._ahead = b""  # received and not read yet
         self._message = bytearray()  # its fragments so far
         self._began_at: float | None = None  # the message that is not complete
         self._heard_at = clock()
@@ -96,9 +101,33 @@ class WebSocket:
     # --- in ---
 
     def data_received(self, data: bytes) -> None:
-        began = time.thread_time()
         self._heard_at, self._pinged_at = clock(), None
-        self._frames.receive_data(data)
+        self._ahead += data
+        if self._rest is None and self._stall is None:
+            self._read()
+
+    def _read(self) -> None:
+        """Read frames, for TURN_S at most: thousands fit into what arrives at once. The rest waits for another turn,
+        and longer if the client's key has used up its time."""
+        began = time.thread_time()
+        took = 0.0
+        while self._ahead and self._stall is None and took < TURN_S:
+            piece, self._ahead = self._ahead[:PIECE_BYTES], self._ahead[PIECE_BYTES:]
+            self._frames.receive_data(piece)
+            self._take_frames()
+            took = time.thread_time() - began
+        if not self.is_open:
+            self._ahead = b""
+            return
+        is_partial = self._frames.current_size is not None or self._frames.reader.buffer
+        self._began_at = (self._began_at or self._heard_at) if is_partial else None
+        rest_s = self._charge(took + (TURN_S if self._ahead else 0.0))  # only what takes one turn has free time
+        if self._ahead or rest_s:
+            self._connection.flow.pause_reading()
+        if self._rest is None and (rest_s or (self._ahead and self._stall is None)):
+            self._rest = asyncio.get_running_loop().call_later(rest_s, self._end_rest)
+
+    def _take_frames(self) -> None:
         for frame in self._frames.events_received():
             if not isinstance(frame, Frame) or frame.opcode not in DATA or not self.is_open:
                 continue
@@ -110,18 +139,15 @@ class WebSocket:
                 self._began_at = None
                 self._reader.message_received(message)
         self._flush()
-        is_partial = self._frames.current_size is not None or self._frames.reader.buffer
-        self._began_at = (self._began_at or self._heard_at) if is_partial else None
-        if (rest_s := self._charge(time.thread_time() - began)) and self.is_open and self._rest is None:
-            self._rest = asyncio.get_running_loop().call_later(rest_s, self._end_rest)
-            self._connection.flow.pause_reading()
 
     def _end_rest(self) -> None:
         self._rest = None
         self._read_on()
 
     def _read_on(self) -> None:
-        if self._rest is None and self._stall is None and self.is_open:
+        if self._ahead and self._rest is None and self._stall is None:
+            self._read()
+        if not self._ahead and self._rest is None and self._stall is None and self.is_open:
             self._connection.flow.resume_reading()
 
     # --- out ---

@@ -352,6 +352,42 @@ async def test_a_message_that_arrives_too_slowly_closes_the_socket(monkeypatch: 
                 assert close_code(await frames_until_close(reader)) == 1008
 
 
+async def test_a_flood_of_frames_takes_turns_with_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its key is not read for a while once it has used up its time."""
+    turns: list[tuple[float, float]] = []
+    charge = responses_socket.Sockets.charge
+
+    def charged(self: Any, tenant: str, seconds: float) -> float:
+        turns.append((seconds, charge(self, tenant, seconds)))
+        return turns[-1][1]
+
+    monkeypatch.setattr(responses_socket.Sockets, "charge", charged)
+    async with running(SCRIPT) as engine, running_gateway(config_for([engine])) as here, raw(here) as (reader, writer):
+        reading = asyncio.create_task(drained(reader))
+        async with asyncio.timeout(50):
+            while not turns or not turns[-1][1]:
+                writer.write(frame(b"", Opcode.PING) * 5_000)
+                await asyncio.sleep(0.01)
+        assert sorted(seconds for seconds, _ in turns)[len(turns) // 2] < 0.02
+        assert 0 < turns[-1][1] <= responses_socket.MAX_REST_S
+        writer.transport.abort()
+        await reading
+
+
+async def test_calls_that_run_when_the_drain_timeout_is_over_are_told() -> None:
+    async with running(SLOW) as engine:
+        async with running_gateway(config_for([engine], drain_timeout_s=1.0)) as here:
+            one = opened(here)
+            busy = await one.__aenter__()
+            await busy.send(input="hi", max_output_tokens=2_000, stream_id="a")
+            assert (await busy.receive())["type"] == "response.created"
+            ended = asyncio.create_task(busy.end("a"))
+        event = await ended
+        assert (event["status"], event["error"]["code"]) == (503, "draining")
+        assert await busy.closed() == 1001
+        await one.__aexit__(None, None, None)
+
+
 async def test_a_gateway_that_stops_lets_calls_end_and_closes_idle_sockets() -> None:
     async with running(SLOW) as engine:
         async with running_gateway(config_for([engine])) as here:
@@ -377,7 +413,7 @@ async def test_idle_sockets_are_cheap() -> None:
             for _ in range(number):
                 reader, writer = await asyncio.open_connection("127.0.0.1", here.port)
                 writer.write(handshake())
-                await reader.readuntil(b"\r\n\r\n")
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")
                 found.append((reader, writer))
             return found
 

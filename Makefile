@@ -37,8 +37,9 @@ clients: setup  ## the official Python SDKs, Claude Code and Codex, installed at
 e2e: engine  ## the tests on real vLLM
 	$(BIN)/pytest -q -m engine --timeout 600
 
-nightly: setup  ## a million steps of random walks over core (about 8 minutes)
+nightly: setup  ## a million steps of random walks over core, and 200,000 WebSocket frames (about 9 minutes)
 	HEADWAY_WALKS=17000 $(BIN)/pytest -q tests/core/test_walk.py
+	HEADWAY_FRAMES=200000 $(BIN)/pytest -q --timeout 600 tests/gateway/test_socket_bounds.py -k generated
 
 docs: setup  ## write the reference pages from the code
 	$(BIN)/python -m headway.cli.reference docs/reference

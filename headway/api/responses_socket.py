@@ -224,13 +224,11 @@ class ResponsesSocket:
                 "stream_id",
                 "websocket_stream_limit_reached",
             )
-        if self._waiting and (
-            len(self._waiting) >= MAX_WAITING
-            or len(message) + sum(len(asked.body) for asked in self._waiting) > self._sockets.max_bytes
-        ):
-            raise SocketQueueFull(
-                "Too many messages wait for their turn on this WebSocket: wait for some to be answered."
-            )
+        must_wait = stream in self._running or len(self._running) >= MAX_IN_FLIGHT
+        waiting_bytes = sum(len(asked.body) for asked in self._waiting)
+        is_full = len(self._waiting) >= MAX_WAITING or len(message) + waiting_bytes > self._sockets.max_bytes
+        if must_wait and self._waiting and is_full:
+            raise SocketQueueFull("Too many messages wait for their turn on this WebSocket. Wait for answers first.")
         if stream:
             self._streams.add(stream)
 

@@ -56,7 +56,7 @@ def read_message(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Requ
 READ_MESSAGE = CallRoute(responses.CREATE, read_message, RequestFields(CreateMessage, RESPONSES_FIELDS))
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Asked:
     """A message that waits for its turn."""
 

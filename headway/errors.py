@@ -8,8 +8,7 @@
     │   ├── TooLarge        413
     │   ├── UnknownModel    404
     │   ├── UnknownEncoding 415
-    │   ├── WrongMethod     405
-    │   └── UpgradeRequired 426
+    │   └── WrongMethod     405
     ├── Unauthorized        401, missing or unknown key; never raised because the key store is down
     ├── Forbidden           403, the key is valid but does not allow this
     ├── Refused             the call is not served; REFUSALS has the status of each reason; always with a retry-after
@@ -40,8 +39,6 @@ RefusalReason = Literal[
     "too_many_choices",
     "held_bytes",
     "check_time",
-    "sockets_full",
-    "sockets_of_key",
 ]
 
 # HTTP status and message. 429: retry later; 402: retry once there is budget; 503: Headway cannot serve now; 400: change
@@ -73,8 +70,6 @@ REFUSALS: dict[RefusalReason, tuple[int, str]] = {
         "to keep another one waiting.",
     ),
     "check_time": (429, "Reading this key's requests has taken too much time: send smaller or fewer requests."),
-    "sockets_full": (503, "This gateway has too many open WebSockets: use `POST` instead, or retry later."),
-    "sockets_of_key": (429, "This key has too many open WebSockets: close some, or use `POST` instead."),
 }
 
 
@@ -139,12 +134,6 @@ class WrongMethod(InvalidRequest):
     def __init__(self, method: str, path: str, allow: str) -> None:
         super().__init__(f"{path[:200]} does not take {method}. It takes: {allow}.")
         self.allow = allow
-
-
-class UpgradeRequired(InvalidRequest):
-    """The endpoint is a WebSocket, or would be one. Clients go on without it."""
-
-    status = 426
 
 
 class Unauthorized(HeadwayError):

@@ -31,6 +31,7 @@ from headway.api.sessions import read_session
 from headway.api.socket_messages import READ_MESSAGE
 from headway.api.tiers import choose_fallback, choose_tier, explain_no_seat
 from headway.api.utf8 import is_utf8
+from headway.api.websocket import TooManySockets, UpgradeRequired
 from headway.auto.requests import CallRungs
 from headway.config import Config
 from headway.core.rate_limit import TokenLimit
@@ -40,7 +41,6 @@ from headway.errors import (
     InvalidRequest,
     Refused,
     UnknownModel,
-    UpgradeRequired,
     WrongMethod,
 )
 from headway.ledger.keys import Key
@@ -386,7 +386,7 @@ async def _answer_error(
         headers = [(b"allow", error.allow.encode())] if isinstance(error, WrongMethod) else []
         if isinstance(error, UpgradeRequired):
             headers.append((b"upgrade", b"websocket"))
-        if isinstance(error, Refused):
+        if isinstance(error, Refused | TooManySockets):
             headers.append((b"retry-after", b"%d" % error.retry_after_s))
         if isinstance(error, NoSeat) and request is not None:
             explain_no_seat(error, request.call)

@@ -33,9 +33,9 @@ from headway.api.socket_memory import RememberedResponse, SocketMemory, SocketRe
 from headway.api.socket_messages import Asked, SocketQueueFull, expired, frame_of, stream_of
 from headway.api.sse import END, data_of
 from headway.api.tiers import explain_no_seat
-from headway.api.websocket import WebSocket, answer_handshake
+from headway.api.websocket import TooManySockets, UpgradeRequired, WebSocket, answer_handshake
 from headway.config import Config
-from headway.errors import HeadwayError, InvalidRequest, Refused, Unauthorized, UpgradeRequired
+from headway.errors import HeadwayError, InvalidRequest, Refused, Unauthorized
 from headway.ledger.keys import Key
 from headway.wire import Client, Grant, NoSeat, Receipt, Request
 
@@ -91,9 +91,9 @@ class Sockets:
             raise InvalidRequest("A handshake must not have a body.")
         tenant = key.id if key is not None else ""
         if len(self._open) >= self._table.max_sockets:
-            raise Refused("sockets_full", 1)
+            raise TooManySockets(503, "This gateway has too many open WebSockets: use `POST` instead, or retry later.")
         if key is not None and self._by_tenant[tenant] >= self._table.max_sockets_per_key:
-            raise Refused("sockets_of_key", 1)
+            raise TooManySockets(429, "This key has too many open WebSockets: close some, or use `POST` instead.")
         socket = ResponsesSocket(self, connection, headers, tenant)
         self._open.add(socket)
         self._by_tenant[tenant] += 1

@@ -23,7 +23,7 @@ from websockets.server import ServerProtocol
 from headway.api.check_time import FREE_S
 from headway.api.connection import Connection
 from headway.api.dialect import HeaderList
-from headway.errors import InvalidRequest, UpgradeRequired
+from headway.errors import HeadwayError, InvalidRequest
 
 clock = time.monotonic
 
@@ -36,6 +36,22 @@ TURN_S = FREE_S
 PIECE_BYTES = 1024
 HANDSHAKE_FIELDS = (b"upgrade", b"connection", b"sec-websocket-")
 DATA = (Opcode.TEXT, Opcode.BINARY, Opcode.CONT)
+
+
+class UpgradeRequired(InvalidRequest):
+    """The endpoint is a WebSocket, or would be one. Clients go on without it."""
+
+    status = 426
+
+
+class TooManySockets(HeadwayError):
+    """No more sockets are opened now. Clients go on with `POST`, or retry."""
+
+    retry_after_s = 1
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 def answer_handshake(http_version: str, fields: Iterable[tuple[bytes, bytes]], added: HeaderList) -> bytes:

@@ -51,6 +51,18 @@ NO_SESSION = Session()
 
 
 @dataclass(frozen=True, slots=True)
+class SentImages:
+    """The images of a request. Its body has them as base64, which says nothing about their tokens."""
+
+    pixels: tuple[int, ...] = ()  # of each
+    chars: int = 0  # in the body
+    max_tokens: int = 0  # of all; the owner says how many an image has at most
+
+
+NO_IMAGES = SentImages()
+
+
+@dataclass(frozen=True, slots=True)
 class Rung:
     """The rung of an auto model that serves a call, and what happened before."""
 
@@ -201,12 +213,18 @@ class Request:
     runs_model: bool = True  # False if the engine only counts tokens, which costs nothing and is not cached
     is_bounded: bool = True  # its answer is no larger than api/limits.py allows; False if the client sets no limit
     template_names: tuple[str, ...] = ()  # of `chat_template_kwargs`; the owner says which a model takes
+    images: SentImages = NO_IMAGES
     cache_salt: str = ""  # keeps tenants apart in the engine's prefix cache; empty if they share it
     rung: Rung | None = None
     session: Session = NO_SESSION
     is_tier_open: bool = False  # no field of the request asks for a tier: a header, the model's name or the key may
     is_whole_timed: bool = True  # engines report the timing of an answer in one piece
     limit_field: str = "max_tokens"  # the dialect's field for `max_output_tokens`
+
+    @property
+    def max_prompt_tokens(self) -> int:
+        """At most one token per byte, without what a chat template adds."""
+        return len(self.body) - self.images.chars + self.images.max_tokens
 
 
 def stream_speed_tps(output_tokens: int, first_at: float | None, last_at: float | None) -> float | None:

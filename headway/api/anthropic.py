@@ -27,31 +27,49 @@ from headway.api.dialect import (
 )
 from headway.api.fields import RequestFields
 from headway.api.grammars import Grammars
+from headway.api.images import Images, MediaType
 from headway.api.known_fields import MESSAGES_FIELDS
 from headway.api.prompt import describe_prompt
 from headway.api.proof import proof_headers
 from headway.core.rate_limit import RateLimit
 from headway.core.types import EXPRESS, Call, Tier
 from headway.errors import EngineAnswered, HeadwayError, InvalidRequest
-from headway.wire import AnswerForm, Collect, Grant, Request, at_tier
+from headway.wire import AnswerForm, Collect, Grant, Request, SentImages, at_tier
 
 # --- request fields --------------------------------------------------------------------------------------------------
 
 
-class Block(Struct, forbid_unknown_fields=True):
-    """A content block: text or tools only. An image block could name a URL, which the engine would fetch."""
+class ImageSource(Struct, forbid_unknown_fields=True):
+    """An image. The engine would fetch that of any other type."""
 
-    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
+    type: Literal["base64"]
+    media_type: MediaType
+    data: str
+
+
+class Block(Struct, forbid_unknown_fields=True):
+    """A content block: text, tools or an image."""
+
+    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking", "image"]
     text: str | UnsetType | None = UNSET
     id: limits.ShortText | UnsetType | None = UNSET
     name: limits.ShortText | UnsetType | None = UNSET
     input: Raw | UnsetType = UNSET
     tool_use_id: limits.ShortText | UnsetType | None = UNSET
-    content: str | Annotated[list[TextBlock], Meta(max_length=limits.MAX_PARTS)] | UnsetType | None = UNSET
+    content: str | Annotated[list[ResultBlock], Meta(max_length=limits.MAX_PARTS)] | UnsetType | None = UNSET
     is_error: bool | UnsetType | None = UNSET
     thinking: str | UnsetType | None = UNSET
     signature: str | UnsetType | None = UNSET
     data: str | UnsetType | None = UNSET
+    source: ImageSource | UnsetType | None = UNSET
+
+
+class ResultBlock(Struct, forbid_unknown_fields=True):
+    """A block in the result of a tool."""
+
+    type: Literal["text", "image"]
+    text: str | UnsetType = UNSET
+    source: ImageSource | UnsetType | None = UNSET
 
 
 class TextBlock(Struct, forbid_unknown_fields=True):
@@ -128,7 +146,7 @@ _encode = msgspec.json.Encoder().encode
 
 def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_messages(body)
-    template_names = _check(request)
+    template_names, images = _check(request), _check_images(request)
     tier: Tier = "fast" if request.speed == "fast" else "standard"
     is_tier_open = request.speed in (UNSET, None) and request.service_tier in (UNSET, None, "auto")
     request.speed = request.service_tier = UNSET
@@ -138,7 +156,7 @@ def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Req
     collect: Collect = "never" if streaming or request.tools or request.tool_choice else "if_same"  # as in openai.py
     request.stream = streaming or UNSET  # the engine adds it if the answer is collected
     encoded = _encode(request)
-    affinity, prompt_tokens = describe_prompt(encoded, None, b"system", b"messages")
+    affinity, prompt_tokens = describe_prompt(encoded, None, b"system", b"messages", image_chars=images.chars)
     # In this dialect a call that gets no express seat is refused with a retry-after, never served at another tier.
     call = Call(call_id, request.model, "standard", falls_back=False, affinity=affinity, prompt_tokens=prompt_tokens)
     form = MessagesForm(not streaming, request.max_tokens)
@@ -153,13 +171,14 @@ def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Req
         is_tier_open=is_tier_open,
         is_whole_timed=False,
         template_names=template_names,
+        images=images,
     )
     return at_tier(standard, tier)
 
 
 def read_count_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_prompt(body)
-    template_names = _check(request)
+    template_names, images = _check(request), _check_images(request)
     call = Call(call_id, request.model, "standard")
     path = "/v1/messages/count_tokens"
     return Request(
@@ -171,6 +190,7 @@ def read_count_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) ->
         max_output_tokens=0,
         runs_model=False,
         template_names=template_names,
+        images=images,
     )
 
 
@@ -190,6 +210,31 @@ def _check(request: Prompt) -> tuple[str, ...]:
     if isinstance(request.thinking, Thinking) and request.thinking.budget_tokens == 0:
         request.thinking = Thinking("disabled")  # vLLM knows only budgets of 1,024 tokens and more
     return limits.check_template_kwargs(request.chat_template_kwargs)
+
+
+def _check_images(request: Prompt) -> SentImages:
+    images = Images()
+    for number, message in enumerate(request.messages):
+        for place, block in enumerate(message.content if isinstance(message.content, list) else ()):
+            where = f"messages.{number}.content.{place}"
+            _add_image(images, block, where, message.role)
+            for inner, part in enumerate(block.content if isinstance(block.content, list) else ()):
+                _add_image(images, part, f"{where}.content.{inner}", message.role)
+                if part.type == "text" and part.text is UNSET:
+                    raise InvalidRequest(f"Missing field `text` in `{where}.content.{inner}`.", "text")
+    return images.sent()
+
+
+def _add_image(images: Images, block: Block | ResultBlock, where: str, role: str) -> None:
+    if block.type != "image":
+        if isinstance(block.source, ImageSource):
+            raise InvalidRequest(f"`{where}` has an image as its `source`, so its type must be `image`.", where)
+    elif role != "user":
+        raise InvalidRequest("Images are taken in messages of the role `user` only.", where)
+    elif not isinstance(block.source, ImageSource):
+        raise InvalidRequest(f"Missing field `source` in `{where}`.", f"{where}.source")
+    else:
+        images.add_data(block.source.data, f"{where}.source.data")
 
 
 def _check_grammars(request: Prompt) -> None:

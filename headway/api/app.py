@@ -22,6 +22,7 @@ from headway.api.connection import Connection
 from headway.api.dialect import NO_PARAMS, CallRoute, Dialect, HeaderList, Headers, Params, RouteTable
 from headway.api.faults import FaultLog
 from headway.api.fields import Cleaned
+from headway.api.images import count_image_tokens
 from headway.api.models import MaxModelLens, Models, may_use
 from headway.api.origin import Origins, Scope
 from headway.api.responses_socket import Sockets
@@ -248,6 +249,7 @@ class App:
         def prepare(rung_request: Request) -> Request:
             call = replace(rung_request.call, falls_back=falls_back)
             rung_request = replace(rung_request, call=call, session=request.session)
+            rung_request = count_image_tokens(rung_request, full.image_tokens)
             return self._for_tenant(rung_request, key) if key is not None else rung_request
 
         names, tiers = (student.name, full.name), [tier.name for tier in student.tiers]
@@ -303,8 +305,11 @@ class App:
             raise Forbidden(f"This key does not allow the model `{asked}`. Allowed: {allowed}.")
         self._models.check_use(found.name, key, embeds=route.call.embeds)
         request = choose_tier(for_model(request, found.name), found, headers, key, route.dialect.TIER_FIELD)
-        limits.check_template_names(request.template_names, self._models.by_name[found.name].chat_template_kwargs)
-        return choose_fallback(request, headers), cleaned
+        table = self._models.by_name[found.name]
+        limits.check_template_names(request.template_names, table.chat_template_kwargs)
+        if request.images.pixels:
+            self._models.check_images(found.name, key)
+        return choose_fallback(count_image_tokens(request, table.image_tokens), headers), cleaned
 
     def _unknown_model(self, name: str, key: Key | None) -> UnknownModel:
         available = ", ".join(self._models.names_for(key))

@@ -53,11 +53,13 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a field is refused: what to do instead. `code` is what an SDK acts on. `harmless` values ask for nothing."""
+    """Why a field is refused: what to do instead. `code` is what an SDK acts on. `harmless` values ask for nothing.
+    A field that `has_place` is honoured in the objects that have it, and refused in all others."""
 
     advice: str
     code: str | None = None
     harmless: tuple[object, ...] = ()
+    has_place: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,10 @@ class _Sorting:
     def _sort(self, kind: ObjectFields, members: Members, name: str, where: str) -> None:
         """Decide on a field that is not honoured, or not with every value."""
         value = members[name]
-        if (refusal := self._names.refused.get(name)) is not None and not _asks_for_nothing(value, refusal):
+        refusal = self._names.refused.get(name)
+        if refusal is not None and refusal.has_place and name in kind.names:
+            return
+        if refusal is not None and not _asks_for_nothing(value, refusal):
             raise InvalidRequest(f"`{_path(where, name)}` is not supported: {refusal.advice}", name, refusal.code)
         if name in kind.names:
             return

@@ -82,13 +82,15 @@ OPENAI_REFUSED = COMMON_REFUSED | {
     "use_beam_search": Refusal("use `n` and `temperature`.", harmless=(False,)),
     "web_search_options": Refusal("Headway does not search the web. Offer a search tool in `tools`."),
 }
+_CHAT_IMAGE = "Send an image as a content part of the type `image_url`."
 OPENAI_REFUSED_TYPES = COMMON_REFUSED_TYPES | {
     "allowed_tools": "Send only the allowed tools, and `auto` or `required`.",
     "audio_url": "Content is text only: send a transcript.",
     "custom": "Use a tool of the type `function`.",
     "file": "Content is text only: put the text of the file into a text part.",
-    "image_url": "Content is text only: describe the image in text.",
+    "image": _CHAT_IMAGE,
     "input_audio": "Content is text only: send a transcript.",
+    "input_image": _CHAT_IMAGE,
     "video_url": "Content is text only: describe the video in text.",
 }
 # vLLM's names before 0.12; it ignores them today, which would leave the answer without its constraint.
@@ -103,7 +105,11 @@ COMPLETION_FIELDS = FieldNames(
 )
 CHAT_FIELDS = FieldNames(
     frozenset(OPENAI_HINTS),
-    OPENAI_REFUSED | {"echo": Refusal("put the message before the answer yourself.", harmless=(False,))},
+    OPENAI_REFUSED
+    | {
+        "echo": Refusal("put the message before the answer yourself.", harmless=(False,)),
+        "image_url": Refusal("send an image as a content part of the type `image_url`.", has_place=True),
+    },
     OPENAI_REFUSED_TYPES,
     OPENAI_MOVED,
 )
@@ -153,13 +159,19 @@ ANTHROPIC_REFUSED = COMMON_REFUSED | {
     "container": Refusal("Headway runs no code. Offer a tool that does, and run it yourself."),
     "inference_geo": Refusal("the engines run where their operator runs them. Remove it."),
     "mcp_servers": Refusal("connect to MCP servers yourself and offer their tools in `tools`."),
-    "source": Refusal("content is text only. Put it into a text block."),
+    "image_url": Refusal("send an image as a content block of the type `image`."),
+    "source": Refusal("only a block of the type `image` has a source. Put text into a text block.", has_place=True),
     "thread": Refusal("send the full conversation without `thread`.", code="thread_unsupported_request"),
 }
 ANTHROPIC_REFUSED_TYPES = COMMON_REFUSED_TYPES | {
     "container_upload": "Headway runs no code: offer a tool that does, and run it yourself.",
+    "file": "Headway keeps no files: send the image itself, as `base64`.",
+    "image": "Images are taken in messages of the role `user`, and in results of tools there.",
+    "image_url": "Send an image as a content block of the type `image`.",
+    "input_image": "Send an image as a content block of the type `image`.",
     "search_result": "Put the text of the result into a text block.",
     "tool_reference": "Send the tools themselves in `tools`.",
+    "url": "Headway does not fetch URLs: send the image itself, as `base64`.",
 }
 # The SDK's name while structured outputs were in beta.
 ANTHROPIC_MOVED = {"output_format": ("output_config", "format")}

@@ -84,6 +84,14 @@ class Models:
         advice = f"Embedding models: {', '.join(others)}." if others else "No embedding model is offered here."
         raise InvalidRequest(f"This model generates text and has no embeddings. {advice}", "model")
 
+    def check_images(self, name: str, key: Key | None) -> None:
+        """Raises InvalidRequest if the model takes no images."""
+        if self.by_name[name].images:
+            return
+        others = [other for other in self.names_for(key) if self.by_name[other].images]
+        advice = f"Models that take images: {', '.join(others)}." if others else "No model here takes images."
+        raise InvalidRequest(f"The content for this model is text only: describe the image in text. {advice}", "model")
+
     def rows_for(self, key: Key | None) -> list[ModelRow]:
         """The models that the key may use and their aliases, with the tiers that it may use."""
         reported = self._max_model_lens()
@@ -117,8 +125,8 @@ def _row(name: str, model: ModelTable, created: int) -> ModelRow:
     """One entry of `/v1/models`, for both dialects: each SDK reads its own keys and ignores the other's.
 
     `service_tiers` lists a model's tiers, with the floor and the price multiple of each. `mistake_budget` is the share
-    of calls in which an auto model may make an excess mistake. `embeddings` is there for embedding models only. `root`
-    is the model that an alias stands for."""
+    of calls in which an auto model may make an excess mistake. `embeddings` is there for embedding models only,
+    `images` for models that take images. `root` is the model that an alias stands for."""
     row: ModelRow = {
         "id": name,
         "object": "model",
@@ -135,4 +143,6 @@ def _row(name: str, model: ModelTable, created: int) -> ModelRow:
     }
     if model.embeddings:
         row["embeddings"] = True
+    if model.images:
+        row["images"] = True
     return row

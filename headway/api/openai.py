@@ -13,6 +13,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from headway.api import embeddings, limits
 from headway.api.answers import MAX_COUNT
+from headway.api.chat_messages import ChatMessage, check_images
 from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error, is_context_exceeded
 from headway.api.fields import RequestFields
 from headway.api.grammars import Grammars
@@ -23,44 +24,9 @@ from headway.api.proof import proof_headers
 from headway.core.rate_limit import RateLimit
 from headway.core.types import Call, Tier
 from headway.errors import EngineAnswered, HeadwayError, InvalidRequest, Refused
-from headway.wire import AnswerForm, Collect, Grant, Request
+from headway.wire import NO_IMAGES, AnswerForm, Collect, Grant, Request, SentImages
 
 # --- request fields --------------------------------------------------------------------------------------------------
-
-
-class TextPart(Struct, forbid_unknown_fields=True):
-    """Text only: the engine would fetch the URL of any other part."""
-
-    type: Literal["text", "refusal"]
-    text: str | UnsetType = UNSET
-    refusal: str | UnsetType = UNSET
-
-
-class CalledFunction(Struct, forbid_unknown_fields=True):
-    name: limits.ShortText
-    arguments: Raw | UnsetType = UNSET
-
-
-class EarlierToolCall(Struct, forbid_unknown_fields=True):
-    """A tool call of an earlier answer."""
-
-    function: CalledFunction
-    id: limits.ShortText | UnsetType | None = UNSET
-    type: Literal["function"] | UnsetType | None = UNSET
-
-
-class ChatMessage(Struct, forbid_unknown_fields=True):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[TextPart], Meta(max_length=limits.MAX_PARTS)] | UnsetType | None = UNSET
-    name: limits.ShortText | UnsetType | None = UNSET
-    tool_calls: Annotated[list[EarlierToolCall], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
-    tool_call_id: limits.ShortText | UnsetType | None = UNSET
-    reasoning: str | UnsetType | None = UNSET
-    reasoning_content: str | UnsetType | None = UNSET  # an older name of `reasoning`, which vLLM knows
-    # Clients send an answer's message back unchanged; it has these fields, and they are empty.
-    refusal: str | UnsetType | None = UNSET
-    audio: UnsetType | None = UNSET
-    function_call: UnsetType | None = UNSET
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
@@ -184,7 +150,7 @@ _encode = msgspec.json.Encoder().encode
 def read_chat(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_chat(body)
     template_names = limits.check_template_kwargs(request.chat_template_kwargs)
-    return _for_engine(request, "/v1/chat/completions", call_id, template_names)
+    return _for_engine(request, "/v1/chat/completions", call_id, template_names, check_images(request.messages))
 
 
 def read_completion(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
@@ -204,7 +170,11 @@ def claims(_path: str, _headers: Headers) -> bool:
 
 
 def _for_engine(
-    request: ChatCompletion | Completion, path: str, call_id: str, template_names: tuple[str, ...] = ()
+    request: ChatCompletion | Completion,
+    path: str,
+    call_id: str,
+    template_names: tuple[str, ...] = (),
+    images: SentImages = NO_IMAGES,
 ) -> Request:
     limits.check_raw(request.logit_bias, "logit_bias", limits.check_logit_bias)
     _check_grammars(request)
@@ -233,7 +203,7 @@ def _for_engine(
             setattr(request, field, UNSET)
     request.stream = streaming or UNSET  # the engine adds it if the answer is collected
     body = _encode(request)
-    affinity, prompt_tokens = describe_prompt(body, session, b"messages", b"prompt")
+    affinity, prompt_tokens = describe_prompt(body, session, b"messages", b"prompt", image_chars=images.chars)
     # In this dialect a call that gets no express seat is served and billed as standard, and the answer says so.
     call = Call(
         call_id,
@@ -256,6 +226,7 @@ def _for_engine(
         is_bounded=is_bounded,
         is_tier_open=is_tier_open,
         template_names=template_names,
+        images=images,
     )
 
 

@@ -10,12 +10,13 @@ BEGINNING_BYTES = 1024
 BYTES_PER_TOKEN = 4
 
 
-def describe_prompt(body: bytes, session: object, *fields: bytes) -> tuple[str, int]:
+def describe_prompt(body: bytes, session: object, *fields: bytes, image_chars: int = 0) -> tuple[str, int]:
     """Returns (affinity, prompt tokens). Calls with the same affinity share a prompt prefix: they name the same
-    session, or the given fields have the same beginning. The token count is estimated from the body's length."""
+    session, or the given fields have the same beginning. The token count is estimated from the body's length
+    without its images."""
     if isinstance(session, str) and session:
         beginning = session.encode()
     else:
         starts = [body.find(b'"%b":' % field) for field in fields]
         beginning = b"".join(body[start : start + BEGINNING_BYTES] for start in starts if start >= 0)
-    return blake2b(beginning, digest_size=8).hexdigest(), len(body) // BYTES_PER_TOKEN
+    return blake2b(beginning, digest_size=8).hexdigest(), (len(body) - image_chars) // BYTES_PER_TOKEN

@@ -29,11 +29,12 @@ from headway.api.openai import (
     tier_of,
 )
 from headway.api.prompt import describe_prompt
+from headway.api.responses_items import InputItem, check_items, prepare_items
 from headway.api.responses_meter import AnswerSoFar, InputTokensForm, ResponsesForm, event_bytes
 from headway.api.responses_names import RESPONSES_FIELDS
 from headway.core.types import Call
 from headway.errors import HeadwayError, InvalidRequest
-from headway.wire import AnswerForm, Collect, Request
+from headway.wire import NO_IMAGES, AnswerForm, Collect, Request, SentImages
 
 # What makes the module a Dialect. Headers and error bodies are those of the OpenAI dialect.
 __all__ = ["ROUTES", "TIER_FIELD", "answer_headers", "claims"]
@@ -45,52 +46,6 @@ RESPONSE_PREFIX = "resp_"
 LOGPROBS = "message.output_text.logprobs"  # in `include`; the other values ask for what only hosted tools have
 
 # --- request fields --------------------------------------------------------------------------------------------------
-
-
-class ContentPart(Struct, forbid_unknown_fields=True):
-    """Text only: the engine would fetch the URL of any other part."""
-
-    type: Literal["input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text"]
-    text: str | UnsetType = UNSET
-    refusal: str | UnsetType = UNSET
-    # Clients send an answer's parts back unchanged. Not sent to the engine.
-    annotations: Raw | UnsetType = UNSET
-    logprobs: Raw | UnsetType = UNSET
-
-    def words(self) -> str:
-        found = self.refusal if self.type == "refusal" else self.text
-        return found if isinstance(found, str) else ""
-
-
-Content = str | Annotated[list[ContentPart], Meta(max_length=limits.MAX_PARTS)] | UnsetType | None
-
-
-class InputItem(Struct, forbid_unknown_fields=True):
-    """A message, a tool call, its result, or reasoning."""
-
-    type: (
-        Literal[
-            "message",
-            "function_call",
-            "function_call_output",
-            "custom_tool_call",
-            "custom_tool_call_output",
-            "reasoning",
-        ]
-        | UnsetType
-    ) = UNSET
-    role: Literal["user", "assistant", "system", "developer"] | UnsetType | None = UNSET
-    content: Content = UNSET
-    call_id: limits.ShortText | UnsetType | None = UNSET
-    name: limits.ShortText | UnsetType | None = UNSET
-    namespace: limits.ShortText | UnsetType | None = UNSET
-    arguments: str | UnsetType | None = UNSET
-    input: str | UnsetType | None = UNSET
-    output: Content = UNSET
-    summary: Annotated[list[ContentPart], Meta(max_length=limits.MAX_PARTS)] | UnsetType | None = UNSET
-    # Clients send an answer's items back unchanged. Not sent to the engine.
-    id: limits.ShortText | UnsetType | None = UNSET
-    status: limits.ShortText | UnsetType | None = UNSET
 
 
 class NamespaceMember(Struct, forbid_unknown_fields=True):
@@ -209,7 +164,7 @@ def read_create(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Reque
 
 
 def call_of(request: CreateResponse, call_id: str) -> Request:
-    template_names = _check(request)
+    template_names, images = _check(request)
     limits.check_raw(request.metadata, "metadata", _check_metadata)
     max_tokens = request.max_output_tokens if isinstance(request.max_output_tokens, int) else None
     streaming = bool(request.stream)
@@ -222,7 +177,9 @@ def call_of(request: CreateResponse, call_id: str) -> Request:
     collect: Collect = "never" if streaming or request.tools else "if_same"  # as in openai.py
     previous = request.previous_response_id if isinstance(request.previous_response_id, str) else None
     encoded = _for_engine(request, call_id, wants_logprobs=wants_logprobs)
-    affinity, prompt_tokens = describe_prompt(encoded, request.prompt_cache_key, b"instructions", b"input")
+    affinity, prompt_tokens = describe_prompt(
+        encoded, request.prompt_cache_key, b"instructions", b"input", image_chars=images.chars
+    )
     # As on chat, a call that gets no express seat is served and billed as standard, and the answer says so.
     call = Call(
         call_id,
@@ -251,13 +208,14 @@ def call_of(request: CreateResponse, call_id: str) -> Request:
         is_bounded=max_tokens is not None,
         is_tier_open=request.service_tier in (UNSET, None, "auto"),
         template_names=template_names,
+        images=images,
         limit_field="max_output_tokens",
     )
 
 
 def read_input_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_prompt(body)
-    template_names = _check(request)
+    template_names, images = _check(request)
     call, form = Call(call_id, request.model, "standard"), InputTokensForm()
     encoded = _encode(_prepare(request))
     return Request(
@@ -269,6 +227,7 @@ def read_input_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) ->
         max_output_tokens=0,
         runs_model=False,
         template_names=template_names,
+        images=images,
     )
 
 
@@ -309,33 +268,14 @@ def _prepare(request: ResponsePrompt) -> ResponsePrompt:
             tool.description = ""
     if request.tool_choice is None:
         request.tool_choice = UNSET
-    for item in request.input if isinstance(request.input, list) else ():
-        _prepare_item(item)
+    if isinstance(request.input, list):
+        request.input = prepare_items(request.input)
     return request
 
 
-def _prepare_item(item: InputItem) -> None:
-    # With a status, vLLM may take the last message for one that the model is to continue.
-    item.id = item.status = UNSET
-    if isinstance(item.role, str):
-        item.type = "message"
-    if item.type == "message" and item.role == "assistant":
-        # Of several parts vLLM reads the first one only, and it fails if there is none.
-        if isinstance(item.content, list):
-            item.content = "".join(part.words() for part in item.content)
-    elif item.type == "reasoning" and not isinstance(item.summary, list):
-        item.summary = []
-    if isinstance(item.output, list):  # vLLM does not read a list in each kind of result
-        item.output = "\n".join(part.words() for part in item.output)
-    for parts in (item.content, item.summary):
-        for part in parts if isinstance(parts, list) else ():
-            part.annotations = part.logprobs = UNSET
-
-
-def _check(request: ResponsePrompt) -> tuple[str, ...]:
-    """Returns the names in `chat_template_kwargs`."""
-    for number, item in enumerate(request.input if isinstance(request.input, list) else ()):
-        _check_item(item, f"input[{number}]")
+def _check(request: ResponsePrompt) -> tuple[tuple[str, ...], SentImages]:
+    """Returns the names in `chat_template_kwargs`, and the images."""
+    images = check_items(request.input) if isinstance(request.input, list) else NO_IMAGES
     grammars = Grammars()
     choice = request.tool_choice
     forced = choice.name if isinstance(choice, ChosenTool) else None
@@ -352,24 +292,7 @@ def _check(request: ResponsePrompt) -> tuple[str, ...]:
             raise InvalidRequest("`text.format` of the type `json_schema` needs a `name` and a `schema`.", "text")
         if isinstance(wanted.schema, Raw):
             grammars.add_schema(wanted.schema, "text", is_compiled=True)
-    return limits.check_template_kwargs(request.chat_template_kwargs)
-
-
-NEEDED: dict[str, tuple[str, ...]] = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "custom_tool_call": ("call_id", "name", "input"),
-    "custom_tool_call_output": ("call_id", "output"),
-    "reasoning": (),
-}
-
-
-def _check_item(item: InputItem, where: str) -> None:
-    kind = item.type if isinstance(item.type, str) else "message"
-    for field in NEEDED[kind]:
-        if getattr(item, field) in (UNSET, None):
-            raise InvalidRequest(f"Missing field `{field}` in `{where}` of the type `{kind}`.", f"{where}.{field}")
+    return limits.check_template_kwargs(request.chat_template_kwargs), images
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ REFUSED = OPENAI_REFUSED | {
     "background": Refusal("ask for a stream, or wait for the answer.", harmless=(False,)),
     "conversation": Refusal(_FULL_HISTORY),
     "enable_response_messages": Refusal("Headway does not return prompts. Remove it.", harmless=(False,)),
+    "image_url": Refusal("send an image as a part of the type `input_image`.", has_place=True),
     "previous_input_messages": Refusal(_FULL_HISTORY),
     "prompt": Refusal("send the text of the template in `instructions` and `input`."),
 }
@@ -33,13 +34,15 @@ HOSTED_ITEMS = frozenset({
     "mcp_approval_response", "mcp_call", "mcp_list_tools", "tool_search_call", "tool_search_output", "web_search_call",
 })  # fmt: skip
 _NOT_HERE = "Headway runs no tools: offer a tool of the type `function`, and run it yourself."
+_IMAGE = "Send an image as a part of the type `input_image`."
 REFUSED_TYPES = OPENAI_REFUSED_TYPES | {
     "additional_tools": "List tools in `tools`. Codex sends this to models with its vendor's names: use another name.",
     "custom": "Use a tool of the type `function`.",
+    "image": _IMAGE,
+    "image_url": _IMAGE,
     "grammar": "Custom tools take free text: remove the format, or use a tool of the type `function`.",
     "input_audio": "Content is text only: send a transcript.",
     "input_file": "Content is text only: put the text of the file into an `input_text` part.",
-    "input_image": "Content is text only: describe the image in text.",
     "item_reference": "Send the item itself, or continue the response with `previous_response_id`.",
     **dict.fromkeys(HOSTED_TOOLS, _NOT_HERE),  # as the choice of a tool that must be called
 }

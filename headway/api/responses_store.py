@@ -23,7 +23,8 @@ from msgspec import Raw, Struct
 
 from headway.api.dialect import Params
 from headway.api.fields import check_size
-from headway.api.responses import RESPONSE_PREFIX, ContentPart, InputItem
+from headway.api.responses import RESPONSE_PREFIX
+from headway.api.responses_items import ContentPart, InputItem
 from headway.api.responses_meter import AnswerSoFar, ResponsesForm
 from headway.api.sparse_log import SparseLog
 from headway.errors import InvalidRequest, Refused, TooLarge

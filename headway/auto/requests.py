@@ -50,11 +50,12 @@ class CallRungs:
         self._prepare = prepare
         self._student, self._full = models
         self._student_tiers = student_tiers
-        translated = chat_of(self._body) if request.path == MESSAGES else None
+        has_images = bool(request.images.pixels)  # which the full model sees; students are trained on text
+        translated = chat_of(self._body) if request.path == MESSAGES and not has_images else None
         self._is_message = translated is not None
         self._chat = translated if translated is not None else self._body
         self.gate_call: GateCall | None = None
-        if request.call.choices == 1 and request.runs_model:
+        if request.call.choices == 1 and request.runs_model and not has_images:
             self.gate_call = read_call(CHAT if self._is_message else request.path, self._chat)
 
     def to_student(self, *, is_held: bool) -> Request:

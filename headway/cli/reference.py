@@ -198,7 +198,10 @@ def fields_page() -> str:
 
 def _not_honoured(names: FieldNames) -> list[str]:
     moved = [f"`{old}` (as `{'.'.join(new)}`)" for old, new in sorted(names.moved.items())]
-    rows = [f"| `{name}` | {one.advice} |\n" for name, one in sorted(names.refused.items())]
+    rows = [
+        f"| `{name}`{' in other objects' if one.has_place else ''} | {one.advice} |\n"
+        for name, one in sorted(names.refused.items())
+    ]
     return [
         *([f"**Older names, honoured:** {', '.join(moved)}.\n"] if moved else []),
         f"**Ignored:** {_names(names.hints)}.\n",

@@ -184,6 +184,18 @@ class ModelTable(Table):
         description="It is an embedding model (vLLM's `--runner pooling`): served on `/v1/embeddings` and no other "
         "endpoint, at the tier standard, and billed at the price of `input`.",
     )
+    images: bool = Field(
+        default=False,
+        description="It takes images in chat, messages and responses, as data and not as URLs. Set it for engines that "
+        "serve a vision model only.",
+    )
+    image_tokens: int = Field(
+        16_384,
+        ge=1,
+        le=2**20,
+        description="Prompt tokens that an image has at most. Until an engine has counted them, an image counts one "
+        "for each 784 pixels (28 by 28), and not more than this; a key's budget must have room for this many.",
+    )
     tiers: list[TierTable] = Field(
         default_factory=lambda: [TierTable(name="standard")],
         min_length=1,
@@ -241,6 +253,8 @@ class ModelTable(Table):
             raise ValueError(
                 f"model {self.name!r} has embeddings, which are served at the tier standard only: remove other tiers"
             )
+        if self.images:
+            raise ValueError(f"model {self.name!r} has embeddings, which are made of text: remove `images`")
         for setting in ("auto", "keep_prompts"):
             if getattr(self, setting) is not None:
                 raise ValueError(f"model {self.name!r} has embeddings and generates no text: remove [models.{setting}]")

@@ -13,8 +13,7 @@ from headway.wire import Grant, Meter, Outcome, Receipt, Request, Usage
 
 Prices = dict[str, dict[Tier, Price]]  # by model
 
-# A prompt has at most one token per byte of its request, plus what a chat template adds.
-TEMPLATE_TOKENS = 256
+TEMPLATE_TOKENS = 256  # what a chat template adds to a prompt, at most
 
 
 class Billing:
@@ -32,7 +31,8 @@ class Billing:
         worst = 0  # without a limit there is no maximum; on a key with a budget, api/app.py sets a limit
         if request.max_output_tokens is not None:
             output_tokens = call.choices * request.max_output_tokens
-            worst = self._prices[call.model][call.tier].amount(len(request.body) + TEMPLATE_TOKENS, output_tokens)
+            prompt_tokens = request.max_prompt_tokens + TEMPLATE_TOKENS
+            worst = self._prices[call.model][call.tier].amount(prompt_tokens, output_tokens)
         return await self.books.open(call, worst, request.session)
 
     def price(self, model: str, tier: Tier) -> Price | None:

@@ -1,7 +1,7 @@
 """Keeps prompts for `headway distill collect`, one file of JSON lines per model, if headway.toml enables it.
 
-Keeps only the `messages` and `tools` of OpenAI chat calls: no key, no answer, no time. Calls in other dialects are not
-kept.
+Keeps only the `messages` and `tools` of OpenAI chat calls: no key, no answer, no time. Calls in other dialects and
+calls with images are not kept.
 
 Invariant: the file never grows beyond its limit, and a disk error never fails a call.
 """
@@ -55,7 +55,9 @@ class PromptFile:
 
     def keep(self, request: Request) -> None:
         keeping = self._keeping
-        if request.path != CHAT_PATH or (keeping.keys and request.call.tenant not in keeping.keys):
+        if request.path != CHAT_PATH or request.images.pixels:
+            return
+        if keeping.keys and request.call.tenant not in keeping.keys:
             return
         if self._dice.random() >= keeping.share:
             return

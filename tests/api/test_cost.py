@@ -28,6 +28,7 @@ from headway.api import check_time
 from headway.config import Config
 from headway.core.rate_limit import TokenLimit
 from headway.run import make_auto, make_gateway, make_gateway_server
+from tests.image_files import data_url, png
 
 KEY = b"hw-right"
 MB = 1_000_000
@@ -195,6 +196,9 @@ TEXTS = {
     "a long conversation": b'{"model":"none","messages":'
     + listed(b'{"role":"user","content":"%b"}' % (b"word " * 200))
     + b"}",
+    "an image": with_content(
+        msgspec.json.encode([{"type": "image_url", "image_url": {"url": data_url(png(9, 9, data=bytes(MB * 3 // 4)))}}])
+    ),
 }
 # What is ignored is left out in a copy.
 HINTED_TEXTS = {

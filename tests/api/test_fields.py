@@ -142,14 +142,14 @@ def test_what_changes_the_meaning_is_refused_by_name(
 
 
 PARTS: list[tuple[str, dict[str, Any], str]] = [
-    ("chat", {"type": "image_url", "image_url": {"url": "http://x"}}, "describe the image"),
-    ("chat", {"image_url": {"url": "http://x"}, "type": "image_url"}, "describe the image"),
+    ("chat", {"type": "image_url", "image_url": {"url": "http://x"}}, "the image itself"),
+    ("chat", {"image_url": {"url": "http://x"}, "type": "image_url"}, "the image itself"),
     ("chat", {"type": "file", "file": {"file_data": "x"}}, "text of the file"),
-    ("chat", {"type": "made_up", "text": "x"}, "Supported here: refusal, text"),
-    ("chat", {"type": "text", "text": "x", "image_url": {"url": "http://x"}}, "text only"),
-    ("messages", {"type": "image", "source": {"type": "base64", "data": ""}}, "describe the image"),
+    ("chat", {"type": "made_up", "text": "x"}, "Supported here: image_url, refusal, text"),
+    ("chat", {"type": "text", "text": "x", "image_url": {"url": "http://x"}}, "must be `image_url`"),
+    ("messages", {"type": "image", "source": {"type": "url", "url": "http://x"}}, "send the image itself"),
     ("messages", {"type": "document", "source": {}}, "text of the document"),
-    ("messages", {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image", "source": {}}]}, "describe"),
+    ("messages", {"type": "tool_result", "tool_use_id": "1", "content": [{"type": "image"}]}, "Missing field"),
     ("messages", {"type": "tool_result", "content": [{"type": "tool_reference", "tool_name": "f"}]}, "`tools`"),
     ("messages", {"type": "server_tool_use", "id": "1", "input": {}}, "Supported here"),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from headway.distill.collect import Teacher, read_questions
 from headway.engines.scripted import Script, running
 from headway.errors import SetupError
 from headway.gateway.prompts import Keeping, PromptFile
-from headway.wire import Request
+from headway.wire import Request, SentImages
 from tests.running import MODEL, config_for, post, running_gateway
 
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "a\nb"}], "max_tokens": 3}
@@ -58,6 +59,7 @@ def test_only_the_share_the_keys_and_the_size_that_were_named(tmp_path: Path) ->
     file = PromptFile(Keeping(path, 1.0, 1000, frozenset({"key-1"})))
     file.keep(request(CHAT, tenant="key-2"))
     file.keep(request(CHAT, "/v1/messages", "key-1"))
+    file.keep(replace(request(CHAT, tenant="key-1"), images=SentImages((1,), 10)))
     assert kept(path) == []
     for _ in range(9):
         file.keep(request({**CHAT, "tools": TOOLS}, tenant="key-1"))

@@ -231,7 +231,11 @@ async def test_hosted_tools_are_left_out_and_named() -> None:
         ("background", True, "ask for a stream"),
         ("conversation", "conv_1", "previous_response_id"),
         ("prompt", {"id": "p"}, "instructions"),
-        ("input", [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}], "text only"),
+        (
+            "input",
+            [{"role": "user", "content": [{"type": "input_image", "image_url": "http://x"}]}],
+            "the image itself",
+        ),
         ("input", [{"type": "item_reference", "id": "msg_1"}], "Send the item itself"),
         ("input", [{"type": "function_call", "name": "f", "arguments": "{}"}], "call_id"),
         ("tools", [{**PATCH, "format": {"type": "grammar", "syntax": "lark", "definition": "x"}}], "free text"),

@@ -12,7 +12,7 @@ import msgspec
 
 FINGERPRINT = "vllm-0.32.0-scripted"
 DEFAULT_MAX_TOKENS = 16
-TEMPLATE_TOKENS = 4  # what a chat template adds to the prompt
+TEMPLATE_TOKENS, IMAGE_TOKENS = 4, 64  # what a chat template adds to the prompt, and what an image is
 SERVICE_TIERS = ("auto", "default", "flex", "scale", "priority")
 BUSY = "The engine is currently busy and cannot accept new requests. Please try again later or on a different instance."
 
@@ -117,14 +117,15 @@ def read_ask(body: bytes, model: str) -> Ask:
 def count_prompt_tokens(ask: Ask) -> int:
     if ask.prompt and not isinstance(ask.prompt, str) and isinstance(ask.prompt[0], int):
         return len(ask.prompt)
-    parts: list[Any] = [ask.prompt] if isinstance(ask.prompt, str) else [*ask.prompt]
-    items = ask.input if isinstance(ask.input, list) else []
-    of_items = [item.get(name) for item in items for name in ("content", "output", "arguments")]
-    contents = [ask.system, ask.instructions, *(message.content for message in ask.messages), *of_items]
-    parts += [ask.input] if isinstance(ask.input, str) else []
-    for content in contents:
-        parts += [part.get("text") for part in content] if isinstance(content, list) else [content]
-    return TEMPLATE_TOKENS + sum(len(part.split()) for part in parts if isinstance(part, str))
+    items = [] if isinstance(ask.input, str) else ask.input or []
+    contents = [ask.system, ask.instructions, *(message.content for message in ask.messages)]
+    contents += [item.get(name) for item in items for name in ("content", "output", "arguments")]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    results = [part for one in parts if isinstance(one.get("content"), list) for part in one["content"]]
+    images = sum(part.get("type") in ("image_url", "image", "input_image") for part in parts + results)
+    texts = [ask.input, *contents, *(part.get("text") for part in parts)]
+    texts += [ask.prompt] if isinstance(ask.prompt, str) else ask.prompt
+    return TEMPLATE_TOKENS + IMAGE_TOKENS * images + sum(len(text.split()) for text in texts if isinstance(text, str))
 
 
 def check_limits(ask: Ask, prompt_tokens: int, max_model_len: int) -> int:
@@ -155,8 +156,7 @@ def check_limits(ask: Ask, prompt_tokens: int, max_model_len: int) -> int:
 
 
 def check_service_tier(ask: Ask) -> None:
-    # Stricter than vLLM, which rejects unknown tiers on /v1/responses only and ignores them elsewhere: this reveals a
-    # gateway that does not remove the tier from the body.
+    # Stricter than vLLM outside of /v1/responses: this reveals a gateway that does not remove the tier from the body.
     if ask.service_tier is not None and ask.service_tier not in SERVICE_TIERS:
         message = f"service_tier: input should be one of {', '.join(SERVICE_TIERS)}, got {ask.service_tier!r}"
         raise WireError(400, "BadRequestError", message, "service_tier")

@@ -34,7 +34,7 @@ from headway.api.responses_meter import AnswerSoFar, InputTokensForm, ResponsesF
 from headway.api.responses_names import RESPONSES_FIELDS
 from headway.core.types import Call
 from headway.errors import HeadwayError, InvalidRequest
-from headway.wire import NO_IMAGES, AnswerForm, Collect, Request, SentImages
+from headway.wire import NO_IMAGES, AnswerForm, Collect, Request, SentImages, with_fields
 
 # What makes the module a Dialect. Headers and error bodies are those of the OpenAI dialect.
 __all__ = ["ROUTES", "TIER_FIELD", "answer_headers", "claims"]
@@ -218,6 +218,8 @@ def read_input_tokens(body: bytes, call_id: str, _params: Params = NO_PARAMS) ->
     template_names, images = _check(request)
     call, form = Call(call_id, request.model, "standard"), InputTokensForm()
     encoded = _encode(_prepare(request))
+    if images.pixels:  # vLLM would answer with all that its processor made of them
+        encoded = with_fields(encoded, {"mm_payload": "none"})
     return Request(
         call,
         RENDER,

@@ -86,7 +86,10 @@ def test_an_image_is_sent_on_as_it_came(dialect: str, name: str) -> None:
 @pytest.mark.parametrize("dialect", ["count_tokens", "input_tokens"])
 def test_images_count_where_tokens_are_counted(dialect: str) -> None:
     part = PART["messages" if dialect == "count_tokens" else "responses"](SMALL)
-    assert read(dialect, part).images.pixels == (600,)
+    request = read(dialect, part)
+    assert request.images.pixels == (600,)
+    assert sent(request).get("mm_payload") == ("none" if dialect == "input_tokens" else None)
+    assert "mm_payload" not in sent(read(dialect))
 
 
 @pytest.mark.parametrize("detail", ["auto", "low", "high", "original", None])

@@ -124,13 +124,15 @@ def engines() -> Iterator[list[EngineProcess]]:
 
 
 def start_gateway(engines: list[EngineProcess], folder: Path) -> GatewayProcess:
+    replicas = "".join(f'[[models.replicas]]\nurl = "{engine.url}"\nseats = {SEATS}\n{CURVE}\n' for engine in engines)
+    return start_gateway_of(f'[[models]]\nname = "{MODEL_NAME}"\n{TIERS}{replicas}', len(engines), folder)
+
+
+def start_gateway_of(models: str, replicas: int, folder: Path) -> GatewayProcess:
+    """`models` are the tables of headway.toml."""
     port = free_port()
     config = folder / "headway.toml"
-    replicas = "".join(f'[[models.replicas]]\nurl = "{engine.url}"\nseats = {SEATS}\n{CURVE}\n' for engine in engines)
-    config.write_text(
-        f"[gateway]\nport = {port}\nprobe_interval_s = 0.5\nstall_s = {STALL_S}\n"
-        f'[[models]]\nname = "{MODEL_NAME}"\n{TIERS}{replicas}'
-    )
+    config.write_text(f"[gateway]\nport = {port}\nprobe_interval_s = 0.5\nstall_s = {STALL_S}\n{models}")
     log, record = folder / "gateway.log", folder / "record.jsonl"
     command = [sys.executable, "-m", "headway", "serve", "--config", str(config), "--record", str(record)]
     with log.open("wb") as output:
@@ -139,7 +141,7 @@ def start_gateway(engines: list[EngineProcess], folder: Path) -> GatewayProcess:
 
     def is_up() -> bool:
         try:
-            return gateway.open_replicas() == len(engines)
+            return gateway.open_replicas() == replicas
         except (urllib.error.URLError, ConnectionError):
             return False
 

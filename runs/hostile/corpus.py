@@ -161,6 +161,9 @@ _SCHEMA = (
     b'{"type":"object","properties":{"a":{"type":"string","pattern":"^[a-z]{1,8}$","maxLength":8}},"required":["a"]}'
 )
 
+# A PNG of one pixel.
+_IMAGE = b"iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGMImHABAALkAbFAMcGbAAAAAElFTkSuQmCC"
+
 CHATS = (
     b'{"model":"m","messages":[{"role":"user","content":"hi"}],"max_tokens":5}',
     b'{"model":"m","messages":[{"role":"system","content":"s"},{"role":"user","content":[{"type":"text","text":"hi"}]},'
@@ -180,6 +183,9 @@ CHATS = (
     b'{"role":"assistant","content":"c","reasoning_content":"r","audio":null,"provider_specific_fields":{"a":[1]},'
     b'"tool_calls":[{"index":0,"id":"t","type":"function","function":{"name":"f","arguments":"{}","x":1}}]}],'
     b'"guided_regex":"a+","modalities":["text"],"verbosity":"low","chat_template_kwargs":{"enable_thinking":false}}',
+    b'{"model":"m","messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"data:image/png;base64,'
+    + _IMAGE
+    + b'","detail":"low"}},{"type":"text","text":"hi"}]}],"max_tokens":5}',
 )
 
 COMPLETIONS = (
@@ -202,6 +208,8 @@ MESSAGES = (
     b'{"type":"enabled","budget_tokens":1024},"output_config":{"effort":"low","format":{"type":"json_schema","schema":'
     + _SCHEMA
     + b'}},"stop_sequences":["x"],"temperature":1,"top_k":5,"top_p":0.5,"metadata":{"a":"u"},"service_tier":"auto"}',
+    b'{"model":"m","max_tokens":5,"messages":[{"role":"user","content":[{"type":"image","source":{"type":"base64",'
+    b'"media_type":"image/png","data":"' + _IMAGE + b'"}}]}]}',
 )
 
 PROMPTS = (

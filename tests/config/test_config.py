@@ -81,6 +81,7 @@ def test_a_good_configuration(tmp_path: Path) -> None:
         ('name = "large"', 'name = "other"\n[[models]]\nname = "large"', "needs either [[models.replicas]] or replicas_of"),
         ('name = "large"', 'name = "large"\nembeddings = true\nkeep_prompts = { file = "x" }', "remove [models.keep_prompts]"),
         ('name = "large"', 'name = "large"\nauto = { calibration = "x" }\nembeddings = true', "remove [models.auto]"),
+        ('name = "large"', 'name = "large"\nimages = true\nembeddings = true', "made of text: remove `images`"),
         ("tiers = [", 'embeddings = true\ntiers = [{ name = "flex" }, ', "standard only: remove other tiers"),
         ('name = "small"', 'name = "a"\nreplicas_of = "small"\nembeddings = true\n[[models]]\nname = "small"', "set `embeddings` alike on both"),
         ('name = "small"', 'name = "x"\nauto = { calibration = "c", student = "small" }\nreplicas_of = "large"\n[[models]]\nname = "small"\nembeddings = true', "not another configured model that generates text"),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.api import anthropic, openai
+from headway.api import anthropic, openai, responses
 from headway.api.dialect import Dialect
 from runs.hostile import corpus
 from runs.hostile.clients import PATHS, Answer
@@ -57,9 +57,10 @@ def test_the_same_seed_makes_the_same_inputs() -> None:
     assert len(set(first)) > 150
 
 
-@pytest.mark.parametrize("dialect", [openai, anthropic], ids=lambda dialect: dialect.__name__)
+@pytest.mark.parametrize("dialect", [openai, anthropic, responses], ids=lambda dialect: dialect.__name__)
 def test_the_requests_that_are_mutated_are_valid(dialect: Dialect) -> None:
-    bodies = {**PATHS, "/v1/messages/count_tokens": corpus.PROMPTS}
+    bodies = {**PATHS, "/v1/messages/count_tokens": corpus.PROMPTS, "/v1/embeddings": corpus.EMBEDDINGS}
+    bodies |= {"/v1/responses": corpus.RESPONSES, "/v1/responses/input_tokens": corpus.RESPONSES}
     for route in dialect.ROUTES:
         for body in bodies[route.path]:
             assert route.parse(body, "call-1", {}, refuses_unknown=False)[0].call.model == "m"

@@ -211,13 +211,13 @@ class _Sorting:
 
     def _is_left_out(self, kind: ObjectFields, members: Members) -> bool:
         name = _small(members["type"]) if kind.types and "type" in members else None
-        if name not in self._names.ignored_types or _encode(name) in kind.types:
+        if not isinstance(name, str) or name not in self._names.ignored_types or _encode(name) in kind.types:
             return False
         self.has_changed = True
         self._objects += 1
         if self._objects > MAX_OBJECTS:
             raise InvalidRequest(f"The request has more than {MAX_OBJECTS:,} messages, content parts and tools.")
-        self._tell(str(name))
+        self._tell(name)
         return True
 
     def _check_type(self, kind: ObjectFields, value: Raw, where: str) -> None:

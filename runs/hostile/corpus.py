@@ -218,6 +218,25 @@ PROMPTS = (
     + _SCHEMA
     + b'}],"tool_choice":{"type":"auto"},"thinking":{"type":"disabled"}}',
 )
+EMBEDDINGS = (
+    b'{"model":"m","input":"hi","encoding_format":"base64"}',
+    b'{"model":"m","input":["hi","a \\"b\\" \\u00e9"],"dimensions":8,"user":"u"}',
+    b'{"model":"m","input":[[1,2,3],[4]],"encoding_format":"float"}',
+)
+RESPONSES = (
+    b'{"model":"m","input":"hi","stream":true,"max_output_tokens":5,"service_tier":"fast"}',
+    b'{"model":"m","instructions":"s","store":false,"prompt_cache_key":"k","include":["reasoning.encrypted_content"],'
+    b'"reasoning":{"effort":"low","summary":"auto"},"text":{"format":{"type":"json_schema","name":"n","schema":'
+    + _SCHEMA
+    + b'}},"input":[{"role":"user","content":[{"type":"input_text","text":"hi"}]},{"type":"reasoning","id":"r",'
+    b'"summary":[]},{"type":"function_call","call_id":"c","name":"f","arguments":"{}","id":"i","status":"completed"},'
+    b'{"type":"function_call_output","call_id":"c","output":"42"}]}',
+    b'{"model":"m","input":[{"type":"message","role":"assistant","content":[{"type":"output_text","text":"a",'
+    b'"annotations":[]}]}],"tools":[{"type":"function","name":"f","parameters":'
+    + _SCHEMA
+    + b'},{"type":"namespace","name":"n","description":"d","tools":[{"type":"function","name":"g"}]},'
+    b'{"type":"custom","name":"h","format":{"type":"text"}},{"type":"web_search"}],"tool_choice":"auto"}',
+)
 
 
 @cache

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from headway.api import anthropic, openai
+from headway.api import anthropic, openai, responses
 from headway.api.dialect import Dialect
 from headway.api.sse import SHORT_EVENTS, EventSplitter
 from headway.api.utf8 import is_utf8
@@ -40,6 +40,7 @@ LINES_AT_ONCE = 64
 LARGE_BYTES = 64 * 1024
 GOOD = "good-"
 # What only Headway reads.
+SET_BY_US = "request_id"  # in requests of the Responses dialect
 NOT_FOR_ENGINES = {"service_tier", "stream_options", "prompt_cache_key", "speed"}
 
 
@@ -365,7 +366,8 @@ class FieldsTarget:
         if shape % LOOK_CLOSELY_AT == 0:
             fields = _as_others_read(request.body, "an engine cannot read the request")
             assert self._route.fields is not None
-            if NOT_FOR_ENGINES & fields.keys() or self._route.fields.clean(request.body, refuses_unknown=True):
+            asked = msgspec.json.encode({name: value for name, value in fields.items() if name != SET_BY_US})
+            if NOT_FOR_ENGINES & fields.keys() or self._route.fields.clean(asked, refuses_unknown=True):
                 raise Broken("a field goes to the engine that must not")
 
 
@@ -392,6 +394,8 @@ TARGETS: dict[str, Target] = {
         SpoolTarget(),
         FieldsTarget(openai, "/v1/chat/completions", corpus.CHATS),
         FieldsTarget(openai, "/v1/completions", corpus.COMPLETIONS),
+        FieldsTarget(openai, "/v1/embeddings", corpus.EMBEDDINGS),
+        FieldsTarget(responses, "/v1/responses", corpus.RESPONSES),
         FieldsTarget(anthropic, "/v1/messages", corpus.MESSAGES),
         FieldsTarget(anthropic, "/v1/messages/count_tokens", corpus.PROMPTS),
     )

@@ -20,7 +20,7 @@ from runs.clients import run as clients
 from runs.engine import long_prompts, mixed_prompts, noise, speculation
 from runs.express import fast_mode, report, rule
 from runs.express.demand import CELLS
-from runs.gateway import leaks, neighbours, relay_change, soak, tax
+from runs.gateway import leaks, neighbours, relay_change, soak, tax, websocket
 from runs.gateway.tenant import HOSTILE, Work
 from runs.hostile import run as hostile
 from runs.hostile.live import Left, LiveFigures
@@ -77,6 +77,14 @@ def tax_case() -> Case:
     return Case(tax.verdict, good, [*bad, *each(good, added_p50_ms=1.01, added_p99_ms=5.1, tokens_per_cpu_s=math.nan)])
 
 
+def websocket_case() -> Case:
+    good = websocket.Figures(0.4, 0.08, websocket.Idle(16.0, 1.0, 1.0))
+    idle = each(good.idle, kib_each=70.0, kept_before=0.9, kept_beside=0.9)
+    return Case(
+        websocket.verdict, good, [*each(good, overhead=0.6, bytes_sent=0.3), *[replace(good, idle=one) for one in idle]]
+    )
+
+
 def leaks_case() -> Case:
     good = leaks.Figures(10_032, 0, 0, 0, 0, 0, 0, leaks.Sockets(to_engine=1, with_clients=0, others=14))
     counts = dict.fromkeys(("calls_in_core", "seats_taken", "calls_held", "on_engine", "tasks_more", "files_more"), 1)
@@ -128,9 +136,9 @@ def hostile_case() -> Case:
 
 def clients_case() -> Case:
     row = clients.Row("openai-python", "3.49.0", "tool loop", "passed", calls=3)
-    good = [row, *[replace(row, client=name) for name in ("anthropic-python", "claude-code")]]
+    good = [row, *[replace(row, client=name) for name in ("anthropic-python", "claude-code", "codex")]]
     good.append(replace(row, client="aider", outcome="not installed"))  # named in the table, and not a failure
-    bad = [[replace(row, outcome="failed"), *good], *[good[:number] + good[number + 1 :] for number in range(3)]]
+    bad = [[replace(row, outcome="failed"), *good], *[good[:number] + good[number + 1 :] for number in range(4)]]
     bad.append([replace(row, outcome="not installed"), *good[1:]])
     return Case(clients.verdict, good, bad)
 
@@ -358,6 +366,7 @@ CASES = {
     "hostile": hostile_case(),
     "internet-scale": internet_scale_case(),
     "leaks": leaks_case(),
+    "websocket": websocket_case(),
     "ledger-cost": ledger_cost(),
     "ledger-outages": ledger_outages(),
     "ledger-torture": ledger_torture(),

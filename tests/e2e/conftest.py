@@ -52,6 +52,11 @@ def running_on(engine: EngineProcess) -> float:
     return running + waiting
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of test_real_engine.py kill an engine and stop the gateway that all of them share: they come last."""
+    items.sort(key=lambda item: item.path.name == "test_real_engine.py")
+
+
 def wait_until(what: str, holds: object, timeout_s: float = 60.0) -> None:
     assert callable(holds)
     deadline = time.monotonic() + timeout_s

@@ -53,8 +53,13 @@ def running_on(engine: EngineProcess) -> float:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of test_real_engine.py kill an engine and stop the gateway that all of them share: they come last."""
-    items.sort(key=lambda item: item.path.name == "test_real_engine.py")
+    """Tests with engines of their own come first: beside the shared ones, which keep both cores busy, an engine takes
+    minutes to start. Those of test_real_engine.py come last: they kill an engine and stop the shared gateway."""
+
+    def place(item: pytest.Item) -> tuple[bool, bool]:
+        return "engines" in getattr(item, "fixturenames", ()), item.path.name == "test_real_engine.py"
+
+    items.sort(key=place)
 
 
 def wait_until(what: str, holds: object, timeout_s: float = 60.0) -> None:

@@ -164,24 +164,23 @@ class StoredResponses:
         stores = form.store
 
         async def keep(final: bytes) -> None:
+            stored = _stored_of(request, final)
             if remember is not None:
-                remember(_stored_of(request, final))
+                remember(stored)
             if stores and key is not None:
-                await self._keep(request, final, key)
+                await self._keep(stored, key)
 
         return StoringClient(client, form.so_far, keep)
 
-    async def _keep(self, request: Request, final: bytes, key: Key) -> None:
+    async def _keep(self, stored: StoredResponse, key: Key) -> None:
         """Store a response. If that fails the client still gets it."""
         assert self._store is not None
-        if len(final) > self._store.max_bytes:
+        plain = _encode(stored)
+        if len(plain) > self._store.max_bytes:
             return
+        referable = {item["id"]: _encode(item) for item in _referable(stored)}
         try:
-            stored = _stored_of(request, final)
-            plain = _encode(stored)
-            if len(plain) <= self._store.max_bytes:
-                referable = {item["id"]: _encode(item) for item in _referable(_read_items(stored.output))}
-                await self._store.keep(key.hash, {_read_any(_read_fields(final)["id"]): plain, **referable})
+            await self._store.keep(key.hash, {_read_any(_read_fields(stored.response)["id"]): plain, **referable})
         except Refused:
             self._failures.write("a response was not stored, because the store cannot be reached")
 
@@ -203,7 +202,7 @@ class StoredResponses:
         is_there = False
         if self._store is not None and key is not None and _is_response_id(response_id):
             stored = await self._find(response_id, key)
-            items = _referable(_read_items(stored.output)) if stored is not None else []
+            items = _referable(stored) if stored is not None else []
             is_there = await self._store.delete(key.hash, [response_id, *[item["id"] for item in items]])
         if not is_there:
             raise _not_found(response_id)
@@ -306,8 +305,9 @@ def _as_input(item: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _referable(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [item for item in items if _is_item_id(item.get("id"))][:MAX_REFERABLE]
+def _referable(stored: StoredResponse) -> list[dict[str, Any]]:
+    """The items of its output that a request can refer to."""
+    return [item for item in _read_items(stored.output) if _is_item_id(item.get("id"))][:MAX_REFERABLE]
 
 
 # Responses and items are stored side by side, and never taken for each other.

@@ -30,9 +30,9 @@ from headway.api.responses_store import Remembered, StoredResponses
 from headway.api.server import HTTPClient, Send
 from headway.api.sessions import read_session
 from headway.api.socket_messages import READ_MESSAGE
-from headway.api.tiers import choose_fallback, choose_tier, explain_no_seat
+from headway.api.tiers import choose_fallback, choose_tier, explain_no_seat, retry_headers
 from headway.api.utf8 import is_utf8
-from headway.api.websocket import TooManySockets, UpgradeRequired
+from headway.api.websocket import UpgradeRequired
 from headway.auto.requests import CallRungs
 from headway.config import Config
 from headway.core.rate_limit import TokenLimit
@@ -391,10 +391,9 @@ async def _answer_error(
         headers = [(b"allow", error.allow.encode())] if isinstance(error, WrongMethod) else []
         if isinstance(error, UpgradeRequired):
             headers.append((b"upgrade", b"websocket"))
-        if isinstance(error, Refused | TooManySockets):
-            headers.append((b"retry-after", b"%d" % error.retry_after_s))
-        if isinstance(error, NoSeat) and request is not None:
-            explain_no_seat(error, request.call)
-            headers += dialect.limit_headers(request.call.tier, error.rate_limit)
+        call = request.call if request is not None else None
+        if isinstance(error, NoSeat) and call is not None:
+            explain_no_seat(error, call)
+        headers += retry_headers(error, call, dialect.limit_headers)
         body = dialect.error_body(error, call_id)
         await client.send_page(dialect.error_status(error), b"application/json", body, headers)

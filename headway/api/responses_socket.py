@@ -32,7 +32,7 @@ from headway.api.responses_store import Remembered, StoredResponse, StoredRespon
 from headway.api.socket_memory import RememberedResponse, SocketMemory, SocketResponses
 from headway.api.socket_messages import Asked, SocketQueueFull, expired, frame_of, stream_of
 from headway.api.sse import END, data_of
-from headway.api.tiers import explain_no_seat
+from headway.api.tiers import explain_no_seat, retry_headers
 from headway.api.websocket import TooManySockets, UpgradeRequired, WebSocket, answer_handshake
 from headway.config import Config
 from headway.errors import HeadwayError, InvalidRequest, Refused, Unauthorized
@@ -318,11 +318,7 @@ class ResponsesSocket:
 
     def _send_error(self, error: HeadwayError, stream: str, request: Request | None = None) -> None:
         """In the form of OpenAI's socket. The headers are those that the error has on HTTP."""
-        headers: HeaderList = []
-        if isinstance(error, Refused):
-            headers.append((b"retry-after", b"%d" % error.retry_after_s))
-        if isinstance(error, NoSeat) and request is not None:
-            headers += responses.limit_headers(request.call.tier, error.rate_limit)
+        headers = retry_headers(error, request.call if request is not None else None, responses.limit_headers)
         told: dict[str, Any] = _read_any(responses.error_body(error, ""))["error"]
         event: dict[str, Any] = {"type": "error", "status": responses.error_status(error)}
         if stream:

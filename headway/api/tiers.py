@@ -6,15 +6,19 @@ A tier can be asked for in four places, because several SDKs drop the field: a f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from headway.api.dialect import Headers
+from headway.api.dialect import HeaderList, Headers
 from headway.api.models import FoundModel
+from headway.api.websocket import TooManySockets
+from headway.core.rate_limit import RateLimit
 from headway.core.types import EXPRESS, TIERS, Call, Tier
-from headway.errors import InvalidRequest
+from headway.errors import HeadwayError, InvalidRequest, Refused
 from headway.ledger.keys import Key
 from headway.wire import NoSeat, Request, at_tier
 
+LimitHeaders = Callable[[Tier, RateLimit | None], HeaderList]  # of a dialect
 TIER_HEADER, FALLBACK_HEADER = b"headway-tier", b"headway-fallback"
 WANT_OF_SEATS = ("full", "hold_timeout", "over_limit", "too_many_choices", "held_bytes")
 
@@ -60,6 +64,16 @@ def explain_no_seat(error: NoSeat, call: Call) -> None:
     """Add to the message which tier had no seat, and how the call could be served."""
     if error.reason in WANT_OF_SEATS:
         error.message += f" The call asked for the tier `{call.tier}`{_way_out(call)}."
+
+
+def retry_headers(error: HeadwayError, call: Call | None, limit_headers: LimitHeaders) -> HeaderList:
+    """When to retry, and what the caller has left of its limit, in the headers of its dialect."""
+    headers: HeaderList = []
+    if isinstance(error, Refused | TooManySockets):
+        headers.append((b"retry-after", b"%d" % error.retry_after_s))
+    if isinstance(error, NoSeat) and call is not None:
+        headers += limit_headers(call.tier, error.rate_limit)
+    return headers
 
 
 def _way_out(call: Call) -> str:

@@ -84,6 +84,12 @@ class _TokenCounter:
         self._response = response
         self._on_tokens = on_tokens
         self.rest = b""  # the start of an incomplete event, or the body of an error
+        self._first_count: int | None = None  # in the answer's first event that has one
+
+    @property
+    def is_counted_at_end(self) -> bool:
+        """Whether the answer's first count was that of all its tokens. Several events can arrive in one piece."""
+        return self._first_count == self._call.tokens > 1
 
     def feed(self, data: bytes) -> None:
         read_at = time.perf_counter()
@@ -100,6 +106,8 @@ class _TokenCounter:
         counted = data.rfind(TOKENS, 0, end)
         if counted < 0:
             return
+        if self._first_count is None:
+            self._first_count = _number_at(data, data.find(TOKENS) + len(TOKENS))
         call, tokens = self._call, _number_at(data, counted + len(TOKENS))
         if tokens > call.tokens:
             if call.tokens == 0:
@@ -155,7 +163,7 @@ class LoadClient:
             call.error = f"status {response.status}: {counter.rest.decode(errors='replace')[:300]}"
         elif call.tokens < call.max_tokens:
             call.error = f"{call.tokens} of {call.max_tokens} tokens: the server ends answers early"
-        elif call.first_tokens == call.tokens > 1:
+        elif counter.is_counted_at_end:
             call.error = (
                 "tokens are counted only at the end: the server must support stream_options.continuous_usage_stats"
             )

@@ -161,6 +161,15 @@ async def test_a_server_that_counts_only_at_the_end_is_not_measured() -> None:
             await closed_loop(LoadClient(url, "m"), 1, 8, 12)
 
 
+async def test_counts_that_arrive_in_one_piece_are_not_taken_for_one_at_the_end() -> None:
+    """A busy machine reads both tokens of a short answer at once."""
+    async with answering([event(0) + event(1) + event(2)], 0.0) as url:
+        client, call = LoadClient(url, "m"), LoadCall(time.perf_counter(), 2)
+        await client.make(call, client.request(8, 2), lambda _at, _tokens: None)
+        client.close()
+    assert (call.error, call.tokens, call.first_tokens) == ("", 2, 2)
+
+
 def test_arrivals_have_the_rate_and_the_bursts_asked_for() -> None:
     for variation in (1.0, 4.0):
         times = [arrival.at_s for arrival in bursts(50, variation, 2000, 8, 4, seed=3)]

@@ -7,10 +7,11 @@ standard share allows (that number falls when replicas close).
 
 from __future__ import annotations
 
+from headway.core.boarding import TRIED_AGAIN
 from headway.core.doors import Doors
 from headway.core.fairness import HeldCall
 from headway.core.fare import FINE
-from headway.core.pool import TRIED_AGAIN, Pool
+from headway.core.pool import Pool
 from headway.core.replicas import ReplicaState
 from headway.core.types import EXPRESS
 
@@ -27,7 +28,7 @@ def check_pool(pool: Pool, now: float) -> None:
     _check_held(pool, list(pool.waiting.returned.values()), now)
     for queue in pool.waiting.queues.values():
         queue.check(now)
-        is_short = len(queue) <= TRIED_AGAIN  # Pool.board_held
+        is_short = len(queue) <= TRIED_AGAIN  # boarding.py
         _check_held(pool, [held for held in queue if is_short or not held.avoid], now)
 
 
@@ -37,7 +38,8 @@ def _check_replica(state: ReplicaState) -> None:
     by_floor: dict[float, int] = {}
     for stream in state.aboard.values():
         by_floor[stream.floor_tps] = by_floor.get(stream.floor_tps, 0) + stream.call.choices
-    assert state.load == sum(by_floor.values()), f"{name} carries {sum(by_floor.values())} streams, not {state.load}"
+    streams = sum(by_floor.values()) + state.strangers
+    assert state.load == streams, f"{name} carries {streams} streams, not {state.load}"
     kv_taken = sum(stream.kv_tokens for stream in state.aboard.values())
     assert state.kv_taken == kv_taken, f"{name} miscounts the memory that its streams take"
     context = sum(stream.context for stream in state.aboard.values())

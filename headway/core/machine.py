@@ -17,15 +17,18 @@ Invariants, verified by `check`:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
+from headway.core.boarding import board_held
 from headway.core.invariants import check_pool
+from headway.core.journey import Journey
 from headway.core.pool import Pool
-from headway.core.rate_limit import RateLimit, RateLimiter, TokenLimit
+from headway.core.rate_limit import RateLimiter, TokenLimit
 from headway.core.types import (
     EXPRESS,
     Action,
+    Adopted,
     Arrived,
     Board,
     Call,
@@ -46,8 +49,10 @@ from headway.core.types import (
     ReplicaChanged,
     ReplicaDown,
     ReplicaDraining,
+    ReplicaKnown,
     ReplicaRecovered,
     ReplicaRemoved,
+    ReplicaStrangers,
     ReplicaSuspect,
     ReplicaUp,
     Settled,
@@ -60,22 +65,6 @@ from headway.errors import RefusalReason
 MAX_ENGINES_REACHED = 2
 
 
-@dataclass(slots=True)
-class _Journey:
-    """Where a call is: aboard `replica`, or held if that is None."""
-
-    call: Call
-    pool: Pool
-    arrived_at: float
-    replica: str | None = None
-    avoid: set[str] = field(default_factory=set)  # replicas that failed this call and have not come up again since
-    engines_reached: int = 0
-    counted: bool = False  # in the reserve, as an express call that is present
-    seat_us: int = 0  # from the replicas that it has left
-    reason: RefusalReason | None = None  # why it was downgraded
-    rate_limit: RateLimit | None = None  # what its tenant had left when it arrived, this request counted
-
-
 class Machine:
     def __init__(self, pools: dict[str, PoolPolicy], offers: dict[str, Offer]) -> None:
         """`offers` are by model. If each model has its own pool, types.own_pools creates both arguments."""
@@ -85,16 +74,19 @@ class Machine:
         }
         self._pool_of_model = {model: self.pools[offer.pool] for model, offer in offers.items()}
         self._pool_of_replica: dict[str, Pool] = {}
-        self._journeys: dict[str, _Journey] = {}
+        self._journeys: dict[str, Journey] = {}
         self._draining = False
         self._rate_limiter = RateLimiter()
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             Arrived: self._arrived,
+            Adopted: self._adopted,
             Delivering: self._delivering,
             Finished: self._finished,
             Failed: self._failed,
             Left: self._left,
             ReplicaUp: self._replica_up,
+            ReplicaKnown: self._replica_known,
+            ReplicaStrangers: self._replica_strangers,
             ReplicaChanged: self._replica_changed,
             ReplicaSuspect: self._replica_suspect,
             ReplicaBehind: self._replica_behind,
@@ -149,7 +141,7 @@ class Machine:
 
     def _arrived(self, event: Arrived, now: float, actions: list[Action]) -> None:
         call, pool = event.call, self._pool_of_model[event.call.model]
-        journey = self._journeys[call.id] = _Journey(call, pool, now)
+        journey = self._journeys[call.id] = Journey(call, pool, now)
         if self._draining:
             self._refuse(journey, "draining", now, actions)
             return
@@ -157,7 +149,7 @@ class Machine:
             self._refuse(journey, "no_replica", now, actions)
             return
         if call.choices > 1 and not pool.could_seat(call):
-            if not self._falls_back(journey):
+            if not journey.falls_back:
                 self._refuse(journey, "too_many_choices", now, actions)
                 return
             self._downgrade(journey, "too_many_choices", now, actions)
@@ -173,6 +165,28 @@ class Machine:
             self._board_or_hold(journey, now, actions, returned=False)
         if call.tier in EXPRESS:
             self._settle(pool, now, actions)
+
+    def _adopted(self, event: Adopted, now: float, actions: list[Action]) -> None:
+        """Seats and promises were given by another core, so no limit is checked here."""
+        call, pool = event.call, self._pool_of_model[event.call.model]
+        journey = self._journeys.get(call.id)
+        if journey is None:
+            journey = self._journeys[call.id] = Journey(call, pool, now - event.waited_s)
+        elif journey.replica == event.replica and journey.call.tier == call.tier:
+            return
+        else:
+            journey.give_back(now)
+        journey.call, journey.reason, journey.replica = call, event.reason, event.replica
+        journey.count_express(now)
+        if event.replica is None:
+            waited_s = now - journey.arrived_at
+            hold_s = pool.waiting.hold(call, now, journey.avoid, returned=bool(journey.avoid), waited_s=waited_s)
+            actions.append(Hold(call.id, hold_s))
+        elif not pool.adopt(call, event.replica, now):
+            actions.append(Cut(call.id))
+        elif event.is_delivering:
+            pool.stays(call.id, event.replica, now)
+        self._settle(pool, now, actions)
 
     def _delivering(self, event: Delivering, now: float, _actions: list[Action]) -> None:
         journey = self._journeys.get(event.call_id)
@@ -212,7 +226,7 @@ class Machine:
         failed = journey.replica
         journey.seat_us += pool.free(journey.call.id, failed, now)
         journey.replica = None
-        if event.stage == "preempted":
+        if event.stage in ("preempted", "unsent"):
             actions.append(Hold(event.call_id, pool.waiting.hold(journey.call, now, journey.avoid, returned=False)))
             self._settle(pool, now, actions)
             return
@@ -237,6 +251,16 @@ class Machine:
         for call_id in pool.waiting.returned:
             self._journeys[call_id].avoid.discard(name)
         self._settle(pool, now, actions)
+
+    def _replica_known(self, event: ReplicaKnown, now: float, _actions: list[Action]) -> None:
+        if event.replica.name not in self._pool_of_replica:
+            pool = self._pool_of_replica[event.replica.name] = self.pools[event.replica.pool]
+            pool.replica_known(event.replica, now)
+
+    def _replica_strangers(self, event: ReplicaStrangers, now: float, actions: list[Action]) -> None:
+        if (pool := self._pool_of_replica.get(event.name)) is not None:
+            pool.replica_strangers(event.name, event.streams, now)
+            self._settle(pool, now, actions)
 
     def _replica_changed(self, event: ReplicaChanged, now: float, actions: list[Action]) -> None:
         pool = self.pools[event.replica.pool]
@@ -288,11 +312,9 @@ class Machine:
 
     # --- what the handlers share ---
 
-    def _board_or_hold(self, journey: _Journey, now: float, actions: list[Action], *, returned: bool) -> None:
+    def _board_or_hold(self, journey: Journey, now: float, actions: list[Action], *, returned: bool) -> None:
         pool, call = journey.pool, journey.call
-        if call.tier in EXPRESS and not journey.counted:
-            journey.counted = True
-            pool.express_present(call.choices, now)
+        journey.count_express(now)
         # A new call can pass only held calls that do not fit here: a held call that fits would have boarded already.
         journey.replica = pool.seat(call, journey.avoid, now)
         if journey.replica is not None:
@@ -302,7 +324,7 @@ class Machine:
         else:
             actions.append(Hold(call.id, pool.waiting.hold(call, now, journey.avoid, returned=returned)))
 
-    def _board(self, journey: _Journey, replica: str, now: float) -> Board:
+    def _board(self, journey: Journey, replica: str, now: float) -> Board:
         call = journey.call
         floor_tps = journey.pool.floor_tps(call.model, call.tier)
         if floor_tps and not journey.seat_us:
@@ -312,7 +334,7 @@ class Machine:
     def _settle(self, pool: Pool, now: float, actions: list[Action]) -> None:
         """Set the doors, then board and preempt calls. Needed after any change of the free seats or of the demand."""
         pool.set_doors(now)
-        for call, replica in pool.board_held(now):
+        for call, replica in board_held(pool, now):
             journey = self._journeys[call.id]
             journey.replica = replica
             actions.append(self._board(journey, replica, now))
@@ -324,28 +346,22 @@ class Machine:
             journey.call = replace(journey.call, was_preempted=True)  # set now: its replica may fail first
             actions.append(Preempt(call_id))
 
-    @staticmethod
-    def _falls_back(journey: _Journey) -> bool:
-        """Whether the call may be served as standard, and some replica could carry all its choices then."""
-        call = journey.call
-        return call.falls_back and call.tier in EXPRESS and journey.pool.could_seat(replace(call, tier="standard"))
-
-    def _refuse_or_downgrade(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
-        if not self._falls_back(journey):
+    def _refuse_or_downgrade(self, journey: Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
+        if not journey.falls_back:
             self._refuse(journey, reason, now, actions)
             return
         self._downgrade(journey, reason, now, actions)
         # A call that must avoid a replica waits outside the queue, so that it does not delay the calls behind it.
         self._board_or_hold(journey, now, actions, returned=bool(journey.avoid))
 
-    def _downgrade(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
-        self._no_longer_express(journey, now)
+    def _downgrade(self, journey: Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
+        journey.uncount_express(now)
         journey.call = replace(journey.call, tier="standard", falls_back=False)
         journey.reason, journey.rate_limit = reason, None
         actions.append(Downgrade(journey.call.id, reason))
 
-    def _refuse(self, journey: _Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
-        self._no_longer_express(journey, now)
+    def _refuse(self, journey: Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
+        journey.uncount_express(now)
         del self._journeys[journey.call.id]
         retry_after_s = journey.pool.waiting.retry_after_s(journey.call.tier)
         if reason == "over_limit" and journey.rate_limit is not None:
@@ -370,15 +386,6 @@ class Machine:
         pool.waiting.charge(journey.call, sum(tokens))
         if (bucket := self._bucket(journey.call)) is not None:
             self._rate_limiter.spend(*bucket, now, input=tokens[0], output=tokens[1])
-        if journey.replica is None:
-            pool.waiting.drop(journey.call)
-        else:
-            journey.seat_us += pool.free(call_id, journey.replica, now, speed_tps)
+        journey.give_back(now, speed_tps)
         actions.append(Settled(call_id, journey.seat_us, estimated_tokens))
-        self._no_longer_express(journey, now)
         self._settle(pool, now, actions)
-
-    def _no_longer_express(self, journey: _Journey, now: float) -> None:
-        if journey.counted:
-            journey.counted = False
-            journey.pool.express_present(-journey.call.choices, now)

@@ -23,11 +23,9 @@ in buckets by load or free seats, and a bit mask says which buckets are not empt
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
-from itertools import chain
 
 from headway.core.caps import Caps
 from headway.core.doors import Doors
-from headway.core.fairness import FairQueue
 from headway.core.fare import SeatTime
 from headway.core.pace import Pace
 from headway.core.preemption import Preemption
@@ -38,10 +36,6 @@ from headway.core.types import EXPRESS, Call, Offer, PoolPolicy, Replica, Tier
 from headway.core.waiting import WaitingRoom
 
 AFFINITY_SLACK = 2  # a call accepts this many more streams than on the emptiest replica if its prefix was read there
-# The most held calls of a tier that are tried in one step and do not fit:
-TRIED_AGAIN = 4  # calls that were set aside in earlier steps
-SET_ASIDE = 4  # other calls,
-SET_ASIDE_OF_ONE = 2  # of one tenant
 
 
 class Pool:
@@ -59,22 +53,31 @@ class Pool:
         self.pace = Pace()
         self._affinity = PrefixAffinity()
         floors = {tier: {one.tiers[tier].floor_tps for one in offers.values() if tier in one.tiers} for tier in EXPRESS}
-        self._loosest = {tier: min(promised) for tier, promised in floors.items() if promised}
+        self.loosest = {tier: min(promised) for tier, promised in floors.items() if promised}
         self._caps = Caps(sorted(set().union(*floors.values())), policy.margin, policy.kept_target, self.doors)
         self._reserve = Reserve(policy.express_wait_s)
 
     # --- replicas ---
 
     def replica_up(self, replica: Replica, now: float) -> None:
-        state = self.doors.replicas.get(replica.name)
-        if state is None:
-            state = ReplicaState(replica, SeatTime(replica.seats, now), self.pace, self._caps.unmeasured())
-            self.doors.replicas[replica.name] = state
-            self._caps.refresh(state)
-        else:
-            self.replica_changed(replica, now)
-        self.doors.open(state, now)
+        self.replica_known(replica, now)
+        self.replica_changed(replica, now)
+        self.doors.open(self.doors.replicas[replica.name], now)
         self._caps.fleet_changed()
+
+    def replica_known(self, replica: Replica, now: float) -> None:
+        if replica.name in self.doors.replicas:
+            return
+        state = ReplicaState(replica, SeatTime(replica.seats, now), self.pace, self._caps.unmeasured())
+        self.doors.replicas[replica.name] = state
+        self._caps.refresh(state)
+
+    def replica_strangers(self, name: str, streams: int, now: float) -> None:
+        if state := self.doors.replicas.get(name):
+            state.advance(now)
+            state.load += streams - state.strangers
+            state.strangers = streams
+            self.doors.place(state, now)
 
     def replica_changed(self, replica: Replica, now: float) -> None:
         """Streams aboard stay, even beyond a lower limit. If the curve changed, the measured slowness is reset."""
@@ -159,7 +162,7 @@ class Pool:
         if self.waiting.is_anyone_held(tier):
             return 0
         if tier not in EXPRESS:
-            return self.doors.free_heavy + self.doors.free_retiring + self._spare(now)
+            return self.doors.free_heavy + self.doors.free_retiring + self.spare(now)
         room = self.doors.ready
         if self.doors.may_another_be_light and (emptiest := self.doors.emptiest_heavy()) is not None:
             room += max(0, emptiest.caps[self.floor_tps(model, tier)] - emptiest.load)
@@ -167,17 +170,28 @@ class Pool:
 
     def seat(self, call: Call, avoid: Set[str], now: float) -> str | None:
         """Board the call and return its replica; None if there are no seats that it may take."""
-        floor_tps = self.floor_tps(call.model, call.tier)
-        state = self._find(call, floor_tps, avoid, now)
+        state = self._find(call, self.floor_tps(call.model, call.tier), avoid, now)
         if state is None:
             return None
+        self._take_seats(state, call, now)
+        return state.replica.name
+
+    def adopt(self, call: Call, replica: str, now: float) -> bool:
+        """Give the call its seats on the replica that runs it, whatever the limits. False if it is not known."""
+        state = self.doors.replicas.get(replica)
+        if state is None:
+            return False
+        self._take_seats(state, call, now)
+        return True
+
+    def _take_seats(self, state: ReplicaState, call: Call, now: float) -> None:
+        floor_tps = self.floor_tps(call.model, call.tier)
         state.board(call, floor_tps, now)
         if floor_tps:
             self.doors.set_light(state, now, value=True)
             state.retiring = False
         self.doors.place(state, now)
         self._affinity.note(call, state.replica.name, now)
-        return state.replica.name
 
     def _find(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
         if floor_tps:
@@ -230,7 +244,7 @@ class Pool:
         for state in self.doors.retiring.from_highest(avoid, call.choices):
             if state.can_take(call, now):
                 return state
-        if self._spare(now) < call.choices:
+        if self.spare(now) < call.choices:
             return None
         fits = self.doors.light.lowest(avoid, call.choices)
         if fits is not None and not fits.can_take(call, now):
@@ -240,7 +254,7 @@ class Pool:
             self._reserve.ridden(now)
         return fits
 
-    def _spare(self, now: float) -> int:
+    def spare(self, now: float) -> int:
         """The number of light seats that are ready beyond the reserve."""
         return max(0, self.doors.ready - self._reserve.wanted_free(now))
 
@@ -336,58 +350,3 @@ class Pool:
         """Provide as many light seats, taken or ready, as the reserve wants."""
         self._caps.let_back_in(now)
         self.doors.provide(self._reserve.wanted_seats(now), now)
-
-    # --- held calls ---
-
-    def board_held(self, now: float) -> Iterator[tuple[Call, str]]:
-        """Board the held calls for which there are seats; yields each with its replica.
-
-        A call may not fit where others would: it has several choices, a long prompt or a stricter floor. It does not
-        delay them: it is set aside, and tried again before the others in later steps until its deadline.
-
-        Each step tries all calls that an engine returned. For each tier it tries at most TRIED_AGAIN calls that were
-        set aside before, then the others until SET_ASIDE of them did not fit, SET_ASIDE_OF_ONE of one tenant. If there
-        is room after that, a call that fits may be behind those that were not tried, so the shortest prompts are tried.
-        So a call finds its seat however many others do not fit; only a call that must avoid a replica may have to wait
-        until it is tried again.
-        """
-        if self.waiting.returned:
-            for held in list(self.waiting.returned.values()):
-                if (replica := self.seat(held.call, held.avoid, now)) is not None:
-                    del self.waiting.returned[held.call.id]
-                    yield held.call, replica
-        for tier, queue in self.waiting.queues.items():
-            if len(queue):
-                yield from self._board_queue(tier, queue, now)
-
-    def _board_queue(self, tier: Tier, queue: FairQueue, now: float) -> Iterator[tuple[Call, str]]:
-        if not self._has_room(tier, now):
-            return
-        missed: Call | None = None  # did not fit in this step; a call that asks for as much does not fit either
-        for held in chain(queue.candidates(TRIED_AGAIN, SET_ASIDE, SET_ASIDE_OF_ONE), queue.shortest_prompts()):
-            if missed is not None and not held.avoid and _asks_as_much(held.call, missed):
-                continue
-            replica = self.seat(held.call, held.avoid, now)
-            if replica is None:
-                missed = missed if held.avoid else held.call
-                continue
-            queue.remove(held.call.id)
-            yield held.call, replica
-            if not self._has_room(tier, now):
-                return
-
-    def _has_room(self, tier: Tier, now: float) -> bool:
-        """Whether there is a seat for the least demanding call of the tier: one choice, no prompt, and the lowest floor
-        that any offer promises in this tier."""
-        doors = self.doors
-        if tier not in EXPRESS:
-            return doors.free_heavy > 0 or doors.free_retiring > 0 or self._spare(now) > 0
-        floor_tps = self._loosest[tier]
-        if any(state.load < state.caps[floor_tps] for state in doors.light.from_highest(frozenset())):
-            return True
-        emptiest = doors.emptiest_heavy() if doors.may_another_be_light else None
-        return emptiest is not None and emptiest.load < emptiest.caps[floor_tps]
-
-
-def _asks_as_much(call: Call, other: Call) -> bool:
-    return call.model == other.model and call.choices >= other.choices and call.prompt_tokens >= other.prompt_tokens

@@ -51,7 +51,8 @@ class ReplicaState:
     light: bool = False
     retiring: bool = False  # light until its express streams have left; until then it takes only calls without a floor
     aboard: dict[str, Stream] = field(default_factory=dict)
-    load: int = 0  # seats taken by the streams aboard
+    load: int = 0  # seats taken by the streams aboard and by strangers
+    strangers: int = 0  # streams that the engine runs for calls that core does not know
     kv_taken: int = 0  # tokens of memory that the streams aboard are expected to take
     context: int = 0  # tokens that the streams aboard are expected to read in each step
     express: dict[float, int] = field(default_factory=dict)  # seats taken by streams with a floor, by floor; no zeros
@@ -226,7 +227,7 @@ class ReplicaState:
         """Count the time until now with the current state. Call this before every change of the streams aboard, of
         light or heavy, and of the replica's settings."""
         express = self.express_seats
-        self.time.advance(now, express=express, others=self.load - express, light=self.light)
+        self.time.advance(now, express=express, others=self.load - self.strangers - express, light=self.light)
         if self.load and self.replica.curve is not None:
             self.given += (now - self.given_at) / self.replica.curve.seconds_per_token(self.load, self.context)
         self.given_at = now

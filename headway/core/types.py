@@ -19,7 +19,7 @@ from headway.errors import RefusalReason
 Tier = Literal["ultrafast", "fast", "standard", "flex"]
 TIERS: tuple[Tier, ...] = get_args(Tier)  # in the order in which their held calls board
 EXPRESS: tuple[Tier, ...] = ("ultrafast", "fast")  # the tiers with a promised floor
-Stage = Literal["connect", "full", "waiting", "preempted"]
+Stage = Literal["connect", "full", "waiting", "preempted", "unsent"]
 MIN_TOKENS_FOR_PROMISE = 16  # a shorter answer is too short to measure its speed
 TICK_S = 0.1  # the drivers send Ticked this often
 
@@ -107,6 +107,19 @@ class Arrived:
 
 
 @dataclass(slots=True)
+class Adopted:
+    """A driver says where one of its calls is: aboard `replica`, or held if that is None. A core that has just taken
+    over learns its calls this way. If it knows the call, what the driver says replaces it: an action may have been lost
+    between them. `call` is as it is served now, and `reason` says why that differs from what was asked."""
+
+    call: Call
+    replica: str | None = None
+    waited_s: float = 0.0  # since it arrived
+    is_delivering: bool = False
+    reason: RefusalReason | None = None
+
+
+@dataclass(slots=True)
 class Finished:
     """The engine's answer was read to its end. `speed_tps` is the measured speed of the stream; None if it says nothing
     about the engine because the answer was too short or the client read too slowly."""
@@ -132,6 +145,7 @@ class Failed:
     full       the engine refused the call because it was full
     waiting    the engine had accepted the call
     preempted  nothing failed: the call was taken off its engine because core answered Preempt
+    unsent     nothing failed: the call was not sent, because the core that boarded it may no longer decide
 
     A call that loses its engine in the middle of its answer cannot be retried; the driver reports Left instead.
     """
@@ -159,6 +173,22 @@ class ReplicaUp:
     with other seats or another curve, the new values replace them."""
 
     replica: Replica
+
+
+@dataclass(slots=True)
+class ReplicaKnown:
+    """The replica belongs to the fleet. It takes no calls before it is up, but calls that are adopted may be aboard,
+    and others may wait for it. Changes nothing if core knows the replica."""
+
+    replica: Replica
+
+
+@dataclass(slots=True)
+class ReplicaStrangers:
+    """The engine runs this many streams that no driver reported. They take seats until it has stopped them."""
+
+    name: str
+    streams: int
 
 
 @dataclass(slots=True)
@@ -224,11 +254,14 @@ class Draining:
 
 Event = (
     Arrived
+    | Adopted
     | Delivering
     | Finished
     | Failed
     | Left
     | ReplicaUp
+    | ReplicaKnown
+    | ReplicaStrangers
     | ReplicaChanged
     | ReplicaSuspect
     | ReplicaBehind
@@ -258,10 +291,10 @@ class Board:
 
 @dataclass(slots=True)
 class Hold:
-    """Keep the call waiting. If no other event comes before, send Ticked at `until`."""
+    """Keep the call waiting. If no other event comes before, send Ticked after this time."""
 
     call_id: str
-    until: float
+    for_s: float
 
 
 @dataclass(slots=True)

@@ -51,14 +51,15 @@ class WaitingRoom:
         max_held = self._offers[call.model].tiers[call.tier].max_held
         return self.queues[call.tier].by_model.get(call.model, 0) >= max_held
 
-    def hold(self, call: Call, now: float, avoid: Set[str], *, returned: bool) -> float:
-        """Hold the call. Returns its deadline."""
-        held = HeldCall(call, now + self._offers[call.model].tiers[call.tier].max_hold_s, avoid)
+    def hold(self, call: Call, now: float, avoid: Set[str], *, returned: bool, waited_s: float = 0.0) -> float:
+        """Hold the call, which has waited for so long already. Returns for how much longer."""
+        max_hold_s = max(0.0, self._offers[call.model].tiers[call.tier].max_hold_s - waited_s)
+        held = HeldCall(call, now + max_hold_s, avoid)
         if returned:
             self.returned[call.id] = held
         else:
             self.queues[call.tier].push(held)
-        return held.until
+        return max_hold_s
 
     def drop(self, call: Call) -> None:
         if not self.queues[call.tier].remove(call.id):

@@ -1,8 +1,8 @@
 """The gateway: reports live events to core and carries out the actions that core decides on.
 
 `handle()` is the path of a call, from top to bottom. It is the only place that awaits between stages. The gateway makes
-no decisions: `tell` passes an event to the machine, `_do` carries out an action. sim/loop.py has the same two methods,
-with a heap of timestamps instead of a clock.
+no decisions: `tell` reports an event, in this process or to a dispatcher (dispatch/base.py), and `do` carries out an
+action. sim/loop.py has the same two methods, with a heap of timestamps instead of a clock.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from headway.core.machine import Machine
 from headway.core.types import (
     MIN_TOKENS_FOR_PROMISE,
-    TICK_S,
     Action,
+    Adopted,
     Arrived,
     Board,
     Cut,
     Delivering,
     Downgrade,
     Draining,
-    Event,
     Failed,
     Finished,
     Hold,
@@ -37,10 +36,11 @@ from headway.core.types import (
     Stage,
     Ticked,
 )
+from headway.dispatch.base import Dispatch
+from headway.dispatch.local import LocalDispatch
 from headway.engines.base import Answer, Engine
 from headway.errors import AnswerTooLarge, ConnectionFailed, EngineAnswered, EngineFailed, EngineLost, ResponseTooLarge
 from headway.gateway.billing import Billing, make_receipt
-from headway.gateway.events import EventLog
 from headway.gateway.floors import FloorWatch
 from headway.gateway.held_bytes import HeldBytes
 from headway.gateway.metrics import Metrics
@@ -51,7 +51,7 @@ from headway.gateway.timing import Timing
 from headway.gateway.trip import Trip
 from headway.ledger.books import Account
 from headway.supervise import Supervisor, measure_lag
-from headway.wire import Client, Grant, NoSeat, Outcome, Receipt, Request
+from headway.wire import Client, Grant, NoSeat, Outcome, Receipt, Request, SeatVoid
 
 log = logging.getLogger("headway.gateway")
 
@@ -65,27 +65,26 @@ SETTLE_S = 0.02
 class Gateway:
     def __init__(
         self,
-        machine: Machine,
+        dispatch: Dispatch,
         fleet: list[tuple[Replica, Engine]],
         timing: Timing,
-        record: EventLog | None = None,
         billing: Billing | None = None,
         prompts: Mapping[str, PromptFile] | None = None,
         held_bytes: HeldBytes | None = None,
     ) -> None:
-        self.machine = machine
+        self.dispatch = dispatch
+        self.tell = dispatch.tell
         self.draining = False
         self._clock = time.monotonic
         self.supervisor = Supervisor(self._clock)
-        self._replicas = Replicas(
+        self.replicas = Replicas(
             self.tell, self._clock, self.supervisor, probe_interval_s=timing.probe_interval_s, stall_s=timing.stall_s
         )
         for replica, engine in fleet:
-            self._replicas.add(replica, engine)
-        self.max_model_lens = self._replicas.max_model_lens
-        self.metrics = Metrics(machine, self._replicas.pools, self.supervisor)
+            self.replicas.add(replica, engine)
+        self.max_model_lens = self.replicas.max_model_lens
+        self.metrics = Metrics(lambda: dispatch.metrics(self.replicas.pools), self.supervisor)
         self._timing = timing
-        self.record = record
         self._billing = billing or Billing()
         self._prompts = dict(prompts or {})  # by model, if the owner keeps its prompts
         self._held_bytes = held_bytes or HeldBytes()
@@ -111,6 +110,8 @@ class Gateway:
                 try:
                     await self._run_on_engine(trip, engine, client)  # http1.py -> relay.py -> api/server.py
                     trip.outcome = "finished"
+                except SeatVoid:
+                    self._give_back(trip)
                 except EngineFailed as failure:
                     await self._handle_failure(trip, engine, client, failure)  # raises unless it can be retried
         finally:
@@ -122,10 +123,10 @@ class Gateway:
         try:
             async with trip.aboard:
                 trip.is_aboard = True
-                self._replicas.count_aboard(engine.name, +1)
+                self.replicas.count_aboard(engine.name, +1)
                 asked = engine.prepare(trip.request)
                 trip.is_counted = trip.request.streaming or asked.collects
-                answer = await engine.send(asked)
+                answer = await engine.send(asked, lambda: self._check_seat(trip))
                 try:
                     if answer.status != 200:
                         raise await failure_of(answer)
@@ -140,7 +141,7 @@ class Gateway:
             lost = AnswerTooLarge if isinstance(failed, ResponseTooLarge) else EngineLost
             raise lost(f"the engine failed: {failed}", reached=failed.reached) from failed
         finally:
-            self._replicas.count_aboard(engine.name, -1 if trip.is_aboard else 0)
+            self.replicas.count_aboard(engine.name, -1 if trip.is_aboard else 0)
             trip.is_aboard = False
 
     async def _stream(self, trip: Trip, answer: Answer, engine: Engine, client: Client) -> None:
@@ -196,25 +197,47 @@ class Gateway:
         elif isinstance(failure, EngineLost):
             log.warning("call %s lost replica %s (%s): %s", trip.call.id, engine.name, stage, failure)
             self.tell(ReplicaSuspect(engine.name))
-            self._replicas.probe_now(engine.name)
+            self.replicas.probe_now(engine.name)
         if client.started:
             trip.outcome = "failed"
             raise failure
-        trip.seat = asyncio.get_running_loop().create_future()
-        trip.aboard = asyncio.timeout(None)
+        trip.wait_for_seat()
         self.tell(Failed(trip.call.id, stage))
 
-    # --- core ---
+    def _check_seat(self, trip: Trip) -> None:
+        """Called immediately before the call is written to its engine."""
+        if not self.dispatch.may_send(trip.epoch):
+            raise SeatVoid
+        trip.is_sent = True
 
-    def tell(self, event: Event) -> None:
+    def _give_back(self, trip: Trip) -> None:
+        """The seat was granted by a core that may no longer decide: wait for another one."""
+        if trip.seat.done():
+            trip.wait_for_seat()
+            self.tell(Failed(trip.call.id, "unsent"))
+
+    # --- the dispatcher's driver (dispatch/base.py) ---
+
+    @property
+    def machine(self) -> Machine:
+        """Of a gateway that decides for itself."""
+        assert isinstance(self.dispatch, LocalDispatch)
+        return self.dispatch.machine
+
+    def calls(self) -> Iterator[Adopted]:
         now = self._clock()
-        actions = self.machine.step(event, now)
-        if self.record is not None:
-            self.record.append(now, event, actions)
-        for action in actions:
-            self._do(action, now)
+        for trip in self._trips.values():
+            if trip.seat.done() and not trip.is_sent:
+                trip.wait_for_seat()
+            yield trip.adopted(now)
 
-    def _do(self, action: Action, now: float) -> None:
+    def probe_only(self, replicas: Mapping[str, bool] | None) -> None:
+        self.replicas.probe_only(replicas)
+
+    def probe_now(self, name: str) -> None:
+        self.replicas.probe_now(name)
+
+    def do(self, action: Action) -> None:
         trip = self._trips.get(action.call_id)
         if trip is None:
             if isinstance(action, Settled) and (account := self._unsettled.pop(action.call_id, None)) is not None:
@@ -223,15 +246,15 @@ class Gateway:
         match action:
             case Board() if not trip.seat.done():
                 self._held_bytes.end_hold(trip)
-                trip.boarded_at = now
+                trip.boarded_at, trip.epoch = self._clock(), self.dispatch.epoch
                 trip.grant = trip.granted(action, self._billing.price(trip.call.model, action.tier))
-                trip.seat.set_result(self._replicas.engine(action.replica))
+                trip.seat.set_result(self.replicas.engine(action.replica))
             case Refuse(reason=reason, retry_after_s=retry_after_s, rate_limit=rate_limit) if not trip.seat.done():
                 self._held_bytes.end_hold(trip)
                 trip.outcome = "refused"
                 trip.seat.set_exception(NoSeat(reason, retry_after_s, rate_limit))
-            case Hold(until=until):
-                self._hold(trip, until)
+            case Hold(for_s=for_s):
+                self._hold(trip, self._clock() + for_s)
             case Downgrade(reason=reason):
                 trip.grant = replace(trip.grant, tier="standard", reason=reason)
             case Cut():
@@ -344,43 +367,17 @@ class Gateway:
         if receipt.outcome == "finished" and model in self._prompts:
             self._prompts[model].keep(trip.request)
 
-    # --- replicas that come and go ---
-
-    def add_replica(self, replica: Replica, engine: Engine) -> None:
-        """Add a replica. It takes calls once it has produced a token."""
-        self._replicas.add(replica, engine)
-
-    def change_replica(self, replica: Replica) -> None:
-        """Change a replica's seats or curve, with effect at once. Streams aboard stay."""
-        self._replicas.change(replica)
-
-    def drain_replica(self, name: str) -> None:
-        """Send a replica no new calls. Streams aboard go on."""
-        self._replicas.drain(name)
-
-    async def remove_replica(self, name: str) -> None:
-        """Remove a replica. Streams still aboard are cut."""
-        await self._replicas.remove(name)
-
     # --- start and stop ---
 
     def start(self) -> None:
-        self._replicas.start()
+        self.dispatch.start(self, self.supervisor)
         self._tasks = [
-            self.supervisor.start("tick", self._tick, matters=True),
             self.supervisor.start("floors", self._floors.run),
             self.supervisor.start("loop lag", lambda: measure_lag(self.metrics.loop_lag.observe)),
         ]
 
-    async def _tick(self) -> None:
-        """Let core adapt the reserve to the demand for express calls while there are no other events."""
-        while True:
-            await asyncio.sleep(TICK_S)
-            self.tell(Ticked())
-
     def is_ready(self) -> bool:
-        has_replica = any(pool.open_replicas for pool in self.machine.pools.values())
-        return not self.draining and has_replica and self.supervisor.is_well
+        return not self.draining and self.dispatch.is_ready and self.supervisor.is_well
 
     def drain(self) -> None:
         """Take no new calls. Calls already here are served to their end."""
@@ -390,11 +387,10 @@ class Gateway:
     async def stop(self) -> None:
         for call_id in list(self._leaving):
             self._release_seat(call_id)
-        await self._replicas.stop()
+        await self.replicas.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self.record is not None:
-            self.record.close()
+        await self.dispatch.stop()
         for prompts in self._prompts.values():
             prompts.close()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from headway.core.types import Board, Call
+from headway.core.types import Adopted, Board, Call
 from headway.engines.base import Engine
 from headway.gateway.relay import Relay
 from headway.ledger.books import Account
@@ -23,6 +23,8 @@ class Trip:
     seat: asyncio.Future[Engine]
     settled: asyncio.Future[int]  # the call's seat-time in microseconds
     account: Account | None  # None if nothing is billed
+    epoch: int = 0  # of the core that granted the seat (dispatch/base.py)
+    is_sent: bool = False  # to the engine, since the last boarding
     boardings: int = 0
     boarded_at: float | None = None
     deadline: asyncio.TimerHandle | None = None
@@ -100,6 +102,19 @@ class Trip:
                 tick()
 
         self.deadline = asyncio.get_running_loop().call_later(until - clock() + 0.001, check)
+
+    def wait_for_seat(self) -> None:
+        """The call has no seat any more, and may get another."""
+        self.seat = asyncio.get_running_loop().create_future()
+        self.aboard = asyncio.timeout(None)
+        self.is_sent = False
+
+    def adopted(self, now: float) -> Adopted:
+        """Where the call is, for a core that does not know it."""
+        call = replace(self.call, tier=self.grant.tier, falls_back=self.call.falls_back and self.grant.reason is None)
+        replica = self.grant.replica if self.seat.done() else None
+        is_delivering = self.relay is not None and replica is not None
+        return Adopted(call, replica, now - self.arrived_at, is_delivering, self.grant.reason)
 
     def stop_deadline(self) -> None:
         if self.deadline is not None:

@@ -228,8 +228,8 @@ class Simulation:
                     self._progress[call.id] = StreamProgress(floor_tps)
                 if tier == "flex":  # preemptible until its first token; core does not need this event for others
                     heappush(self._heap, (trip.first_at, next(self._order), action.call_id, 0))
-            case Hold(until=until):
-                heappush(self._heap, (until, next(self._order), None, trip.gateway))
+            case Hold(for_s=for_s):
+                heappush(self._heap, (self.now + for_s, next(self._order), None, trip.gateway))
             case Downgrade():
                 trip.tier = "standard"
             case Refuse():

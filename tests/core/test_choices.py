@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
+from headway.core.boarding import SET_ASIDE, TRIED_AGAIN
 from headway.core.machine import Machine
-from headway.core.pool import SET_ASIDE, TRIED_AGAIN
 from headway.core.types import (
     Board,
     Downgrade,
@@ -41,7 +41,7 @@ def test_a_call_takes_as_many_seats_as_choices_and_frees_them() -> None:
     m = machine(replicas=1, seats=4)
     assert arrive(m, "three", "standard", choices=3) == [Board("three", "r0", "standard")]
     assert loads(m) == [3]
-    assert arrive(m, "two", "standard", choices=2) == [Hold("two", until=30.0)]
+    assert arrive(m, "two", "standard", choices=2) == [Hold("two", for_s=30.0)]
     assert m.step(Finished("three", 1, 1), 1.0) == [Settled("three", 1_000_000), Board("two", "r0", "standard")]
     assert loads(m) == [2]
 
@@ -57,7 +57,7 @@ def test_it_pays_for_each_of_its_seats() -> None:
 def test_its_streams_count_against_floors() -> None:
     m = machine(replicas=1)
     assert arrive(m, "two", "fast", choices=2) == [fast("two", "r0")]  # a floor of 50 allows 3 streams
-    assert arrive(m, "also", "fast", 1.0, choices=2) == [Hold("also", until=3.0)]
+    assert arrive(m, "also", "fast", 1.0, choices=2) == [Hold("also", for_s=2.0)]
     assert arrive(m, "one", "fast", 1.0) == [fast("one", "r0")]
     assert m.step(Left("two"), 1.0) == [Settled("two", 1_000_000), fast("also", "r0")]
 
@@ -93,16 +93,16 @@ def test_a_flex_call_with_several_choices_makes_way_with_all_of_them() -> None:
     m = machine(replicas=1, seats=4)
     arrive(m, "x", "flex")
     arrive(m, "three", "flex", choices=3)
-    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), Preempt("three")]
-    assert m.step(Failed("three", "preempted"), 1.1) == [Hold("three", until=301.1), fast("f", "r0")]
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", for_s=2.0), Preempt("three")]
+    assert m.step(Failed("three", "preempted"), 1.1) == [Hold("three", for_s=300.0), fast("f", "r0")]
 
 
 def test_no_flex_call_makes_way_for_seats_that_would_still_be_too_few() -> None:
     m = machine(replicas=1, seats=3)
     board_many(m, 2)
     arrive(m, "x", "flex")
-    assert arrive(m, "two", "fast", 1.0, choices=2) == [Hold("two", until=3.0)]
-    assert arrive(m, "one", "fast", 1.0) == [Hold("one", until=3.0), Preempt("x")]
+    assert arrive(m, "two", "fast", 1.0, choices=2) == [Hold("two", for_s=2.0)]
+    assert arrive(m, "one", "fast", 1.0) == [Hold("one", for_s=2.0), Preempt("x")]
 
 
 # --- more choices than seats -----------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def test_more_choices_than_any_replica_can_ever_seat_are_refused_at_once() -> No
     assert arrive(m, "six", "standard", choices=6) == [refused]
     assert arrive(m, "four", "fast", choices=4) == [Refuse("four", "too_many_choices", retry_after_s=1)]
     board_many(m, 7)
-    assert arrive(m, "five", "standard", choices=5) == [Hold("five", until=30.0)]  # but those that fit may wait
+    assert arrive(m, "five", "standard", choices=5) == [Hold("five", for_s=30.0)]  # but those that fit may wait
 
 
 def test_where_the_call_falls_back_and_standard_could_seat_it_it_is_downgraded() -> None:
@@ -137,7 +137,7 @@ def test_what_can_be_seated_follows_the_fleet() -> None:
 def test_where_no_replica_keeps_the_floor_for_one_fewer_choices_would_not_help() -> None:
     m = mixed()
     m.step(ReplicaUp(Replica("bare", "m", 10)), 0.0)
-    assert arrive(m, "two", "fast", choices=2) == [Hold("two", until=2.0)]
+    assert arrive(m, "two", "fast", choices=2) == [Hold("two", for_s=2.0)]
 
 
 # --- what does not fit keeps nobody waiting --------------------------------------------------------------------------
@@ -171,8 +171,8 @@ def test_a_long_prompt_that_waits_holds_no_other_up() -> None:
     m.step(ReplicaUp(Replica("r0", "m", 10, CURVE, prompt_tps=1_000.0)), 0.0)
     for number in range(3):
         arrive(m, f"f{number}", "fast")
-    assert arrive(m, "long", "fast", 1.0, tenant="a", prompt_tokens=2_000_000) == [Hold("long", until=3.0)]
-    assert arrive(m, "short", "fast", 1.0, tenant="b") == [Hold("short", until=3.0)]
+    assert arrive(m, "long", "fast", 1.0, tenant="a", prompt_tokens=2_000_000) == [Hold("long", for_s=2.0)]
+    assert arrive(m, "short", "fast", 1.0, tenant="b") == [Hold("short", for_s=2.0)]
     assert m.step(Left("f0"), 1.5)[1:] == [fast("short", "r0")]
     assert m.step(Ticked(), 3.0) == [Refuse("long", "hold_timeout", retry_after_s=1)]
 

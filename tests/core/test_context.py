@@ -31,14 +31,14 @@ def test_an_express_call_boards_where_its_context_keeps_the_floors() -> None:
     m = with_curves(READS, READS)
     assert arrive(m, "a", "fast", prompt_tokens=LONG) == [fast("a", "r0")]
     assert arrive(m, "b", "fast", prompt_tokens=LONG) == [fast("b", "r1")]
-    assert arrive(m, "c", "fast", prompt_tokens=LONG) == [Hold("c", until=2.0)]
+    assert arrive(m, "c", "fast", prompt_tokens=LONG) == [Hold("c", for_s=2.0)]
     assert m.step(Left("b"), 1.0)[1:] == [fast("c", "r1")]
 
 
 def test_short_contexts_do_not_wait_behind_a_long_one() -> None:
     m = with_curves(READS)
     arrive(m, "a", "fast", prompt_tokens=LONG)
-    assert arrive(m, "b", "fast", prompt_tokens=LONG) == [Hold("b", until=2.0)]
+    assert arrive(m, "b", "fast", prompt_tokens=LONG) == [Hold("b", for_s=2.0)]
     assert arrive(m, "c", "fast", prompt_tokens=100) == [fast("c", "r0")]
 
 
@@ -50,14 +50,14 @@ def test_without_the_term_context_does_not_count() -> None:
 
 def test_each_choice_reads_the_prompt() -> None:
     m = with_curves(READS)
-    assert arrive(m, "a", "fast", prompt_tokens=LONG, choices=2) == [Hold("a", until=2.0)]
+    assert arrive(m, "a", "fast", prompt_tokens=LONG, choices=2) == [Hold("a", for_s=2.0)]
     assert arrive(m, "b", "fast", prompt_tokens=LONG // 2, choices=2) == [fast("b", "r0")]
 
 
 def test_a_standard_call_does_not_ride_where_its_context_breaks_a_floor() -> None:
     m = with_curves(READS)
     arrive(m, "a", "fast", prompt_tokens=LONG)
-    assert arrive(m, "b", "standard", prompt_tokens=LONG) == [Hold("b", until=30.0)]
+    assert arrive(m, "b", "standard", prompt_tokens=LONG) == [Hold("b", for_s=30.0)]
     assert arrive(m, "c", "standard", prompt_tokens=100) == [Board("c", "r0", "standard")]
 
 
@@ -65,13 +65,13 @@ def test_a_heavy_replica_takes_any_context_and_then_no_express_call() -> None:
     m = with_curves(READS)
     assert arrive(m, "a", "standard", prompt_tokens=LONG) == [Board("a", "r0", "standard")]
     assert arrive(m, "b", "standard", prompt_tokens=LONG) == [Board("b", "r0", "standard")]
-    assert arrive(m, "c", "fast") == [Hold("c", until=2.0)]
+    assert arrive(m, "c", "fast") == [Hold("c", for_s=2.0)]
     assert m.step(Left("a"), 1.0)[1:] == [fast("c", "r0")]
 
 
 def test_a_context_that_breaks_its_own_floor_waits_like_any_other_call() -> None:
     m = with_curves(READS)
-    assert arrive(m, "a", "fast", prompt_tokens=30_000) == [Hold("a", until=2.0)]
+    assert arrive(m, "a", "fast", prompt_tokens=30_000) == [Hold("a", for_s=2.0)]
     assert arrive(m, "b", "standard", prompt_tokens=30_000) == [Board("b", "r0", "standard")]
 
 
@@ -79,7 +79,7 @@ def test_the_strictest_floor_aboard_counts() -> None:
     m = with_curves(READS.slower(0.2))  # for ultrafast a step may take 10 ms
     arrive(m, "a", "fast")
     arrive(m, "b", "ultrafast")
-    assert arrive(m, "c", "standard", prompt_tokens=35_000) == [Hold("c", until=30.0)]
+    assert arrive(m, "c", "standard", prompt_tokens=35_000) == [Hold("c", for_s=30.0)]
     assert m.step(Left("b"), 1.0)[1:] == [Board("c", "r0", "standard")]
 
 
@@ -90,7 +90,7 @@ def test_a_replica_that_became_slower_takes_less_context() -> None:
             arrive(m, f"c{number}", "fast")
             m.step(Finished(f"c{number}", 0, ANSWER, speed_tps), 1.0 + number)
     assert arrive(quick, "a", "fast", 30.0, prompt_tokens=9_000) == [fast("a", "r0")]
-    assert arrive(slow, "a", "fast", 30.0, prompt_tokens=9_000) == [Hold("a", until=32.0)]
+    assert arrive(slow, "a", "fast", 30.0, prompt_tokens=9_000) == [Hold("a", for_s=2.0)]
     assert arrive(slow, "b", "fast", 30.0, prompt_tokens=100) == [fast("b", "r0")]
 
 

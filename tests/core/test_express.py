@@ -75,7 +75,7 @@ def test_fast_calls_share_a_light_replica_up_to_what_the_floor_allows() -> None:
     boarded = [arrive(m, f"f{number}", "fast")[0] for number in range(3)]
     assert boarded == [fast(f"f{number}", "r0") for number in range(3)]
     # The fourth would have to make the other replica light, and the standard share keeps that one.
-    assert arrive(m, "f3", "fast", 1.0) == [Hold("f3", until=3.0)]
+    assert arrive(m, "f3", "fast", 1.0) == [Hold("f3", for_s=2.0)]
 
 
 def test_standard_calls_go_where_no_express_stream_is() -> None:
@@ -96,16 +96,16 @@ def test_a_light_replica_takes_nobody_beyond_its_limit() -> None:
 def test_a_stricter_floor_lowers_the_limit() -> None:
     m = machine()
     arrive(m, "u", "ultrafast")
-    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0)]
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", for_s=2.0)]
     assert m.step(Finished("u", 1, 1), 1.5) == [Settled("u", 1_500_000), fast("f", "r0")]
 
 
 def test_a_call_with_a_floor_never_boards_a_replica_that_is_too_full() -> None:
     m = machine(replicas=1)
     board_many(m, 5)
-    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0)]
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", for_s=2.0)]
     # Its doors are closed now: standard calls wait, and it empties until the fast call fits.
-    assert arrive(m, "late", "standard", 1.0)[0] == Hold("late", until=31.0)
+    assert arrive(m, "late", "standard", 1.0)[0] == Hold("late", for_s=30.0)
     # A fifth of the first second each; from then on a tenth of the replica's time, the part of one seat of ten.
     assert m.step(Finished("standard0", 1, 1), 1.1) == [Settled("standard0", 210_000)]
     assert m.step(Finished("standard1", 1, 1), 1.2) == [Settled("standard1", 220_000)]
@@ -172,7 +172,7 @@ def test_without_a_seat_in_time_a_fast_call_is_refused_or_downgraded_as_it_asked
 def test_a_replica_without_a_curve_promises_nothing() -> None:
     m = Machine(*own_pools({"m": ModelPolicy(TIERS, margin=0.0)}))
     m.step(ReplicaUp(Replica("r0", "m", 10)), 0.0)
-    assert arrive(m, "f", "fast") == [Hold("f", until=2.0)]
+    assert arrive(m, "f", "fast") == [Hold("f", for_s=2.0)]
     assert arrive(m, "s", "standard") == [Board("s", "r0", "standard")]
 
 

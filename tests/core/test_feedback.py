@@ -192,8 +192,8 @@ def test_a_replica_on_which_a_stream_falls_behind_takes_no_calls_until_it_recove
     m = machine(replicas=1)
     arrive(m, "a", "fast")
     assert m.step(ReplicaBehind("r0"), 1.0) == []
-    assert arrive(m, "b", "fast", 1.1) == [Hold("b", until=3.1)]
-    assert arrive(m, "s", "standard", 1.2) == [Hold("s", until=31.2)]  # nor does it ride
+    assert arrive(m, "b", "fast", 1.1) == [Hold("b", for_s=2.0)]
+    assert arrive(m, "s", "standard", 1.2) == [Hold("s", for_s=30.0)]  # nor does it ride
     m.check(1.2)
     assert m.step(ReplicaRecovered("r0"), 1.5) == [fast("b", "r0"), Board("s", "r0", "standard")]
     m.check(1.5)
@@ -211,7 +211,7 @@ def test_flex_calls_are_preempted_for_a_stream_that_falls_behind() -> None:
     arrive(m, "a", "fast")
     assert arrive(m, "x", "flex") == [Board("x", "r0", "flex")]
     assert m.step(ReplicaBehind("r0"), 1.0) == [Preempt("x")]
-    assert m.step(Failed("x", "preempted"), 1.1) == [Hold("x", until=301.1)]
+    assert m.step(Failed("x", "preempted"), 1.1) == [Hold("x", for_s=300.0)]
     assert m.step(ReplicaRecovered("r0"), 1.5) == [Board("x", "r0", "flex")]
     assert m.step(ReplicaBehind("r0"), 2.0) == []  # once is enough
     m.check(2.0)
@@ -221,10 +221,10 @@ def test_a_replica_whose_slow_stream_has_left_carries_standard_calls_and_is_trie
     m = machine(replicas=1)
     arrive(m, "a", "fast")
     m.step(ReplicaBehind("r0"), 1.0)
-    assert arrive(m, "s", "standard", 1.5) == [Hold("s", until=31.5)]
+    assert arrive(m, "s", "standard", 1.5) == [Hold("s", for_s=30.0)]
     assert m.step(Left("a"), 2.0) == [Settled("a", 2_000_000), Board("s", "r0", "standard")]
     m.step(ReplicaRecovered("r0"), 2.1)
-    assert arrive(m, "b", "fast", 2.2) == [Hold("b", until=4.2)]
+    assert arrive(m, "b", "fast", 2.2) == [Hold("b", for_s=2.0)]
     m.step(Left("b"), 3.0)
     assert isinstance(arrive(m, "c", "fast", 2.0 + RETRY_S)[0], Hold)
     assert m.step(Ticked(), 2.1 + RETRY_S) == [fast("c", "r0")]
@@ -275,10 +275,10 @@ def test_a_replica_without_a_curve_does_not_stand_in_the_way_of_one_with() -> No
 def test_a_flex_call_makes_way_for_a_fast_one_and_goes_on_later() -> None:
     m = machine(replicas=1, seats=3)
     board_many(m, 3, "flex")
-    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), Preempt("flex2")]
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", for_s=2.0), Preempt("flex2")]
     # Its seat is its own until the engine has let go of it.
     assert m.step(Ticked(), 1.05) == []
-    assert m.step(Failed("flex2", "preempted"), 1.1) == [Hold("flex2", until=301.1), fast("f", "r0")]
+    assert m.step(Failed("flex2", "preempted"), 1.1) == [Hold("flex2", for_s=300.0), fast("f", "r0")]
     # Two others ride with it, each for a third of the time: one seat of three.
     assert m.step(Finished("f", 1, 1), 2.0) == [Settled("f", 300_000), Board("flex2", "r0", "flex")]
     assert m.step(Finished("flex1", 1, 1), 2.0) == [Settled("flex1", 666_667)]
@@ -288,31 +288,31 @@ def test_a_call_is_preempted_once_and_never_when_its_answer_has_begun() -> None:
     m = machine(replicas=1, seats=2)
     board_many(m, 2, "flex")
     m.step(Delivering("flex1"), 0.5)
-    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), Preempt("flex0")]
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", for_s=2.0), Preempt("flex0")]
     m.step(Failed("flex0", "preempted"), 1.1)
     m.step(Left("f"), 1.2)
     m.step(Ticked(), 8.0)
     assert loads(m) == [2]
-    assert arrive(m, "g", "fast", 9.0) == [Hold("g", until=11.0)]
+    assert arrive(m, "g", "fast", 9.0) == [Hold("g", for_s=2.0)]
 
 
 def test_a_call_whose_replica_fails_while_it_makes_way_is_not_preempted_again() -> None:
     m = machine(replicas=1, seats=2)
     board_many(m, 2, "flex")
     m.step(Delivering("flex1"), 0.5)
-    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0), Preempt("flex0")]
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", for_s=2.0), Preempt("flex0")]
     m.step(ReplicaSuspect("r0"), 1.1)
     m.step(Failed("flex0", "connect"), 1.1)
     m.step(Left("f"), 1.2)
     assert m.step(ReplicaUp(Replica("r0", "m", 2, CURVE)), 8.0) == [Board("flex0", "r0", "flex")]
-    assert arrive(m, "g", "fast", 9.0) == [Hold("g", until=11.0)]
+    assert arrive(m, "g", "fast", 9.0) == [Hold("g", for_s=2.0)]
 
 
 def test_nobody_is_preempted_where_that_makes_no_seat() -> None:
     m = machine(replicas=1)
     board_many(m, 5)
     arrive(m, "x", "flex")
-    assert arrive(m, "f", "fast", 1.0) == [Hold("f", until=3.0)]
+    assert arrive(m, "f", "fast", 1.0) == [Hold("f", for_s=2.0)]
 
 
 # --- long prompts ----------------------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_a_long_prompt_does_not_board_where_it_would_cost_a_floor() -> None:
     # For one second, the first call has got tokens twice as fast as promised: it is ahead by a second.
     assert arrive(m, "b", "fast", 6.0, prompt_tokens=900) == [fast("b", "r0")]
     assert arrive(m, "c", "fast", 6.0, prompt_tokens=900) == [fast("c", "r1")]
-    assert arrive(m, "d", "fast", 6.0, prompt_tokens=900) == [Hold("d", until=8.0)]
+    assert arrive(m, "d", "fast", 6.0, prompt_tokens=900) == [Hold("d", for_s=2.0)]
     assert m.step(Finished("c", 1, 1), 6.5) == [Settled("c", 500_000), fast("d", "r1")]
 
 
@@ -344,7 +344,7 @@ def test_prompts_may_take_what_the_slowest_stream_is_ahead_of_its_floor() -> Non
     assert state.slack_s(0.4) == pytest.approx(0.4)  # 40 tokens, for which the floor allows 0.8 s
     assert arrive(m, "b", "fast", 0.4, prompt_tokens=300) == [fast("b", "r0")]
     assert state.slack_s(0.4) == pytest.approx(0.0)  # of the second call; the first is still ahead by 0.1 s
-    assert arrive(m, "c", "fast", 0.4, prompt_tokens=100) == [Hold("c", until=2.4)]
+    assert arrive(m, "c", "fast", 0.4, prompt_tokens=100) == [Hold("c", for_s=2.0)]
     assert m.step(Ticked(), 0.7) == []  # now the second prompt has been read
     assert m.step(Ticked(), 0.9) == []
     assert m.step(Ticked(), 1.1) == [fast("c", "r0")]  # two streams are a third faster than promised
@@ -364,7 +364,7 @@ def test_a_standard_call_with_a_long_prompt_does_not_ride() -> None:
     m = reading(1000.0)
     arrive(m, "f", "fast")
     assert arrive(m, "short", "standard", 1.0, prompt_tokens=50) == [Board("short", "r0", "standard")]
-    assert arrive(m, "long", "standard", 1.0, prompt_tokens=2000) == [Hold("long", until=31.0)]
+    assert arrive(m, "long", "standard", 1.0, prompt_tokens=2000) == [Hold("long", for_s=30.0)]
 
 
 def test_where_nothing_is_known_of_prompts_they_count_for_nothing() -> None:

@@ -48,7 +48,7 @@ def test_calls_board_the_lightest_replica() -> None:
 
 def test_without_a_seat_a_call_is_held_and_boards_when_one_comes_free() -> None:
     m = machine(1)
-    assert arrive(m, "a", "b", now=5.0) == [Board("a", "r0", "standard"), Hold("b", until=35.0)]
+    assert arrive(m, "a", "b", now=5.0) == [Board("a", "r0", "standard"), Hold("b", for_s=30.0)]
     assert m.step(Finished("a", 3, 7), 6.0) == [Settled("a", 1_000_000), Board("b", "r0", "standard")]
 
 
@@ -125,8 +125,8 @@ def test_a_failed_call_waits_for_a_replica_that_has_not_failed_it() -> None:
     m = machine(1)
     arrive(m, "a")
     m.step(ReplicaSuspect("r0"), 1.0)
-    assert m.step(Failed("a", "connect"), 1.0) == [Hold("a", until=31.0)]
-    assert arrive(m, "b", now=2.0) == [Hold("b", until=32.0)]
+    assert m.step(Failed("a", "connect"), 1.0) == [Hold("a", for_s=30.0)]
+    assert arrive(m, "b", now=2.0) == [Hold("b", for_s=30.0)]
     # The replica is up again: the call that failed there may board it again, and goes first.
     assert m.step(ReplicaUp(Replica("r0", "m", 1)), 3.0) == [Board("a", "r0", "standard")]
 
@@ -144,7 +144,7 @@ def test_a_suspect_replica_takes_no_calls_but_keeps_its_streams() -> None:
     m = machine(2, 1)
     arrive(m, "a", "b")
     assert m.step(ReplicaSuspect("r0"), 1.0) == []
-    assert arrive(m, "c", now=1.0) == [Hold("c", until=31.0)]
+    assert arrive(m, "c", now=1.0) == [Hold("c", for_s=30.0)]
     assert m.step(ReplicaUp(Replica("r0", "m", 2)), 2.0) == [Board("c", "r0", "standard")]
 
 

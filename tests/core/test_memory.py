@@ -23,14 +23,14 @@ def test_a_call_waits_until_its_prompt_and_a_mean_answer_fit() -> None:
     m = with_memory(2 * (ANSWER + 100))
     arrive(m, "a", "standard", prompt_tokens=100)
     arrive(m, "b", "standard", prompt_tokens=100)
-    assert arrive(m, "c", "standard", prompt_tokens=100) == [Hold("c", until=30.0)]
+    assert arrive(m, "c", "standard", prompt_tokens=100) == [Hold("c", for_s=30.0)]
     assert m.step(Left("a"), 1.0)[1:] == [Board("c", "r0", "standard")]
 
 
 def test_each_choice_takes_memory_and_the_prompt_once() -> None:
     m = with_memory(3 * ANSWER + 100)
     arrive(m, "a", "standard", prompt_tokens=100, choices=3)
-    assert arrive(m, "b", "standard") == [Hold("b", until=30.0)]
+    assert arrive(m, "b", "standard") == [Hold("b", for_s=30.0)]
 
 
 def test_a_call_goes_where_there_is_memory() -> None:
@@ -45,20 +45,20 @@ def test_an_express_call_does_not_board_where_memory_would_run_out() -> None:
     m = with_memory(2 * ANSWER, 2 * ANSWER)
     assert arrive(m, "a", "fast") == [fast("a", "r0")]
     assert arrive(m, "b", "fast", prompt_tokens=10) == [fast("b", "r1")]
-    assert arrive(m, "c", "fast", prompt_tokens=10) == [Hold("c", until=2.0)]
+    assert arrive(m, "c", "fast", prompt_tokens=10) == [Hold("c", for_s=2.0)]
     assert arrive(m, "d", "fast") == [fast("d", "r0")]
 
 
 def test_a_standard_call_does_not_ride_where_memory_would_run_out() -> None:
     m = with_memory(2 * ANSWER)
     arrive(m, "a", "fast")
-    assert arrive(m, "b", "standard", prompt_tokens=10) == [Hold("b", until=30.0)]
+    assert arrive(m, "b", "standard", prompt_tokens=10) == [Hold("b", for_s=30.0)]
 
 
 def test_an_empty_replica_takes_any_call() -> None:
     m = with_memory(100)
     assert arrive(m, "a", "standard", prompt_tokens=5000) == [Board("a", "r0", "standard")]
-    assert arrive(m, "b", "standard") == [Hold("b", until=30.0)]
+    assert arrive(m, "b", "standard") == [Hold("b", for_s=30.0)]
 
 
 def test_the_length_of_answers_is_learnt() -> None:

@@ -54,8 +54,8 @@ def test_models_on_one_pool_share_its_seats_and_its_fate() -> None:
     m = machine(seats=4)
     boarded = [arrive(m, f"{model}{number}", model) for number in range(2) for model in "ab"]
     assert all(isinstance(actions[0], Board) for actions in boarded)
-    assert arrive(m, "a2", "a") == [Hold("a2", until=30.0)]
-    assert arrive(m, "b2", "b") == [Hold("b2", until=30.0)]
+    assert arrive(m, "a2", "a") == [Hold("a2", for_s=30.0)]
+    assert arrive(m, "b2", "b") == [Hold("b2", for_s=30.0)]
     assert m.step(Finished("b0", 1, 1), 1.0) == [Settled("b0", 250_000), Board("a2", "r0", "standard")]
     assert m.step(ReplicaDown("r0"), 2.0) == [Cut("a0"), Cut("a1"), Cut("b1"), Cut("a2")]
 
@@ -64,9 +64,9 @@ def test_the_strictest_floor_aboard_holds_for_all_models() -> None:
     m = machine(strict=STRICT, loose=TIERS)
     assert arrive(m, "s0", "strict", "fast") == [Board("s0", "r0", "fast", floor_tps=66.6)]
     assert arrive(m, "l0", "loose", "fast") == [Board("l0", "r0", "fast", floor_tps=50.0)]
-    assert arrive(m, "l1", "loose", "fast", 1.0) == [Hold("l1", until=3.0)]
+    assert arrive(m, "l1", "loose", "fast", 1.0) == [Hold("l1", for_s=2.0)]
     assert m.step(Left("s0"), 1.0) == [Settled("s0", 500_000), Board("l1", "r0", "fast", floor_tps=50.0)]
-    assert arrive(m, "s1", "strict", "fast", 1.0) == [Hold("s1", until=3.0)]
+    assert arrive(m, "s1", "strict", "fast", 1.0) == [Hold("s1", for_s=2.0)]
     assert arrive(m, "l2", "loose", "fast", 1.0) == [Board("l2", "r0", "fast", floor_tps=50.0)]
 
 
@@ -82,12 +82,12 @@ def test_how_many_may_wait_and_for_how_long_is_up_to_the_offer() -> None:
     hasty: dict[Tier, TierPolicy] = {"standard": TierPolicy(max_held=1, max_hold_s=5.0)}
     m = machine(seats=1, patient=TIERS, hasty=hasty)
     arrive(m, "p0", "patient")
-    assert arrive(m, "p1", "patient", now=1.0) == [Hold("p1", until=31.0)]
-    assert arrive(m, "h0", "hasty", now=2.0) == [Hold("h0", until=7.0)]
+    assert arrive(m, "p1", "patient", now=1.0) == [Hold("p1", for_s=30.0)]
+    assert arrive(m, "h0", "hasty", now=2.0) == [Hold("h0", for_s=5.0)]
     assert arrive(m, "h1", "hasty", now=2.0) == [Refuse("h1", "full", retry_after_s=3)]
-    assert arrive(m, "p2", "patient", now=2.0) == [Hold("p2", until=32.0)]
+    assert arrive(m, "p2", "patient", now=2.0) == [Hold("p2", for_s=30.0)]
     assert m.step(Ticked(), 7.0) == [Refuse("h0", "hold_timeout", retry_after_s=3)]
-    assert arrive(m, "h2", "hasty", now=7.0) == [Hold("h2", until=12.0)]
+    assert arrive(m, "h2", "hasty", now=7.0) == [Hold("h2", for_s=5.0)]
     assert m.step(Ticked(), 31.0) == [
         Refuse("h2", "hold_timeout", retry_after_s=2),
         Refuse("p1", "hold_timeout", retry_after_s=2),

@@ -35,7 +35,7 @@ def test_fewer_seats_take_effect_and_streams_aboard_stay() -> None:
     board_many(m, 4)
     assert m.step(ReplicaUp(replace(R0, seats=2)), 1.0) == []
     assert loads(m) == [4]
-    assert arrive(m, "a", "standard", 1.0) == [Hold("a", until=31.0)]
+    assert arrive(m, "a", "standard", 1.0) == [Hold("a", for_s=30.0)]
     for number, seat_us in ((0, 250_000), (1, 250_000)):
         assert m.step(Finished(f"standard{number}", 1, 1), 1.0) == [Settled(f"standard{number}", seat_us)]
     assert m.step(Finished("standard2", 1, 1), 1.0) == [Settled("standard2", 250_000), Board("a", "r0", "standard")]
@@ -54,7 +54,7 @@ def test_another_curve_changes_what_may_be_promised() -> None:
         arrive(m, f"f{number}", "fast")
     m.step(ReplicaChanged(replace(R0, curve=CURVE.slower(1.3))), 1.0)  # 51 tok/s among 2, 38 among 3
     m.step(Left("f0"), 1.0)
-    assert arrive(m, "g", "fast", 1.0) == [Hold("g", until=3.0)]
+    assert arrive(m, "g", "fast", 1.0) == [Hold("g", for_s=2.0)]
     assert m.step(Left("f1"), 1.0) == [Settled("f1", 333_333), fast("g", "r0")]
 
 
@@ -63,7 +63,7 @@ def test_a_new_curve_forgets_what_was_learnt_of_the_old_one() -> None:
     arrive(m, "a", "fast")
     m.step(ReplicaBehind("r0"), 1.0)
     m.step(Finished("a", 1, 50, CURVE.speed_tps(1) / 3.0), 2.0)
-    assert arrive(m, "late", "fast", 10.0) == [Hold("late", until=12.0)]
+    assert arrive(m, "late", "fast", 10.0) == [Hold("late", for_s=2.0)]
     assert m.step(ReplicaChanged(replace(R0, curve=CURVE.slower(0.9))), 11.0) == [fast("late", "r0")]
     state = m.pools["m"].replica_state("r0")
     assert state is not None
@@ -75,7 +75,7 @@ def test_changing_a_closed_or_unknown_replica_opens_nothing() -> None:
     m.step(ReplicaSuspect("r0"), 1.0)
     m.step(ReplicaChanged(replace(R0, seats=20)), 1.0)
     m.step(ReplicaChanged(replace(R0, name="other")), 1.0)
-    assert arrive(m, "a", "standard", 1.0) == [Hold("a", until=31.0)]
+    assert arrive(m, "a", "standard", 1.0) == [Hold("a", for_s=30.0)]
     assert m.step(ReplicaUp(replace(R0, seats=20)), 2.0) == [Board("a", "r0", "standard")]
 
 
@@ -107,7 +107,7 @@ def test_nobody_waits_for_a_draining_replica() -> None:
     assert arrive(m, "a", "standard") == [Refuse("a", "no_replica", retry_after_s=1)]
     m.step(ReplicaUp(R0), 1.0)
     m.step(ReplicaSuspect("r0"), 1.0)
-    assert arrive(m, "b", "standard", 1.0) == [Hold("b", until=31.0)]  # a suspect one may come back
+    assert arrive(m, "b", "standard", 1.0) == [Hold("b", for_s=30.0)]  # a suspect one may come back
 
 
 def test_another_replica_is_light_in_place_of_one_that_drains() -> None:
@@ -134,7 +134,7 @@ def test_a_replica_that_is_up_for_another_model_has_lost_its_streams() -> None:
     m = machine(replicas=1, models=("m", "other"))
     board_many(m, 1)
     assert m.step(ReplicaUp(replace(R0, pool="other")), 1.0) == [Cut("standard0")]
-    assert m.step(Failed("standard0", "waiting"), 1.0) == [Hold("standard0", until=31.0)]
+    assert m.step(Failed("standard0", "waiting"), 1.0) == [Hold("standard0", for_s=30.0)]
     assert m.step(Arrived(Call("a", "other", "standard")), 1.0) == [Board("a", "r0", "standard")]
     assert m.step(ReplicaDown("r0"), 2.0) == [Cut("a")]
 

@@ -16,14 +16,17 @@ from hypothesis.stateful import (
     initialize,
     invariant,
     multiple,
+    precondition,
     rule,
 )
 
+from headway.core.boarding import SET_ASIDE, TRIED_AGAIN
 from headway.core.curve import Curve
 from headway.core.machine import Machine
-from headway.core.pool import SET_ASIDE, TRIED_AGAIN, Pool
+from headway.core.pool import Pool
 from headway.core.types import (
     EXPRESS,
+    Adopted,
     Arrived,
     Board,
     Call,
@@ -46,6 +49,7 @@ from headway.core.types import (
     ReplicaDraining,
     ReplicaRecovered,
     ReplicaRemoved,
+    ReplicaStrangers,
     ReplicaSuspect,
     ReplicaUp,
     Settled,
@@ -100,6 +104,8 @@ class Walk(RuleBasedStateMachine):
         self.replicas: dict[str, Replica] = {}
         self.open: set[str] = set()
         self.draining: set[str] = set()
+        self.strangers: dict[str, int] = {}
+        self.boarded_again: set[str] = set()  # a driver never got their seat
         self.where: dict[str, str | None] = {}  # call -> replica, or None while held
         self.calls_told: dict[str, Call] = {}  # as they arrived
         self.tier: dict[str, Tier] = {}  # as served
@@ -120,6 +126,8 @@ class Walk(RuleBasedStateMachine):
         load_before = {name: self.machine.pools["p"].aboard(name) for name in self.replicas}
         kv_before = {name: state.kv_taken for name, state in self.machine.pools["p"].doors.replicas.items()}
         context_before = {name: state.context for name, state in self.machine.pools["p"].doors.replicas.items()}
+        if isinstance(event, ReplicaStrangers):
+            load_before[event.name] += event.streams
         for action in self.machine.step(event, self.now):
             call_id = action.call_id
             if isinstance(action, Settled):
@@ -135,10 +143,11 @@ class Walk(RuleBasedStateMachine):
                     assert tier == self.tier[call_id]
                     self.where[call_id] = replica
                     self.deadline.pop(call_id, None)
-                case Hold(until=until):
-                    assert until == self.now + self.policy(call_id).max_hold_s
+                case Hold(for_s=for_s):
+                    max_hold_s = self.policy(call_id).max_hold_s
+                    assert 0.0 <= for_s <= max_hold_s if isinstance(event, Adopted) else for_s == max_hold_s
                     self.where[call_id] = None
-                    self.deadline[call_id] = until
+                    self.deadline[call_id] = self.now + for_s
                 case Downgrade():
                     assert self.tier[call_id] in EXPRESS
                     self.tier[call_id] = "standard"
@@ -211,7 +220,7 @@ class Walk(RuleBasedStateMachine):
                 if floor_tps
             ]
             most = max(min([replica.seats, *allowed]), load_before.get(name, 0))
-            assert len(aboard) <= most, f"{name} carries {aboard}"
+            assert len(aboard) + state.strangers <= most, f"{name} carries {aboard}"
             assert abs(state.feedback.slowness / state.caps_slowness - 1.0) <= 0.01
 
     def check_the_context(self, load_before: dict[str, int], context_before: dict[str, int]) -> None:
@@ -341,6 +350,7 @@ class Walk(RuleBasedStateMachine):
         self.open.discard(name)
         self.draining.discard(name)
         self.replicas.pop(name, None)
+        self.strangers.pop(name, None)
         aboard = [call_id for call_id, replica in self.where.items() if replica == name]
         self.tell(ReplicaRemoved(name) if is_removed else ReplicaDown(name))
         for call_id in aboard:  # the driver cuts them, and reports each
@@ -356,6 +366,30 @@ class Walk(RuleBasedStateMachine):
             self.where[call_id] = None
             self.tell(Failed(call_id, stage))
 
+    @precondition(lambda self: self.where)
+    @rule(data=st.data(), is_lost=st.booleans())
+    def a_driver_says_where_its_call_is(self, data: st.DataObject, is_lost: bool) -> None:
+        """It agrees with core, or the action that boarded the call was lost on the way: then it is held again."""
+        call_id = data.draw(st.sampled_from(sorted(self.where)), label="call")
+        call = self.machine._journeys[call_id].call
+        where = self.where[call_id]
+        if is_lost and where in self.open and call_id not in self.being_preempted | self.delivering:
+            self.where[call_id] = None
+            self.boarded_again.add(call_id)
+            self.tell(Adopted(call, None))
+            self.tell(Ticked())  # it may have waited for too long
+        elif where is None or where in self.replicas:
+            before = self.where.copy()
+            self.tell(Adopted(call, where))
+            assert self.where == before
+
+    @precondition(lambda self: self.replicas)
+    @rule(data=st.data(), streams=st.integers(0, 5))
+    def an_engine_runs_streams_that_nobody_knows(self, data: st.DataObject, streams: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.replicas)), label="replica")
+        self.strangers[name] = streams
+        self.tell(ReplicaStrangers(name, streams))
+
     @rule(seconds=st.floats(0.1, 5.0))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
@@ -369,7 +403,8 @@ class Walk(RuleBasedStateMachine):
     def core_and_driver_agree_who_is_where(self) -> None:
         pool = self.machine.pools["p"]
         for name in self.replicas:
-            assert pool.aboard(name) == sum(self.choices(one) for one, where in self.where.items() if where == name)
+            known = sum(self.choices(one) for one, where in self.where.items() if where == name)
+            assert pool.aboard(name) == known + self.strangers.get(name, 0)
         assert pool.preemption.leaving == sum(self.choices(call_id) for call_id in self.being_preempted)
         assert pool.open_replicas == len(self.open)
         assert pool.known_replicas == len(self.replicas.keys() - self.draining)
@@ -390,7 +425,7 @@ class Walk(RuleBasedStateMachine):
         assert all(until > self.now for until in self.deadline.values())
 
     def is_tried_in_each_step(self, call_id: str) -> bool:
-        """A call that must avoid a replica and was set aside may have to wait its turn (Pool.board_held)."""
+        """A call that must avoid a replica and was set aside may have to wait its turn (boarding.py)."""
         waiting = self.machine.pools["p"].waiting
         is_short = len(waiting.queues[self.tier[call_id]]) <= TRIED_AGAIN
         return is_short or call_id in waiting.returned or not self.machine._journeys[call_id].avoid
@@ -427,7 +462,8 @@ class Walk(RuleBasedStateMachine):
         present = sum(self.choices(call_id) for call_id in self.where if self.tier[call_id] in EXPRESS)
         assert pool._reserve.present == present
         assert pool.waiting.held == len(self.deadline)
-        in_line = [one for one in self.deadline if one not in pool.waiting.returned and one not in self.was_preempted]
+        uncounted = pool.waiting.returned.keys() | self.was_preempted | self.boarded_again
+        in_line = [one for one in self.deadline if one not in uncounted]
         for call_id in in_line:
             model, tier = self.calls_told[call_id].model, self.tier[call_id]
             alike = [one for one in in_line if (self.calls_told[one].model, self.tier[one]) == (model, tier)]

@@ -1,0 +1,51 @@
+"""Where a call is: aboard a replica or held, and what it has used of its pool."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from headway.core.pool import Pool
+from headway.core.rate_limit import RateLimit
+from headway.core.types import EXPRESS, Call
+from headway.errors import RefusalReason
+
+
+@dataclass(slots=True)
+class Journey:
+    """Aboard `replica`, or held if that is None."""
+
+    call: Call
+    pool: Pool
+    arrived_at: float
+    replica: str | None = None
+    avoid: set[str] = field(default_factory=set)  # replicas that failed this call and have not come up again since
+    engines_reached: int = 0
+    counted: bool = False  # in the reserve, as an express call that is present
+    seat_us: int = 0  # from the replicas that it has left
+    reason: RefusalReason | None = None  # why it was downgraded
+    rate_limit: RateLimit | None = None  # what its tenant had left when it arrived, this request counted
+
+    @property
+    def falls_back(self) -> bool:
+        """Whether the call may be served as standard, and some replica could carry all its choices then."""
+        call = self.call
+        return call.falls_back and call.tier in EXPRESS and self.pool.could_seat(replace(call, tier="standard"))
+
+    def give_back(self, now: float, speed_tps: float | None = None) -> None:
+        """Give back the call's seats, or its place among the held calls. `speed_tps` is of its stream, if known."""
+        if self.replica is None:
+            self.pool.waiting.drop(self.call)
+        else:
+            self.seat_us += self.pool.free(self.call.id, self.replica, now, speed_tps)
+        self.uncount_express(now)
+
+    def count_express(self, now: float) -> None:
+        """The call is present from now on, if it has a floor."""
+        if self.call.tier in EXPRESS and not self.counted:
+            self.counted = True
+            self.pool.express_present(self.call.choices, now)
+
+    def uncount_express(self, now: float) -> None:
+        if self.counted:
+            self.counted = False
+            self.pool.express_present(-self.call.choices, now)

@@ -202,24 +202,31 @@ class ConnectionPool:
         self._idle: list[PooledConnection] = []
         self._closed = False
 
-    async def request(self, method: bytes, path: str, body: bytes = b"", headers: Headers = ()) -> Response:
+    async def request(
+        self,
+        method: bytes,
+        path: str,
+        body: bytes = b"",
+        headers: Headers = (),
+        before_write: Callable[[], None] | None = None,
+    ) -> Response:
         """Send a request; returns at the first byte of the response's body, or at its end if it is empty.
 
         A reused connection that fails before that was most likely closed because it was idle, so the request is retried
-        once on a new connection.
+        once on a new connection. `before_write` is called immediately before each write, and may raise to prevent it.
         """
         message = self._message(method, path, body, headers)
         connection = self._take_idle()
         is_reused = connection is not None
         if connection is not None:
             with contextlib.suppress(ConnectionFailed):
-                return await self._first_byte(connection, message)
+                return await self._first_byte(connection, message, before_write)
         try:
             connection = await self._connect()
         except ConnectionFailed as failed:
             failed.reached = is_reused  # the first try may have reached the server
             raise
-        return await self._first_byte(connection, message)
+        return await self._first_byte(connection, message, before_write)
 
     async def send(self, method: bytes, path: str, body: bytes = b"", headers: Headers = ()) -> Response:
         """Send a request; returns as soon as it is written, and never retries.
@@ -277,7 +284,14 @@ class ConnectionPool:
         connection.start(response, message)
         return response
 
-    async def _first_byte(self, connection: PooledConnection, message: list[bytes]) -> Response:
+    async def _first_byte(
+        self, connection: PooledConnection, message: list[bytes], before_write: Callable[[], None] | None
+    ) -> Response:
+        if before_write is not None:
+            with contextlib.ExitStack() as if_prevented:
+                if_prevented.callback(self.put_back, connection, reusable=True)
+                before_write()
+                if_prevented.pop_all()
         response = self._start(connection, message)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(response.close)

@@ -23,12 +23,14 @@ from headway.config import AutoTable, Config, KeepPromptsTable, ModelTable, Repl
 from headway.config.to_core import policy_of, prices_of, replica_of
 from headway.core.machine import Machine
 from headway.core.trust import TrustPolicy
-from headway.core.types import Offer, Replica, Tier, own_pools
+from headway.core.types import Offer, PoolPolicy, Replica, Tier, own_pools
+from headway.dispatch.base import Dispatch
+from headway.dispatch.local import LocalDispatch
+from headway.dispatch.record import EventLog
 from headway.engines.base import Engine
 from headway.engines.kinds import KINDS
 from headway.errors import SetupError
 from headway.gateway.billing import Billing
-from headway.gateway.events import EventLog
 from headway.gateway.held_bytes import HeldBytes
 from headway.gateway.prompts import Keeping, PromptFile
 from headway.gateway.serve import Gateway
@@ -46,22 +48,31 @@ log = logging.getLogger("headway")
 GC_THRESHOLDS = (700, 5, 1)
 
 
-def make_gateway(config: Config, record_to: Path | None = None, books: Books | None = None) -> Gateway:
+def policies_of(config: Config) -> tuple[dict[str, PoolPolicy], dict[str, Offer]]:
+    """The arguments of core's Machine."""
     pools, offers = own_pools({model.name: policy_of(model) for model in config.models if model.replicas_of is None})
     for model in config.models:
         if model.replicas_of is not None:
             offers[model.name] = Offer(model.replicas_of, policy_of(model).tiers)
+    return pools, offers
+
+
+def decide_here(config: Config, record_to: Path | None = None) -> LocalDispatch:
+    pools, offers = policies_of(config)
+    return LocalDispatch(Machine(pools, offers), EventLog(record_to, pools, offers) if record_to else None)
+
+
+def make_gateway(config: Config, dispatch: Dispatch, books: Books | None = None) -> Gateway:
     fleet: list[tuple[Replica, Engine]] = [
         (replica_of(model, replica, name=replica.url), engine_of(model, replica))
         for model in config.models
         for replica in model.replicas
     ]
     timing = Timing(config.gateway.probe_interval_s, config.gateway.stall_s, config.gateway.reader_stall_s)
-    record = EventLog(record_to, pools, offers) if record_to else None
     prices = {model.name: prices_of(model) for model in config.models}
     prompts = {model.name: PromptFile(keeping_of(model.keep_prompts)) for model in config.models if model.keep_prompts}
     held_bytes = HeldBytes(config.gateway.max_held_bytes_per_key, config.gateway.max_held_bytes)
-    return Gateway(Machine(pools, offers), fleet, timing, record, Billing(books, prices), prompts, held_bytes)
+    return Gateway(dispatch, fleet, timing, Billing(books, prices), prompts, held_bytes)
 
 
 def engine_of(model: ModelTable, replica: ReplicaTable) -> Engine:
@@ -78,13 +89,14 @@ def keeping_of(table: KeepPromptsTable) -> Keeping:
 
 def make_auto(config: Config, gateway: Gateway) -> Auto:
     settings = [gate_of(model, model.auto) for model in config.models if model.auto is not None]
+    record = gateway.dispatch.record if isinstance(gateway.dispatch, LocalDispatch) else None
     store = audit_store_of(config, gateway.books) if settings else None
     gates = {}
     for one in settings:
         audits: Audits = MemoryAudits()
         if store is not None:
             audits = StoredAudits(store, one.model, calibration_id(one.calibration))
-        gates[one.model] = LiveGate(one, audits, read_chat, gateway.metrics, gateway.record)
+        gates[one.model] = LiveGate(one, audits, read_chat, gateway.metrics, record)
     return Auto(gateway.handle, gates, gateway.price_of, gateway.metrics, store)
 
 
@@ -167,7 +179,7 @@ async def run_gateway(
 ) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code: 0 if every call was served to its end, else 1."""
     books = make_books(config)
-    gateway = make_gateway(config, record_to, books)
+    gateway = make_gateway(config, decide_here(config, record_to), books)
     auto = make_auto(config, gateway)
     responses = make_response_store(config, books)
     server = make_gateway_server(config, gateway, auto, responses)
@@ -202,7 +214,7 @@ async def run_gateway(
 async def running_gateway(config: Config, record_to: Path | None = None) -> AsyncIterator[tuple[Gateway, int]]:
     """Run a gateway on the current event loop. Yields the gateway and its port."""
     books = make_books(config)
-    gateway = make_gateway(config, record_to, books)
+    gateway = make_gateway(config, decide_here(config, record_to), books)
     auto = make_auto(config, gateway)
     responses = make_response_store(config, books)
     server = make_gateway_server(config, gateway, auto, responses)

@@ -118,6 +118,10 @@ class NoSeat(Refused):
         self.rate_limit = rate_limit
 
 
+class SeatVoid(Exception):
+    """The core that gave the call its seat may no longer decide: the call must not be sent to its engine."""
+
+
 GenerationTime = Callable[[Mapping[str, Any]], float | None]
 
 

@@ -54,8 +54,11 @@ ALLOWED = {
     # it: the engines, the load generator, and the calibration of the auto tier.
     "headway.http1": {"headway.errors"},
     "headway.engines": {"headway.core.types", "headway.errors", "headway.http1", "headway.wire"},
+    # Whoever decides for a gateway, in the same process or in another one.
+    "headway.dispatch": {"headway.core", "headway.errors", "headway.http1", "headway.ledger", "headway.supervise"},
     "headway.gateway": {
         "headway.core",
+        "headway.dispatch",
         "headway.engines",
         "headway.ledger",
         "headway.price",

@@ -117,6 +117,25 @@ async def test_a_connection_the_server_closed_meanwhile_is_replaced(serving: Ser
         assert server.connections == 3
 
 
+async def test_a_request_that_is_prevented_is_not_written_and_its_connection_is_kept(serving: Serving) -> None:
+    def prevent() -> None:
+        raise PermissionError
+
+    requests: list[bytes] = []
+
+    async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while request := await reader.readuntil(b"\r\n\r\n"):
+            requests.append(request)
+            writer.write(OK)
+
+    async with serving(listen) as (server, pool):
+        for _ in range(2):  # on a new connection, then on an idle one
+            with pytest.raises(PermissionError):
+                await pool.request(b"GET", "/", before_write=prevent)
+        assert await whole(pool) == b"hi"
+        assert (server.connections, len(requests)) == (1, 1)
+
+
 async def test_a_request_that_is_sent_once_is_not_retried(serving: Serving) -> None:
     """A server that closes its idle connection only when the next request is there: nobody can see it coming."""
 

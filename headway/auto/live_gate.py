@@ -61,7 +61,7 @@ ReadChat = Callable[[bytes, str], Request]
 
 
 class Record(Protocol):
-    """Writes what core was told and what it decided (gateway/events.py)."""
+    """Writes what core was told and what it decided (dispatch/record.py)."""
 
     def begin_trust(self, model: str, policy: TrustPolicy) -> None: ...
     def append_trust(self, model: str, now: float, event: TrustEvent, decisions: list[TrustDecision]) -> None: ...

@@ -31,6 +31,7 @@ from headway.config import (
     TierTable,
 )
 from headway.core.machine import Machine
+from headway.dispatch.policy_metrics import policy_metrics
 from headway.gateway.metrics import Metrics
 from headway.supervise import Supervisor
 
@@ -156,7 +157,7 @@ def _default(parameter: TyperOption | TyperArgument) -> str:
 def metrics_page() -> str:
     rows = [
         f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} | {family.documentation} |\n"
-        for family in Metrics(Machine({}, {}), {}, Supervisor()).registry.collect()
+        for family in Metrics(lambda: policy_metrics(Machine({}, {}), {}), Supervisor()).registry.collect()
     ]
     head = f"# Metrics\n\n{WRITTEN_BY}`GET /metrics`, in the Prometheus text format.\n\n"
     return head + HEAD.format("metric", "kind", "meaning") + "".join(sorted(rows))

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headway.gateway.events import replay as replay_record
+from headway.dispatch.record import replay as replay_record
 
 console = Console()
 errors = Console(stderr=True)

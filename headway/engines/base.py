@@ -57,10 +57,11 @@ class Engine(Protocol):
     def prepare(self, request: Request) -> EngineRequest:
         """Add what only this kind of engine understands, and decide whether to collect a whole answer from a stream."""
 
-    async def send(self, request: EngineRequest) -> Answer:
+    async def send(self, request: EngineRequest, before_write: Callable[[], None]) -> Answer:
         """Post the request; returns at the first byte of the answer's body, or at its end if it is empty.
 
-        Raises ConnectionFailed."""
+        `before_write` is called immediately before the request is written, and may raise to prevent that. Raises
+        ConnectionFailed."""
 
     def generation_s(self, answer: Mapping[str, Any]) -> float | None:
         """The engine's own time from the first token to the last of a whole answer; None if it does not report one."""

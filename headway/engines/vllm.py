@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -71,8 +71,8 @@ class VLLMEngine:
         headers = ((b"x-request-id", request.call.id.encode()),)
         return EngineRequest(request.path, headers, with_fields(request.body, added), collects)
 
-    async def send(self, request: EngineRequest) -> Answer:
-        return await self._pool.request(b"POST", request.path, request.body, request.headers)
+    async def send(self, request: EngineRequest, before_write: Callable[[], None]) -> Answer:
+        return await self._pool.request(b"POST", request.path, request.body, request.headers, before_write)
 
     def generation_s(self, answer: Mapping[str, Any]) -> float | None:
         """Needs an engine that was started with `--enable-per-request-metrics`."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from headway.core.machine import Machine
 from headway.core.types import MIN_TOKENS_FOR_PROMISE
 from headway.supervise import Supervisor
 from headway.wire import Receipt
@@ -20,8 +19,8 @@ TOKENS_PER_SECOND = (1, 2, 5, 10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 50
 
 
 class Metrics:
-    def __init__(self, machine: Machine, replicas: Mapping[str, str], supervisor: Supervisor) -> None:
-        """`replicas` maps each replica's name to its pool; it changes as replicas are added and removed."""
+    def __init__(self, of_policy: Callable[[], Iterable[Metric]], supervisor: Supervisor) -> None:
+        """`of_policy` reads the metrics of the policy (dispatch/base.py)."""
         self.registry = CollectorRegistry()
         self.calls = Counter("headway_calls", "Calls by outcome.", ("model", "tier", "outcome"), registry=self.registry)
         self.tokens = Counter("headway_tokens", "Tokens served.", ("model", "tier", "kind"), registry=self.registry)
@@ -78,7 +77,7 @@ class Metrics:
             registry=self.registry,
         )
         self._watch_process()
-        self.registry.register(_Seats(machine, replicas))
+        self.registry.register(_Policy(of_policy))
         self.registry.register(_Tasks(supervisor))
 
     def _watch_process(self) -> None:
@@ -115,36 +114,12 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Seats(Collector):
-    """Reads the machine when it is scraped."""
-
-    def __init__(self, machine: Machine, replicas: Mapping[str, str]) -> None:
-        self._machine = machine
-        self._replicas = replicas
+class _Policy(Collector):
+    def __init__(self, of_policy: Callable[[], Iterable[Metric]]) -> None:
+        self._of_policy = of_policy
 
     def collect(self) -> Iterator[Metric]:
-        aboard = GaugeMetricFamily("headway_aboard", "Streams aboard a replica.", labels=("model", "replica"))
-        is_open = GaugeMetricFamily(
-            "headway_replica_open", "1 while a replica takes calls.", labels=("model", "replica")
-        )
-        held = GaugeMetricFamily("headway_held", "Calls waiting for a seat.", labels=("model",))
-        seat_time = CounterMetricFamily(
-            "headway_seat_seconds",
-            "Replica time used by calls, by tier served; `reserve` is the time kept ready for express calls. The sum "
-            "is the busy time of all replicas, without calls still aboard.",
-            labels=("model", "tier"),
-        )
-        for name, pool_name in self._replicas.items():
-            pool = self._machine.pools[pool_name]
-            aboard.add_metric((pool_name, name), pool.aboard(name))
-            is_open.add_metric((pool_name, name), float(pool.is_open(name)))
-        for pool_name, pool in self._machine.pools.items():
-            held.add_metric((pool_name,), pool.waiting.held)
-            for model, by_tier in pool.seat_us.items():
-                for tier, seat_us in by_tier.items():
-                    seat_time.add_metric((model, tier), seat_us / 1e6)
-            seat_time.add_metric((pool_name, "reserve"), pool.reserve_us / 1e6)
-        return iter((aboard, is_open, held, seat_time))
+        return iter(self._of_policy())
 
 
 class _Tasks(Collector):

@@ -11,7 +11,7 @@ Core decides what these mean for calls; this module sends it the events.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from headway.core.types import Event, Replica, ReplicaChanged, ReplicaDraining, ReplicaRemoved
@@ -45,7 +45,7 @@ class Replicas:
         self._probe_interval_s = probe_interval_s
         self._stall_s = stall_s
         self._watched: dict[str, _Watched] = {}
-        self._is_started = False
+        self._probed: Mapping[str, bool] | None = {}  # with whether each was open; None: all of them
 
     def add(self, replica: Replica, engine: Engine) -> None:
         if replica.name in self._watched:
@@ -61,7 +61,7 @@ class Replicas:
         )
         self.pools[replica.name] = replica.pool
         watched = self._watched[replica.name] = _Watched(engine, prober)
-        if self._is_started:
+        if self._probed is None:
             self._start(watched)
 
     def change(self, replica: Replica) -> None:
@@ -108,10 +108,17 @@ class Replicas:
 
     # --- start and stop ---
 
-    def start(self) -> None:
-        self._is_started = True
-        for watched in self._watched.values():
-            self._start(watched)
+    def probe_only(self, replicas: Mapping[str, bool] | None) -> None:
+        """Probe these replicas and no others; each is given with whether it is open now. None: probe all of them."""
+        self._probed = replicas
+        for name, watched in self._watched.items():
+            if replicas is not None and name not in replicas:
+                if watched.task is not None:
+                    watched.task.cancel()
+                    watched.task = None
+            elif watched.task is None:
+                watched.prober.is_up = replicas is not None and replicas[name]
+                self._start(watched)
 
     def _start(self, watched: _Watched) -> None:
         watched.task = self._supervisor.start(f"prober {watched.engine.name}", watched.prober.run)

@@ -21,7 +21,7 @@ from rich.progress import Progress
 
 from headway.config import Config
 from headway.local.engine_process import free_port
-from headway.run import make_auto, make_gateway, make_gateway_server
+from headway.run import decide_here, make_auto, make_gateway, make_gateway_server
 from runs.measure.fetch import fetch
 from runs.measure.streams import CHAT_PATH, chat_request, scripted
 from runs.measure.verdict import Bar, Verdict, at_most, finish, none_of
@@ -125,7 +125,7 @@ async def measure(cycles: int, engine_port: int) -> Figures:
     config = Config.model_validate(
         {"gateway": {"port": 0}, "models": [{"name": MODEL, "replicas": [{"url": engine_url, "seats": SEATS}]}]}
     )
-    gateway = make_gateway(config)
+    gateway = make_gateway(config, decide_here(config))
     server = make_gateway_server(config, gateway, make_auto(config, gateway))
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server.on_listening = listening.set_result

@@ -27,7 +27,6 @@ from headway.auto.held_answer import HeldAnswer
 from headway.auto.live_gate import GateSettings, LiveGate
 from headway.auto.requests import CallRungs
 from headway.auto.serve import Auto
-from headway.core.machine import Machine
 from headway.core.trust import (
     AuditRecalled,
     LimitPolicy,
@@ -91,7 +90,7 @@ async def handle(request: Request, client: Client) -> Receipt:
 
 
 class Told:
-    """A record of core (gateway/events.py) that remembers which calls are audited and prints verdicts."""
+    """A record of core (dispatch/record.py) that remembers which calls are audited and prints verdicts."""
 
     def __init__(self) -> None:
         self.audits: dict[str, int] = {}  # number of the audit, by call
@@ -119,7 +118,7 @@ async def serve(database: Path, first_call: int, calls: int) -> None:
     calibration = GateCalibration("m-spark", "m", "", gate_fit, [], temperatures=[1.0], tools=[tool])
     settings = GateSettings(MODEL, calibration, POLICY, database.with_name("closed"), "standard")
     store, told = AuditStore(lambda: SQLiteStore(database), GATEWAY, SECRET), Told()
-    metrics = Metrics(Machine({}, {}), {}, Supervisor())
+    metrics = Metrics(lambda: (), Supervisor())
     gate = LiveGate(settings, StoredAudits(store, MODEL, CALIBRATION), read_chat, metrics, told)
     auto = Auto(handle, {MODEL: gate}, lambda *_: None, metrics, store)
     auto.start(Supervisor())

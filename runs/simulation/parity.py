@@ -14,7 +14,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from headway.gateway.events import replay
+from headway.dispatch.record import replay
 from headway.local.engine_process import free_port
 from runs.measure.streams import call, chat_request, gateway, scripted
 from runs.measure.verdict import Bar, Verdict, at_least, finish

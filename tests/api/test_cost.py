@@ -27,7 +27,7 @@ import uvloop
 from headway.api import check_time
 from headway.config import Config
 from headway.core.rate_limit import TokenLimit
-from headway.run import make_auto, make_gateway, make_gateway_server
+from headway.run import decide_here, make_auto, make_gateway, make_gateway_server
 from tests.image_files import data_url, png
 
 KEY = b"hw-right"
@@ -79,7 +79,7 @@ def door() -> Iterator[Door]:
         listening.set()
 
     async def serve() -> None:
-        gateway = make_gateway(config, None, None)
+        gateway = make_gateway(config, decide_here(config))
         server = make_gateway_server(config, gateway, make_auto(config, gateway))
         server.on_listening = on_listening
         stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, server.stop))

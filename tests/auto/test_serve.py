@@ -27,12 +27,11 @@ from headway.auto.requests import CallRungs
 from headway.auto.risk import Judged, limit_of
 from headway.auto.serve import Auto
 from headway.config import AutoTable, Config, ModelTable, ReplicaTable
-from headway.core.machine import Machine
 from headway.core.trust import NEVER, AuditRecalled, TrustPolicy
+from headway.dispatch.record import EventLog, replay
 from headway.engines.scripted import Script, running
 from headway.errors import EngineAnswered, Refused
 from headway.gateway.billing import make_receipt
-from headway.gateway.events import EventLog, replay
 from headway.gateway.metrics import Metrics
 from headway.ledger.audits import AuditStore
 from headway.ledger.bill import make_bill
@@ -169,7 +168,7 @@ def live_gate(
 
 
 def metrics() -> Metrics:
-    return Metrics(Machine({}, {}), {}, Supervisor())
+    return Metrics(lambda: (), Supervisor())
 
 
 def auto_of(engines: Engines, gate: LiveGate, seed: int = 0) -> Auto:

@@ -9,7 +9,7 @@ import pytest
 from headway.config import load
 from headway.config.to_core import replica_of
 from headway.errors import SetupError
-from headway.run import make_gateway
+from headway.run import decide_here, make_gateway
 
 GOOD = """\
 [gateway]
@@ -144,7 +144,7 @@ def test_models_can_share_replicas(tmp_path: Path) -> None:
     path.write_text(GOOD + '\n[[models]]\nname = "adapter"\nreplicas_of = "small"\n')
     config = load(path)
     assert config.models[2].replicas == []
-    gateway = make_gateway(config)
+    gateway = make_gateway(config, decide_here(config))
     assert list(gateway.machine.pools) == ["small", "large"]
     assert gateway.machine.pool_of("adapter") is gateway.machine.pools["small"]
 

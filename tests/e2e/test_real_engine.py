@@ -19,8 +19,8 @@ import openai
 import pytest
 from anthropic.types import TextBlock
 
+from headway.dispatch.record import replay
 from headway.engines.vllm import read_kv_tokens
-from headway.gateway.events import replay
 from headway.local.engine_env import MODEL_NAME as MODEL
 from headway.local.engine_process import EngineProcess
 from tests.e2e.conftest import STALL_S, GatewayProcess, get, running_on, start_gateway, wait_until

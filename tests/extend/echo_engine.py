@@ -21,7 +21,8 @@ class EchoEngine:
     def prepare(self, request: Request) -> EngineRequest:
         return EngineRequest(request.path, (), request.body)
 
-    async def send(self, request: EngineRequest) -> EchoAnswer:
+    async def send(self, request: EngineRequest, before_write: Callable[[], None]) -> EchoAnswer:
+        before_write()
         words = str(msgspec.json.decode(request.body)["prompt"]).split()
         usage = {"prompt_tokens": len(words), "completion_tokens": len(words)}
         return EchoAnswer(msgspec.json.encode({"choices": [{"index": 0, "text": " ".join(words)}], "usage": usage}))

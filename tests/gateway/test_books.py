@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -255,7 +255,7 @@ async def test_an_answer_does_not_wait_for_a_core_that_is_late(tmp_path: Path) -
         assert whole.usage.headway["seat_seconds"] is None  # type: ignore[union-attr]
         await at.here.until_empty()
         [settled] = late
-        gateway._do(settled, 0.0)
+        gateway.do(settled)
         async with asyncio.timeout(10):
             while not (booked := [entry for entry in at.store.entries() if entry.kind == "seated"]):
                 await asyncio.sleep(0.05)
@@ -474,12 +474,12 @@ async def test_tenants_do_not_share_an_engines_cache_and_no_secret_is_written_an
     caplog.set_level(logging.DEBUG)
     bodies: list[bytes] = []
     async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
-        pool: Any = at.here.gateway._replicas.engine(engine.url)
+        pool: Any = at.here.gateway.replicas.engine(engine.url)
         real_send = pool.send
 
-        async def send(request: EngineRequest) -> Any:
+        async def send(request: EngineRequest, before_write: Callable[[], None]) -> Any:
             bodies.append(request.body)
-            return await real_send(request)
+            return await real_send(request, before_write)
 
         pool.send = send
         other = "hw-another-key"

@@ -12,8 +12,8 @@ import openai
 import pytest
 from anthropic.types import TextBlock
 
+from headway.dispatch.record import replay
 from headway.engines.scripted import Faults, Script, running
-from headway.gateway.events import replay
 from tests.running import MODEL, config_for, post, raw_server, running_gateway
 
 pytestmark = pytest.mark.anyio
@@ -296,3 +296,23 @@ async def test_metrics_count_what_was_served() -> None:
         assert 'headway_tokens_total{kind="output",model="scripted",tier="standard"} 60.0' in page
         assert 'headway_output_tokens_per_second_count{model="scripted",tier="standard"} 3.0' in page
         assert f'headway_replica_open{{model="scripted",replica="{engine.url}"}} 1.0' in page
+
+
+async def test_a_seat_that_has_become_void_is_not_used_and_the_call_gets_another() -> None:
+    """As when the core that granted it may no longer decide."""
+    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+        dispatch, asked = here.gateway.dispatch, 0
+        seen = len(engine.record()["requests"])
+
+        def may_send(epoch: int) -> bool:
+            nonlocal asked
+            asked += 1
+            return epoch == 0 and asked > 2
+
+        dispatch.may_send = may_send  # type: ignore[method-assign]
+        whole = await here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=5)
+        assert whole.usage is not None
+        assert (whole.usage.completion_tokens, asked) == (5, 3)
+        assert len(engine.record()["requests"]) == seen + 1
+        await here.until_empty()
+        assert here.gateway.machine.pools[MODEL].aboard(engine.url) == 0

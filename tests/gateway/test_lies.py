@@ -73,7 +73,7 @@ async def gateway_before(
                     suspects.append(event.name)
                 tell(event)
 
-            here.gateway.tell = note  # type: ignore[method-assign]
+            here.gateway.tell = note
             yield here
 
 

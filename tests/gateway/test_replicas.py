@@ -37,19 +37,19 @@ async def test_a_replica_that_is_added_takes_calls_once_it_is_up() -> None:
     async with running(SLOW) as first, running(SLOW) as second, running_gateway(config_for([first], seats=2)) as here:
         busy = calls(here, 6)
         await until_running(first, 2)
-        here.gateway.add_replica(*described(second, seats=4))
+        here.gateway.replicas.add(*described(second, seats=4))
         await until_running(second, 4)  # those that waited
         await asyncio.gather(*busy)
         with pytest.raises(ValueError, match="already"):
-            here.gateway.add_replica(*described(second))
+            here.gateway.replicas.add(*described(second))
 
 
 async def test_fewer_seats_take_effect_and_more_too() -> None:
     async with running(SLOW) as engine, running_gateway(config_for([engine], seats=4)) as here:
-        here.gateway.change_replica(Replica(engine.url, MODEL, 1))
+        here.gateway.replicas.change(Replica(engine.url, MODEL, 1))
         await asyncio.gather(*calls(here, 6))
         assert engine.record()["highest_running"] == 1
-        here.gateway.change_replica(Replica(engine.url, MODEL, 3))
+        here.gateway.replicas.change(Replica(engine.url, MODEL, 3))
         await asyncio.gather(*calls(here, 9))
         assert engine.record()["highest_running"] == 3
 
@@ -59,12 +59,12 @@ async def test_a_draining_replica_keeps_its_streams_and_takes_no_others() -> Non
         staying = calls(here, 8, tokens=50)
         await until_running(a, 4)
         await until_running(b, 4)
-        here.gateway.drain_replica(a.url)
+        here.gateway.replicas.drain(a.url)
         await asyncio.gather(*staying, *calls(here, 12, tokens=5))
         finished = a.record()["finished"]
         await asyncio.gather(*calls(here, 12, tokens=5))
         assert a.record()["finished"] == finished  # also when it is idle again
-        await here.gateway.remove_replica(a.url)
+        await here.gateway.replicas.remove(a.url)
         assert a.url not in here.gateway.metrics.page().decode()
         await asyncio.gather(*calls(here, 4, tokens=5))
 
@@ -73,7 +73,7 @@ async def test_streams_aboard_a_replica_that_is_removed_are_cut() -> None:
     async with running(SLOW) as engine, running_gateway(config_for([engine])) as here:
         stream = await here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=500, stream=True)
         await anext(aiter(stream))
-        await here.gateway.remove_replica(engine.url)
+        await here.gateway.replicas.remove(engine.url)
         with pytest.raises(openai.APIError):
             [chunk async for chunk in stream]
         with pytest.raises(openai.APIStatusError) as refused:
@@ -91,10 +91,10 @@ async def test_clients_are_told_the_longest_context_that_all_replicas_have() -> 
 
     async with running(long) as first, running(short) as second, running_gateway(config_for([first])) as here:
         assert await shown(here) == [4_096, 4_096]
-        here.gateway.add_replica(*described(second))
+        here.gateway.replicas.add(*described(second))
         await here.until_up(2)
         assert await shown(here) == [2_048, 2_048]
-        await here.gateway.remove_replica(second.url)
+        await here.gateway.replicas.remove(second.url)
         assert await shown(here) == [4_096, 4_096]
-        await here.gateway.remove_replica(first.url)
+        await here.gateway.replicas.remove(first.url)
         assert await shown(here) == [None, None]

@@ -1,0 +1,71 @@
+"""Core in the gateway's own process: one process decides for itself. The default."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client.core import Metric
+
+from headway.core.machine import Machine
+from headway.core.types import TICK_S, Action, Event, Ticked
+from headway.dispatch.base import Driver
+from headway.dispatch.policy_metrics import policy_metrics
+from headway.dispatch.record import EventLog
+from headway.supervise import Supervisor
+
+
+class LocalDispatch:
+    def __init__(
+        self, machine: Machine, record: EventLog | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.machine = machine
+        self.record = record
+        self._clock = clock
+        self._do: Callable[[Action], None] = _nobody
+        self._ticking: asyncio.Task[None] | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        return any(pool.open_replicas for pool in self.machine.pools.values())
+
+    @property
+    def epoch(self) -> int:
+        return 0
+
+    def may_send(self, epoch: int) -> bool:
+        return epoch == self.epoch
+
+    def tell(self, event: Event) -> None:
+        now = self._clock()
+        actions = self.machine.step(event, now)
+        if self.record is not None:
+            self.record.append(now, event, actions)
+        for action in actions:
+            self._do(action)
+
+    def metrics(self, replicas: Mapping[str, str]) -> Iterable[Metric]:
+        return policy_metrics(self.machine, replicas)
+
+    def start(self, driver: Driver, supervisor: Supervisor) -> None:
+        self._do = driver.do
+        driver.probe_only(None)
+        self._ticking = supervisor.start("tick", self._tick, matters=True)
+
+    async def _tick(self) -> None:
+        """Let core adapt the reserve to the demand for express calls while there are no other events."""
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tell(Ticked())
+
+    async def stop(self) -> None:
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.gather(self._ticking, return_exceptions=True)
+        if self.record is not None:
+            self.record.close()
+
+
+def _nobody(action: Action) -> None:
+    raise RuntimeError(f"{action}: the gateway has not been started")

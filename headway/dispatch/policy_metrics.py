@@ -1,0 +1,33 @@
+"""The metrics of the policy, read from core when they are scraped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from headway.core.machine import Machine
+
+
+def policy_metrics(machine: Machine, replicas: Mapping[str, str]) -> Iterable[Metric]:
+    """`replicas` maps each replica to its pool; also those that are down."""
+    aboard = GaugeMetricFamily("headway_aboard", "Streams aboard a replica.", labels=("model", "replica"))
+    is_open = GaugeMetricFamily("headway_replica_open", "1 while a replica takes calls.", labels=("model", "replica"))
+    held = GaugeMetricFamily("headway_held", "Calls waiting for a seat.", labels=("model",))
+    seat_time = CounterMetricFamily(
+        "headway_seat_seconds",
+        "Replica time used by calls, by tier served; `reserve` is the time kept ready for express calls. The sum "
+        "is the busy time of all replicas, without calls still aboard.",
+        labels=("model", "tier"),
+    )
+    for name, pool_name in replicas.items():
+        pool = machine.pools[pool_name]
+        aboard.add_metric((pool_name, name), pool.aboard(name))
+        is_open.add_metric((pool_name, name), float(pool.is_open(name)))
+    for pool_name, pool in machine.pools.items():
+        held.add_metric((pool_name,), pool.waiting.held)
+        for model, by_tier in pool.seat_us.items():
+            for tier, seat_us in by_tier.items():
+                seat_time.add_metric((model, tier), seat_us / 1e6)
+        seat_time.add_metric((pool_name, "reserve"), pool.reserve_us / 1e6)
+    return aboard, is_open, held, seat_time

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from runs.clients.scenarios import Scenario, says
@@ -35,6 +36,7 @@ class Block:
         return [str(environment / "bin" / "python") if self.language == "python" else "node", str(folder / name)]
 
 
+@cache
 def read_blocks() -> dict[str, Block]:
     """By client."""
     return {name: Block(language, text) for language, name, text in BLOCK.findall(PAGE.read_text(encoding="utf-8"))}

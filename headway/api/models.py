@@ -23,9 +23,8 @@ from headway.ledger.keys import Key
 
 MAX_NAME_CHARS = 256
 ModelRow = dict[str, Any]
-MaxModelLens = Callable[
-    [], Mapping[str, int]
-]  # what the engines report, by the name of the model whose replicas they are
+# What the engines report, by the name of the model whose replicas they are.
+MaxModelLens = Callable[[], Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from headway.ledger.sqlite import SQLiteStore
 from headway.local.engine_env import MODEL_NAME
 from headway.local.engine_process import free_port
 from runs.measure.engines import two_smollm2
-from runs.measure.streams import call, chat_request, gateway, process
+from runs.measure.streams import call, chat_request, gateway, process, resident_kib
 from runs.measure.verdict import Verdict, at_least, at_most, finish
 
 console = Console(width=110)
@@ -216,11 +216,6 @@ class Idle:
     kib_each: float
     kept_before: float  # shares of floors
     kept_beside: float
-
-
-def resident_kib(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
 
 
 async def floors_kept(url: str, model: str) -> float:

@@ -37,7 +37,7 @@ from headway.local.engine_process import free_port
 from headway.run import running_gateway
 from runs.hostile.clients import HONEST, HOSTILE, Clients, Tally
 from runs.hostile.engine import hostile_engine
-from runs.measure.streams import process, scripted
+from runs.measure.streams import process, resident_kib, scripted
 
 OWNER, TENANTS = "hw-owner", ("hw-tenant-1", "hw-tenant-2")
 SEATS = 64
@@ -222,8 +222,7 @@ class GatewayProcess:
         return True
 
     def memory_mb(self) -> float:
-        [line] = [line for line in Path(f"/proc/{self.pid}/status").read_text().splitlines() if line[:6] == "VmRSS:"]
-        return int(line.split()[1]) / 1024
+        return resident_kib(self.pid) / 1024
 
     def sockets(self, ports: set[int]) -> int:
         """Its open connections to or from any of these ports."""

@@ -22,7 +22,7 @@ from headway.ledger.opening import open_store
 from headway.ledger.verify import verify
 from headway.local.engine_process import free_port
 from runs.ledger.own_postgres import OwnPostgres
-from runs.measure.streams import call, chat_request, gateway, scripted
+from runs.measure.streams import call, chat_request, gateway, resident_kib, scripted
 from runs.measure.verdict import Verdict, at_most, finish, none_of
 
 console = Console(width=120)
@@ -32,13 +32,6 @@ WARM_UP_CALLS, BETWEEN_CALLS = 750, 200  # at 25 a second: half a minute, and 8 
 GIVE_UP_S = 120.0  # time limit for shipping all entries
 MOST_GROWTH = 0.05
 PRICE = "[models.price]\ninput = 1.0\noutput = 10.0\n"
-
-
-def resident_mb(pid: int) -> float:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return int(line.split()[1]) / 1024
-    raise SystemExit("the gateway is gone")
 
 
 @dataclass(frozen=True)
@@ -131,7 +124,7 @@ async def one_outage(database: OwnPostgres, spool: Path, pid: int, away_s: float
     await asyncio.to_thread(database.start)
     caught_up_s = await until_shipped(database.url, answers, 3 * CALLS_PER_S)
     await until_served(answers, BETWEEN_CALLS)
-    return Outage(spooled_kb, caught_up_s, resident_mb(pid))
+    return Outage(spooled_kb, caught_up_s, resident_kib(pid) / 1024)
 
 
 async def measure(outages: int, away_s: float, database: OwnPostgres, folder: Path) -> Figures:
@@ -153,7 +146,7 @@ async def measure(outages: int, away_s: float, database: OwnPostgres, folder: Pa
         )
         loading = asyncio.create_task(load(f"http://127.0.0.1:{port}", answers, stop))
         await until_served(answers, WARM_UP_CALLS)
-        before_mb = resident_mb(pid)
+        before_mb = resident_kib(pid) / 1024
         for number in range(outages):
             found.append(await one_outage(database, spool, pid, away_s, answers))
             grown = found[-1].memory_mb / before_mb - 1

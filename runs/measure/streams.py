@@ -137,6 +137,14 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | 2)  # the process' CPU clock id, as clock_getcpuclockid(3) computes it
 
 
+def resident_kib(pid: int) -> int:
+    """Memory of the process that is in RAM."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    raise ProcessLookupError(f"process {pid} has ended")  # nobody has waited for it yet
+
+
 @contextmanager
 def scripted(port: int, *, model: str, first_token_ms: float, step_ms: str, seats: int) -> Iterator[int]:
     command = [sys.executable, "-m", "headway", "mock-engine", "--port", str(port), "--model", model]

@@ -164,6 +164,7 @@ def make_gateway_server(config: Config, gateway: Gateway, auto: Auto, responses:
         usage_page=books.usage.page if books is not None else None,
         response_store=responses,
     )
+    gateway.metrics.sockets.read_counts = app.sockets.counts
     return make_server(
         app,
         host=config.gateway.host,

@@ -112,7 +112,7 @@ class App:
         self._faults = FaultLog()
         self._check_time = CheckTime()
         self._responses = StoredResponses(response_store, self._max_body_bytes)
-        self._sockets = Sockets(
+        self.sockets = Sockets(
             config, self._read_message, self._handle, self._responses, self._keys, self._check_time, self._faults
         )
         self.routes = RouteTable[DialectRoute | PageRoute | SocketRoute]()
@@ -156,7 +156,7 @@ class App:
                     page = route.page({**params, "query": scope["query_string"].decode("latin-1")}, key)
                     await client.send_page(*(page if isinstance(page, tuple) else await page), headers=[])
                 elif isinstance(route, SocketRoute):
-                    await self._sockets.serve(connection, scope, headers, client.headers)
+                    await self.sockets.serve(connection, scope, headers, client.headers)
                 else:
                     request, ignored, key = await self._receive(route, receive, headers, params, call_id)
                     if ignored:

@@ -68,6 +68,7 @@ class Sockets:
         faults: FaultLog,
     ) -> None:
         self.read, self.handle, self.stored = read, handle, stored
+        self.calls = 0  # that all sockets have passed on
         self.max_bytes = config.gateway.max_body_bytes
         self.stall_s = config.gateway.reader_stall_s
         self.memory = SocketMemory(config.responses.max_socket_memory_bytes)
@@ -106,6 +107,10 @@ class Sockets:
             self._by_tenant[tenant] -= 1
             if not self._by_tenant[tenant]:
                 del self._by_tenant[tenant]
+
+    def counts(self) -> tuple[int, int]:
+        """Open sockets, and the calls that came over all sockets so far."""
+        return len(self._open), self.calls
 
     def _check(self) -> None:
         now = clock()
@@ -260,6 +265,7 @@ class ResponsesSocket:
                 if asked.warms_up:
                     self._warm_up(request, client)
                 else:
+                    self._sockets.calls += 1
                     await self._sockets.handle(request, self._client_of(request, client, key))
         except HeadwayError as error:
             self._fail(client, error, request, continued)

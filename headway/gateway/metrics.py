@@ -92,6 +92,8 @@ class Metrics:
             "Lines of the spool that could not be read and were set aside in its folder `bad`.",
             registry=self.registry,
         )
+        self.sockets = _Sockets()
+        self.registry.register(self.sockets)
         self._tasks = Gauge("headway_tasks", "Tasks of the gateway's event loop.", registry=self.registry)
 
     def count(self, model: str, receipt: Receipt, *, held_s: float | None, first_token_s: float | None) -> None:
@@ -135,3 +137,16 @@ class _Tasks(Collector):
         for name, count in self._supervisor.restarts().items():
             restarts.add_metric((name,), count)
         return iter((restarts,))
+
+
+class _Sockets(Collector):
+    """Reads the WebSockets when it is scraped."""
+
+    def __init__(self) -> None:
+        # Open sockets, and the calls that came over all of them. The app, which has the sockets, is made later.
+        self.read_counts: Callable[[], tuple[int, int]] = lambda: (0, 0)
+
+    def collect(self) -> Iterator[Metric]:
+        open_sockets, calls = self.read_counts()
+        yield GaugeMetricFamily("headway_sockets", "Open WebSockets.", value=open_sockets)
+        yield CounterMetricFamily("headway_socket_calls", "Calls that came over a WebSocket.", value=calls)

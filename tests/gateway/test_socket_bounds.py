@@ -152,6 +152,21 @@ async def test_sockets_are_bounded_by_key_and_in_all(tmp_path: Path) -> None:
 # --- clients that vanish, or do not read -----------------------------------------------------------------------------
 
 
+async def test_open_sockets_and_their_calls_are_counted() -> None:
+    async with running(SCRIPT) as engine, running_gateway(config_for([engine])) as here:
+        async with opened(here) as socket, opened(here):
+            await socket.ask(input="hi", max_output_tokens=2)
+            await socket.ask(input="hi", generate=False)  # a warm-up is no call
+            page = here.gateway.metrics.page()
+            assert b"\nheadway_sockets 2.0\n" in page
+            assert b"\nheadway_socket_calls_total 1.0\n" in page
+        await here.openai.responses.create(model=MODEL, input="hi", max_output_tokens=2)
+        async with asyncio.timeout(20):
+            while b"\nheadway_sockets 0.0\n" not in (page := here.gateway.metrics.page()):
+                await asyncio.sleep(0.01)
+        assert b"\nheadway_socket_calls_total 1.0\n" in page
+
+
 async def test_a_client_that_vanishes_frees_its_seats_and_pays_for_what_it_got(tmp_path: Path) -> None:
     async with running(SLOW) as engine, desk(tmp_path, [engine]) as at:
         async with raw(at.here, b"x-api-key: " + SECRET.encode()) as (reader, writer):

@@ -208,14 +208,14 @@ class App:
 
     async def _read_message(
         self, body: bytes, headers: Headers, call_id: str, remembered: Remembered
-    ) -> tuple[Request, Key | None]:
+    ) -> tuple[Request, tuple[str, ...], Key | None]:
         """The same for a message of a WebSocket, with the headers of its handshake."""
         key = self._keys.check(headers)
         self._check_time.admit(key.id if key is not None else "")
         route = DialectRoute(responses, READ_MESSAGE)
-        request, _ = await self._prepare(route, body, headers, NO_PARAMS, call_id, key, remembered)
+        request, ignored = await self._prepare(route, body, headers, NO_PARAMS, call_id, key, remembered)
         assert isinstance(request, Request), "auto models are refused"
-        return request, key
+        return request, ignored, key
 
     async def _prepare(
         self,

@@ -48,7 +48,7 @@ MAX_WAITING = 64  # messages; together they have the size of one at most
 CHECK_S = 5.0  # how often all sockets are checked
 MAX_REST_S = 5.0  # for which a socket is not read whose key has used up its time
 
-ReadMessage = Callable[[bytes, Headers, str, Remembered], Awaitable[tuple[Request, Key | None]]]
+ReadMessage = Callable[[bytes, Headers, str, Remembered], Awaitable[tuple[Request, tuple[str, ...], Key | None]]]
 HandleCall = Callable[[Request, Client], Awaitable[Receipt]]
 _read_any = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -258,7 +258,7 @@ class ResponsesSocket:
         try:
             with self._sockets.faults.as_errors(call_id):
                 body, asked.body = asked.body, b""  # a call that waits has its request for the engine
-                request, key = await self._sockets.read(body, self._headers, call_id, find)
+                request, client.ignored, key = await self._sockets.read(body, self._headers, call_id, find)
                 del body
                 if continued is not None:  # the engine that served it has its prefix, whatever the speed is now
                     request = replace(request, call=replace(request.call, affinity=continued.affinity))
@@ -318,19 +318,22 @@ class ResponsesSocket:
         if request is not None and client.started:
             client.write(responses.error_event(error, request.call.id, request.form))
         else:
-            self._send_error(error, client.stream, request)
+            self._send_error(error, client.stream, request, client.ignored)
         if isinstance(error, Unauthorized):
             self._leave(CloseCode.POLICY_VIOLATION, "The key is not valid any more.")
 
-    def _send_error(self, error: HeadwayError, stream: str, request: Request | None = None) -> None:
+    def _send_error(
+        self, error: HeadwayError, stream: str, request: Request | None = None, ignored: tuple[str, ...] = ()
+    ) -> None:
         """In the form of OpenAI's socket. The headers are those that the error has on HTTP."""
-        headers = retry_headers(error, request.call if request is not None else None, responses.limit_headers)
+        found = retry_headers(error, request.call if request is not None else None, responses.limit_headers)
+        headers = {name.decode(): value.decode() for name, value in found} | _told(ignored)
         told: dict[str, Any] = _read_any(responses.error_body(error, ""))["error"]
         event: dict[str, Any] = {"type": "error", "status": responses.error_status(error)}
         if stream:
             event["stream_id"] = stream
         if headers:  # the SDK looks in the error, Codex beside it
-            told["headers"] = event["headers"] = {name.decode(): value.decode() for name, value in headers}
+            told["headers"] = event["headers"] = headers
         self.web.send(_encode({**event, "error": told}))
 
 
@@ -340,6 +343,7 @@ class SocketClient:
     def __init__(self, web: WebSocket, stream: str) -> None:
         self.started = False
         self.stream = stream
+        self.ignored: tuple[str, ...] = ()  # fields of the request
         self._web = web
         self._end = b',"stream_id":"%b"}' % stream.encode() if stream else b""
 
@@ -355,8 +359,11 @@ class SocketClient:
                 self.send(payload)
 
     def send(self, payload: bytes) -> None:
+        end = self._end
+        if self.ignored and not self.started:  # the first event of an answer is what has headers on HTTP
+            end = b',"headers":%b%b' % (_encode(_told(self.ignored)), end or b"}")
         self.started = True
-        self._web.send(payload[:-1] + self._end if self._end else payload)
+        self._web.send(payload[:-1] + end if end else payload)
 
     def on_backpressure(self, pause: Callable[[], None], resume: Callable[[], None]) -> None:
         self._web.watch(self, pause, resume)
@@ -366,3 +373,8 @@ class SocketClient:
 
     def abandon(self) -> None:
         self._web.abort()
+
+
+def _told(ignored: tuple[str, ...]) -> dict[str, str]:
+    """The header that names fields which are ignored, as on HTTP."""
+    return {"headway-ignored": ", ".join(ignored)} if ignored else {}

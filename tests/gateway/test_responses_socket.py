@@ -179,6 +179,28 @@ async def test_a_warm_up_generates_nothing_and_can_be_continued() -> None:
         await here.until_empty()
 
 
+async def test_ignored_fields_are_named_once_for_each_answer(tmp_path: Path) -> None:
+    """In the first event or in the error, as in a header on HTTP."""
+    path = tmp_path / "answers.toml"
+    path.write_text('[[answers]]\nwhen = { user_contains = "fail" }\nerror = { status = 400, message = "No." }\n')
+    hints: dict[str, Any] = {"tools": [{"type": "web_search"}], "made_up": 1}
+    named = {"headway-ignored": "made_up, web_search"}
+    async with (
+        running(SCRIPT, answers=read_answers(path)) as engine,
+        running_gateway(config_for([engine])) as here,
+        opened(here) as socket,
+    ):
+        for more in ({}, {"stream_id": "a"}, {"generate": False}, {"input": "fail"}):
+            await socket.send(**{"input": "hi", "max_output_tokens": 3} | hints | more)
+            events = [await socket.receive()]
+            while events[-1]["type"] not in ENDS:
+                events.append(await socket.receive())
+            assert [event.get("headers") for event in events] == [named, *[None] * (len(events) - 1)]
+            assert {event.get("stream_id") for event in events} == {more.get("stream_id")}
+        assert events[0]["type"] == "error"
+        assert "headers" not in await socket.ask(input="fail")
+
+
 async def test_no_key_continues_what_another_one_began(tmp_path: Path) -> None:
     async with (
         running(SCRIPT) as engine,

@@ -43,6 +43,7 @@ class Client:
     settings: dict[str, str] = field(default_factory=dict)  # of its environment
     files: dict[str, str] = field(default_factory=dict)  # by path, written before it starts
     program: str = ""  # that it needs beside its packages
+    on_socket: tuple[str, ...] = ()  # scenarios in which every call must come over the WebSocket; in others none
     timeout_s: float = 120.0
 
     @property
@@ -68,13 +69,16 @@ OPENCODE = {
 }
 CODEX = f"""
 model = "{MODEL}"
-model_provider = "headway"
-
-[model_providers.headway]
+model_provider = "headway-$scenario"
+"""
+for way, on_socket in (("HTTP", "false"), ("WebSocket", "true")):
+    CODEX += f"""
+[model_providers.headway-{way}]
 name = "Headway"
 base_url = "$url/v1"
 env_key = "HEADWAY_KEY"
 wire_api = "responses"
+supports_websockets = {on_socket}
 """
 CODEX_PATCH = f"*** Begin Patch\n*** Add File: {OUT}\n+{WRITTEN}\n*** End Patch"
 PI = {
@@ -85,6 +89,10 @@ PI = {
 }
 
 
+CODEX_FILES = (
+    calls("exec_command", cmd=f"cat {NOTES}"),
+    calls("exec_command", cmd=f"apply_patch <<'END'\n{CODEX_PATCH}\nEND"),
+)
 PI_FILES = (calls("read", path=f"$work/{NOTES}"), calls("write", path=f"$work/{OUT}", content=WRITTEN))
 
 CLIENTS = (
@@ -127,12 +135,7 @@ CLIENTS = (
         "codex",
         "npm",
         ("@openai/codex@0.169.0",),
-        (
-            file_loop(
-                calls("exec_command", cmd=f"cat {NOTES}"),
-                calls("exec_command", cmd=f"apply_patch <<'END'\n{CODEX_PATCH}\nEND"),
-            ),
-        ),
+        (file_loop(*CODEX_FILES, "HTTP"), file_loop(*CODEX_FILES, "WebSocket")),
         # It asks before it works in a folder without git. Its sandbox needs rights that containers may lack; the
         # commands are those above.
         command=(
@@ -145,6 +148,7 @@ CLIENTS = (
         ),
         settings={"HEADWAY_KEY": "$key"},
         files={"$home/.codex/config.toml": CODEX},
+        on_socket=("WebSocket", "pasted"),
     ),
     Client(
         "openai-node",

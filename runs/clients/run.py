@@ -1,7 +1,8 @@
 """Drives real clients, unchanged, through a gateway on an engine that answers as programmed. See runs/clients.sh.
 
 A row passes if the client ends with 0 in time, prints the word that only the last programmed answer has, has written
-what it was told to write, and the engine has seen as many calls as the loop has turns.
+what it was told to write, and the engine has seen as many calls as the loop has turns. The gateway must have counted
+all of them as calls over its WebSocket if that is what the row is about, else none.
 """
 
 from __future__ import annotations
@@ -89,11 +90,14 @@ class Attempt:
             environment = ensure_client(self.client)
         except NotInstalled as reason:
             return self._row("not installed", detail=str(reason))
-        before = service.count_calls()
+        before, before_on_socket = service.count_calls(), service.count_socket_calls()
         problem = self._drive(service, environment)
-        calls = service.count_calls() - before
+        calls, on_socket = service.count_calls() - before, service.count_socket_calls() - before_on_socket
         if not problem and calls < len(self.scenario.answers):
             problem = f"{calls} calls reached the engine, {len(self.scenario.answers)} are needed"
+        wanted = calls if self.scenario.name in self.client.on_socket else 0
+        if not problem and on_socket != wanted:
+            problem = f"{on_socket} of {calls} calls came over the WebSocket, {wanted} must"
         return self._row("failed" if problem else "passed", calls, problem)
 
     def _row(self, outcome: Literal["passed", "failed", "not installed"], calls: int = 0, detail: str = "") -> Row:

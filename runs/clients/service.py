@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from headway.engines.vllm import read_metrics
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
 from headway.local.engine_process import free_port
@@ -21,12 +22,14 @@ from runs.measure.fetch import fetch
 from runs.measure.streams import process
 from runs.measure.witness import PROBE_ID_LENGTH, Record
 
+OWNER_KEY = "hw-owner"  # for the metrics
 MAX_MODEL_LEN = 200_000  # coding agents ask for long answers
 # Claude Code asks for the names of its vendor's models.
 CONFIG = """
 [gateway]
 port = {port}
 cors_origins = ["{page_origin}"]
+key_hashes = ["{owner_hash}"]
 
 [ledger]
 store = "sqlite:///{folder}/books.db"
@@ -54,6 +57,11 @@ class Service:
         record = msgspec.json.decode(fetch(f"{self.engine_url}/scripted/record", timeout_s=10), type=Record)
         return sum(len(call_id) != PROBE_ID_LENGTH for call_id in record.requests)
 
+    def count_socket_calls(self) -> int:
+        """The calls that came to the gateway over a WebSocket."""
+        page = fetch(f"{self.url}/metrics", timeout_s=10, key=OWNER_KEY)
+        return int(read_metrics(page, (b"headway_socket_calls_total",))[0])
+
 
 @contextmanager
 def running_service(folder: Path, answers: Path) -> Iterator[Service]:
@@ -66,6 +74,7 @@ def running_service(folder: Path, answers: Path) -> Iterator[Service]:
             port=port,
             folder=folder,
             page_origin=page_origin,
+            owner_hash=key_hash(OWNER_KEY.encode()),
             model=MODEL,
             max_model_len=MAX_MODEL_LEN,
             engine_url=engine_url,

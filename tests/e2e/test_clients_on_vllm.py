@@ -1,4 +1,4 @@
-"""Chats with tools on real vLLM, streamed through both official SDKs and Claude Code at their pinned versions.
+"""Chats with tools on real vLLM, streamed through both official SDKs, Claude Code and Codex at their pinned versions.
 
 What a small model says does not matter; that clients accept every frame of it does. So a named tool forces a call, and a
 grammar the words of an answer. vLLM holds a call to the schema of a strict tool only, and lets the model call a strict tool
@@ -12,15 +12,19 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import pytest
 
+from headway.engines.vllm import read_metrics
 from headway.local.engine_env import MODEL_NAME as MODEL
+from headway.local.engine_process import EngineProcess
 from runs.clients.catalog import CLIENTS
 from runs.clients.environments import ensure_client
 from runs.clients.run import PASSED_ON
-from tests.e2e.conftest import GatewayProcess
+from tests.e2e.conftest import CURVE, SEATS, GatewayProcess, get, start_gateway_of
+from tests.e2e.forced_calls import forcing
 
 pytestmark = pytest.mark.engine
 CLIENT = {client.name: client for client in CLIENTS}
@@ -139,3 +143,72 @@ def test_claude_code_runs_a_tool_that_the_model_calls(gateway: GatewayProcess, t
     }
     result = run_claude_code(gateway, tmp_path, named, "--json-schema", json.dumps(CITY))
     assert result["structured_output"]["city"] in CITIES
+
+
+def run_codex(gateway: GatewayProcess, folder: Path, way: str) -> str:
+    """Ask Codex, with short instructions (its first prompt has 3 KB instead of 20 KB) and a schema for its answer. Returns the
+    answer."""
+    client = CLIENT["codex"]
+    environment = ensure_client(client)
+    names = {"url": gateway.url, "scenario": way, "home": str(folder / "home")}
+    [(config, text)] = client.files.items()
+    path = Path(Template(config).substitute(names))
+    path.parent.mkdir(parents=True)
+    path.write_text(Template(text).substitute(names))
+    (folder / "instructions.md").write_text("Be brief.")
+    (folder / "schema.json").write_text(json.dumps(WORDS["schema"]))
+    command = [
+        str(environment / "node_modules" / ".bin" / "codex"),
+        "exec",
+        "Copy notes.txt to out.txt.",
+        "--model",
+        MODEL,
+    ]
+    command += ["--skip-git-repo-check", "--sandbox", "danger-full-access", "--output-schema", "../schema.json"]
+    command += ["-c", "model_instructions_file=../instructions.md"]
+    environ = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+    done = subprocess.run(
+        command,
+        cwd=folder / "work",
+        env=environ | {"HOME": names["home"], "HEADWAY_KEY": "none"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def force_a_copy(body: bytes) -> bytes:
+    """A request of Codex, changed so that the model calls the tool for commands and copies a file. Not changed once the
+    conversation has the result of that."""
+    request = json.loads(body)
+    if any(item["type"] == "function_call_output" for item in request["input"]):
+        return body
+    command = {"cmd": {"const": "cp notes.txt out.txt"}}
+    parameters = {"type": "object", "properties": command, "required": ["cmd"], "additionalProperties": False}
+    [tool] = [tool for tool in request["tools"] if tool.get("name") == "exec_command"]
+    request["tools"] = [tool | {"parameters": parameters, "strict": True}]
+    request["tool_choice"] = {"type": "function", "name": "exec_command"}
+    del request["text"]
+    return json.dumps(request | {"temperature": 0, "max_output_tokens": MAX_TOKENS}).encode()
+
+
+@pytest.mark.parametrize("way", ["HTTP", "WebSocket"])
+def test_codex_runs_a_tool_that_the_model_calls(way: str, engines: list[EngineProcess], tmp_path: Path) -> None:
+    """Codex has no option to name a tool or to send more fields, so its first request is changed on the way from the gateway
+    to the engine; what Codex and the gateway say to each other is not. Nor does it limit answers: grammars bound both."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "notes.txt").write_text("teal heron")
+    with forcing(engines[0].url, "/v1/responses", force_a_copy) as url:
+        replica = f'[[models.replicas]]\nurl = "{url}"\nseats = {SEATS}\n{CURVE}\n'
+        gateway = start_gateway_of(f'[[models]]\nname = "{MODEL}"\n{replica}', 1, tmp_path)
+        try:
+            assert run_codex(gateway, tmp_path, way) == SAID
+            counted = (b"headway_calls_total", b"headway_socket_calls_total")
+            calls, on_socket = read_metrics(get(gateway.url + "/metrics"), counted)
+        finally:
+            gateway.stop()
+    assert (tmp_path / "work" / "out.txt").read_text() == "teal heron"
+    assert (calls, on_socket) == (2, 2 if way == "WebSocket" else 0)

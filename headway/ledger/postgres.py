@@ -16,10 +16,16 @@ if TYPE_CHECKING:
 CONNECT_S = 5
 # The spool deletes what was committed, so a commit must be on the server's disk.
 OPTIONS = "-c statement_timeout=20000 -c lock_timeout=10000 -c synchronous_commit=on"
+NO_DRIVER = "PostgreSQL needs its driver: pip install 'headway[postgres]'"
 NOT_A_URL = (
     "The `store` in [ledger] is not a valid PostgreSQL URL. It looks like postgresql://user:password@host/name; write "
     "special characters in the password as in `%40` for `@`."
 )
+
+
+def check_url(url: str) -> None:
+    if url.partition("://")[2].partition("/")[0].count("@") > 1:
+        raise SetupError(NOT_A_URL)  # the driver would take a part of the password for the host, and show it
 
 
 class PostgresStore(Store):
@@ -27,9 +33,8 @@ class PostgresStore(Store):
         try:
             import psycopg  # here: it would make gateways that do not need it start a fifth slower
         except ImportError as error:
-            raise SetupError("PostgreSQL needs its driver: pip install 'headway[postgres]'") from error
-        if url.partition("://")[2].partition("/")[0].count("@") > 1:
-            raise SetupError(NOT_A_URL)  # the driver would take a part of the password for the host, and show it
+            raise SetupError(NO_DRIVER) from error
+        check_url(url)
         self._error: type[psycopg.Error] = psycopg.Error
         self._refusals = (psycopg.DataError, psycopg.IntegrityError)
         try:

@@ -1,4 +1,6 @@
-"""The simulator compiled and as Python runs it: the same decisions at the same times, to the last digit."""
+"""The simulator compiled and as Python runs it: the same decisions at the same times, to the last digit.
+
+The messages between processes are made from core's types, so they are compared here too."""
 
 from __future__ import annotations
 
@@ -14,8 +16,10 @@ RUN = """
 import hashlib, pickle, sys
 import headway.core.machine
 from headway.core.curve import Curve
+from headway.core.rate_limit import RateLimit, TokenLimit
+from headway.core.types import Arrived, Board, Call, ModelPolicy, Replica, ReplicaUp, TierPolicy
+from headway.dispatch.frames import PROTOCOL, Actions, Events, decode_from_dispatcher, decode_from_relay, encode
 from headway.sim.cell import Cell
-from headway.core.types import ModelPolicy, Replica, TierPolicy
 from headway.sim.loop import Fault, Simulation
 from headway.sim.workload import Recipe, synthesize
 
@@ -25,7 +29,13 @@ fleet = [Replica(f"r{n}", "m", 8, Curve(0.01, 0.01, 0.0, 2e-6 * (n % 2)), 10_000
 assert pickle.loads(pickle.dumps((recipe, fleet, tiers))) == (recipe, fleet, tiers)  # seeds are played in processes
 simulation = Simulation(Cell({"m": ModelPolicy(tiers)}), fleet, 0.01, (Fault(30.0, "r1", 20.0),))
 lines = [f"{t.job.call.id} {t.tier} {t.how} {t.first_at!r} {t.ended_at!r}" for t in simulation.run(synthesize(recipe, 1), 300)]
-print(headway.core.machine.__file__.endswith(".so"), len(lines), hashlib.sha256("\\n".join(lines).encode()).hexdigest())
+limit = TokenLimit(1, 2, 3)
+events = Events([Arrived(Call("a", "m", "fast", express_limit=limit)), ReplicaUp(fleet[0])])
+actions = Actions([Board("a", "r0", "fast", 25.0, None, RateLimit(limit, 1, 2, 3, 0.5, 0.5)), Board("b", "r0", "flex")])
+assert decode_from_relay(encode(events)) == events
+assert decode_from_dispatcher(encode(actions)) == actions
+digest = hashlib.sha256("\\n".join(lines).encode()).hexdigest()
+print(headway.core.machine.__file__.endswith(".so"), len(lines), digest, PROTOCOL, encode(events).hex())
 """
 
 

@@ -1,0 +1,173 @@
+"""What a relay and the dispatcher say to each other: messages in msgpack, typed and checked as they are decoded.
+
+There is no time in any message, only durations: the clocks of two machines differ.
+
+PROTOCOL names this version of the messages. It is a digest of every kind with its fields and their types, so that two
+versions which differ in any field refuse each other. To be able to, both must read `Hello` and `Turned`: these two keep
+their tags and their fields, and new fields go to the end.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, get_args
+
+import msgspec
+
+from headway.core.types import Action, Event
+from headway.dispatch.rows import RowSet, describe
+
+MAX_BATCH = 256  # events or actions in one message
+MAX_PROBED = 100_000  # replicas in one message
+
+Row = bytes  # an encoded event or action
+
+
+# --- from a relay ----------------------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, array_like=True, tag=0):
+    """The first message. `relay` is the relay's name, which it keeps when it restarts; `run` is a random id of this run
+    of its process."""
+
+    protocol: str
+    relay: str
+    run: str
+
+
+class Events(msgspec.Struct, array_like=True, tag=1):
+    events: list[Event]
+
+
+class Beat(msgspec.Struct, array_like=True, tag=2, forbid_unknown_fields=True):
+    """The relay is alive and obeys this epoch. The answer is a BeatEcho with the same number."""
+
+    number: int
+    epoch: int
+
+
+# --- from the dispatcher ---------------------------------------------------------------------------------------------
+
+
+class Welcome(msgspec.Struct, array_like=True, tag=16, forbid_unknown_fields=True):
+    """The answer to Hello: the relay obeys this epoch from now on. `config` is the text of the configuration. The relay
+    may write to engines for `lease_s` after each Beat that was echoed."""
+
+    epoch: int
+    config: str
+    lease_s: float
+
+
+class Turned(msgspec.Struct, array_like=True, tag=17):
+    """The other answer to Hello: the relay is turned away. `leader` is the address to try instead; empty if unknown."""
+
+    why: str
+    leader: str
+
+
+class Actions(msgspec.Struct, array_like=True, tag=18):
+    actions: list[Action]
+
+
+class BeatEcho(msgspec.Struct, array_like=True, tag=19, forbid_unknown_fields=True):
+    number: int
+
+
+class Probe(msgspec.Struct, array_like=True, tag=20, forbid_unknown_fields=True):
+    """The replicas that this relay probes from now on, and whether each is open. They replace the earlier ones."""
+
+    replicas: Annotated[list[tuple[str, bool]], msgspec.Meta(max_length=MAX_PROBED)]
+
+
+class ProbeNow(msgspec.Struct, array_like=True, tag=21, forbid_unknown_fields=True):
+    replica: str
+
+
+class Listed(msgspec.Struct, array_like=True, tag=22, forbid_unknown_fields=True):
+    """How many relays the dispatcher counts on."""
+
+    relays: int
+
+
+FromRelay = Hello | Events | Beat
+FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Listed
+Message = FromRelay | FromDispatcher
+
+_events = RowSet(get_args(Event))
+_actions = RowSet(get_args(Action))
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def protocol_of(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).digest()[:8].hex()
+
+
+def _describe_message(kind: Any) -> str:
+    return f"{kind.__struct_config__.tag} {describe(kind)}"
+
+
+PROTOCOL = protocol_of(_events.description, _actions.description, *map(_describe_message, get_args(Message)))
+
+
+def encode(message: Message) -> bytes:
+    """Raises ValueError or OverflowError if a value cannot be encoded: a text with half a character in it, or a number
+    of more than 64 bits."""
+    if isinstance(message, Events):
+        return join_events([event_row(event) for event in message.events])
+    if isinstance(message, Actions):
+        return join_actions([action_row(action) for action in message.actions])
+    return _encode(message)
+
+
+# --- events and actions ----------------------------------------------------------------------------------------------
+# Each is encoded as it is told, so that one that cannot be encoded fails alone, and not with others that it would have
+# been sent with.
+
+
+def event_row(event: Event) -> Row:
+    """Raises ValueError or OverflowError as `encode` does."""
+    return _encode(_events.to_row[type(event)](event))
+
+
+def action_row(action: Action) -> Row:
+    """Raises ValueError or OverflowError as `encode` does."""
+    return _encode(_actions.to_row[type(action)](action))
+
+
+def _joiner(kind: Any) -> Callable[[Sequence[Row]], bytes]:
+    # In msgpack: an array of two, the tag, and an array whose length takes four bytes.
+    head = b"\x92" + _encode(kind.__struct_config__.tag) + b"\xdd"
+    return lambda rows: b"".join((head, len(rows).to_bytes(4, "big"), *rows))
+
+
+join_events = _joiner(Events)
+join_actions = _joiner(Actions)
+
+
+# --- decoding --------------------------------------------------------------------------------------------------------
+
+
+def _decoder(messages: Any, batch: Any, rows: RowSet) -> Callable[[bytes | bytearray], Any]:
+    field = batch.__struct_fields__[0]
+    listed = Annotated[list[rows.union], msgspec.Meta(max_length=MAX_BATCH)]  # type: ignore[name-defined]
+    tag = batch.__struct_config__.tag
+    encoded = msgspec.defstruct(batch.__name__, [(field, listed)], array_like=True, tag=tag, forbid_unknown_fields=True)
+    others = [kind for kind in get_args(messages) if kind is not batch]
+    union: Any = encoded
+    for kind in others:
+        union |= kind
+    decode = msgspec.msgpack.Decoder(union).decode
+    from_row = rows.from_row
+
+    def decode_whole(payload: bytes | bytearray) -> Any:
+        message = decode(payload)
+        if type(message) is encoded:
+            return batch([from_row[type(row)](row) for row in getattr(message, field)])
+        return message
+
+    return decode_whole
+
+
+decode_from_relay: Callable[[bytes | bytearray], FromRelay] = _decoder(FromRelay, Events, _events)
+decode_from_dispatcher: Callable[[bytes | bytearray], FromDispatcher] = _decoder(FromDispatcher, Actions, _actions)

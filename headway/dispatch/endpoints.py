@@ -105,6 +105,9 @@ class Listener:
             self._watch(one)
 
     async def close(self) -> None:
+        # Before the socket is closed: after that, another process's socket may get the same inode.
+        if isinstance(self.address, UnixAddress) and self._inode == _inode(self.address):
+            self.address.path.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
         for one in self._bound:
             loop.remove_reader(one)
@@ -115,8 +118,6 @@ class Listener:
         for task in unopened:
             task.cancel()
         await asyncio.gather(*unopened, return_exceptions=True)
-        if isinstance(self.address, UnixAddress) and self._inode == _inode(self.address):
-            self.address.path.unlink(missing_ok=True)
 
     def _watch(self, bound: socket.socket) -> None:
         if bound in self._bound:  # else the listener was closed meanwhile

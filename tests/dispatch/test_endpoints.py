@@ -23,6 +23,7 @@ from headway.dispatch.frames import Actions, Beat, BeatEcho, Events, Hello, Welc
 from headway.dispatch.security import MutualTls, Security, SharedSecret
 from headway.errors import ConnectionFailed, SetupError
 from tests.dispatch.links import LENGTH, Remembering, Sessions, frame
+from tests.running import raw_server
 
 pytestmark = pytest.mark.anyio
 
@@ -225,7 +226,8 @@ async def test_a_receiver_learns_the_end_though_connecting_was_cancelled(unix: U
 
 async def refused(listener: Listener, given: Security, *, match: str) -> None:
     with pytest.raises(ConnectionFailed, match=match):
-        await connect(listener.address, Sessions(), given)
+        async with connected(listener.address, given):
+            pass
 
 
 async def test_another_secret_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -244,12 +246,11 @@ async def test_a_dispatcher_without_the_secret_is_refused() -> None:
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(false_dispatcher, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    with pytest.raises(ConnectionFailed, match="does not have the same shared secret"):
-        await connect(TcpAddress("127.0.0.1", port), Sessions(), SECRET)
-    server.close()
-    await server.wait_closed()
+    async with raw_server(false_dispatcher) as url:
+        address = TcpAddress("127.0.0.1", int(url.rpartition(":")[2]))
+        with pytest.raises(ConnectionFailed, match="does not have the same shared secret"):
+            async with connected(address, SECRET):
+                pass
 
 
 async def test_a_message_before_the_handshake_is_refused(caplog: pytest.LogCaptureFixture) -> None:
@@ -294,6 +295,7 @@ async def test_the_oldest_of_too_many_silent_connections_is_closed(
     *, with_tls: bool, certificates: Certificates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(endpoints, "MAX_UNOPENED", 3)
+    monkeypatch.setattr(endpoints, "OPEN_S", 1_000.0)  # so that it is not what closes them
     given = certificates.dispatcher if with_tls else SECRET
     async with listening(LOOPBACK, given) as (listener, _sessions):
         silent = [await asyncio.open_connection("127.0.0.1", port_of(listener)) for _ in range(3)]
@@ -464,11 +466,12 @@ async def test_a_file_is_not_replaced(unix: UnixAddress) -> None:
 
 
 async def test_the_socket_of_a_successor_is_not_removed(unix: UnixAddress) -> None:
-    async with listening(unix):
-        unix.path.unlink()
-        async with listening(unix) as (successor, _sessions):
-            pass_on = unix.path.stat().st_ino
-            assert successor._inode == pass_on
+    first = await listen(unix, Sessions(), None)
+    unix.path.unlink()
+    async with listening(unix) as (successor, _sessions):
+        await first.close()
+        async with connected(successor.address):
+            pass
 
 
 # --- garbage on real sockets ---

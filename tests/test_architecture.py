@@ -82,7 +82,6 @@ ALLOWED = {
         "headway.supervise",
         "headway.wire",
     },
-    "headway.dispatch": {"headway.core", "headway.errors", "headway.http1", "headway.ledger"},
     "headway.sim": {"headway.core", "headway.price", "headway.errors", "headway.charts"},
     "headway.bench": {"headway.core", "headway.errors", "headway.charts", "headway.http1"},
     "headway.plan": {"headway.core", "headway.price", "headway.sim", "headway.errors", "headway.charts"},

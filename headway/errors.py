@@ -31,6 +31,7 @@ RefusalReason = Literal[
     "over_limit",
     "over_budget",
     "no_replica",
+    "no_dispatcher",
     "draining",
     "engine_failed",
     "engine_full",
@@ -52,6 +53,7 @@ REFUSALS: dict[RefusalReason, tuple[int, str]] = {
         "This call may cost more than this key's remaining budget; a lower `max_tokens` reduces its cost.",
     ),
     "no_replica": (503, "No replica of this model is available at the moment."),
+    "no_dispatcher": (503, "The process that assigns seats cannot be reached at the moment."),
     "draining": (503, "This gateway is shutting down and takes no new calls."),
     "engine_failed": (503, "Every engine that was tried for this call failed before it answered."),
     "engine_full": (

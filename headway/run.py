@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from headway.core.machine import Machine
 from headway.core.trust import TrustPolicy
 from headway.core.types import Offer, PoolPolicy, Replica, Tier, own_pools
 from headway.dispatch.base import Dispatch
+from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.local import LocalDispatch
 from headway.dispatch.record import EventLog
 from headway.engines.base import Engine
@@ -60,6 +61,16 @@ def policies_of(config: Config) -> tuple[dict[str, PoolPolicy], dict[str, Offer]
 def decide_here(config: Config, record_to: Path | None = None) -> LocalDispatch:
     pools, offers = policies_of(config)
     return LocalDispatch(Machine(pools, offers), EventLog(record_to, pools, offers) if record_to else None)
+
+
+def make_dispatcher(
+    config: Config, text: str, epoch: int, listed: Iterable[str], record_to: Path | None = None
+) -> Dispatcher:
+    """`text` is the configuration as it is written, `listed` the names of the relays that there are."""
+    pools, offers = policies_of(config)
+    record = EventLog(record_to, pools, offers) if record_to else None
+    fleet = [replica_of(model, replica, name=replica.url) for model in config.models for replica in model.replicas]
+    return Dispatcher(Machine(pools, offers), fleet, epoch, text, listed, record)
 
 
 def make_gateway(config: Config, dispatch: Dispatch, books: Books | None = None) -> Gateway:
@@ -212,10 +223,12 @@ async def run_gateway(
 
 
 @asynccontextmanager
-async def running_gateway(config: Config, record_to: Path | None = None) -> AsyncIterator[tuple[Gateway, int]]:
+async def running_gateway(
+    config: Config, record_to: Path | None = None, dispatch: Dispatch | None = None
+) -> AsyncIterator[tuple[Gateway, int]]:
     """Run a gateway on the current event loop. Yields the gateway and its port."""
     books = make_books(config)
-    gateway = make_gateway(config, decide_here(config, record_to), books)
+    gateway = make_gateway(config, dispatch or decide_here(config, record_to), books)
     auto = make_auto(config, gateway)
     responses = make_response_store(config, books)
     server = make_gateway_server(config, gateway, auto, responses)

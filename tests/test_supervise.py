@@ -9,8 +9,8 @@ import time
 import pytest
 
 from headway import supervise
+from headway.dispatch.local import LocalDispatch
 from headway.engines.scripted import Script, running
-from headway.gateway.serve import Gateway
 from headway.supervise import Supervisor, measure_lag
 from tests.running import MODEL, config_for, running_gateway
 
@@ -122,7 +122,7 @@ async def test_the_gateway_counts_its_tasks_and_is_not_ready_without_one_that_ma
     async def fails(_self: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Gateway, "_tick", fails)
+    monkeypatch.setattr(LocalDispatch, "_tick", fails)
     async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
         async with asyncio.timeout(20):
             while here.gateway.supervisor.restarts()["tick"] < supervise.MAX_FAILURES:

@@ -119,6 +119,15 @@ class Machine:
                 for call_id in state.aboard:
                     assert replica_of.get(call_id) == name, f"{call_id} has a seat on {name} and is not there"
 
+    @property
+    def models(self) -> Iterable[str]:
+        return self._pool_of_model.keys()
+
+    def replica_of(self, call_id: str) -> str | None:
+        """The replica that the call is aboard; None if it is held, or has ended."""
+        journey = self._journeys.get(call_id)
+        return journey.replica if journey is not None else None
+
     def pool_of(self, model: str) -> Pool:
         return self._pool_of_model[model]
 

@@ -29,6 +29,9 @@ class Driver(Protocol):
     def probe_now(self, name: str) -> None:
         """Probe a replica at once, if it is one of them."""
 
+    def count_streams(self, name: str) -> None:
+        """Ask a replica's engine how many streams it runs; `Dispatch.counted` gets the answer."""
+
 
 class Dispatch(Protocol):
     """Where a gateway's events go, and where its actions come from."""
@@ -45,6 +48,12 @@ class Dispatch(Protocol):
         """Whether a call that was boarded in this epoch may be written to its engine now."""
 
     def tell(self, event: Event) -> None: ...
+
+    def deadline(self, call_id: str) -> None:
+        """The time is over for which this call may be held."""
+
+    def counted(self, replica: str, streams: int) -> None:
+        """The replica's engine says that it runs so many streams."""
 
     def metrics(self, replicas: Mapping[str, str]) -> Iterable[Metric]:
         """The metrics of the policy. `replicas` maps each replica to its pool."""

@@ -47,6 +47,17 @@ class Beat(msgspec.Struct, array_like=True, tag=2, forbid_unknown_fields=True):
     epoch: int
 
 
+class Reported(msgspec.Struct, array_like=True, tag=3, forbid_unknown_fields=True):
+    """The relay has said where each of its calls is. Those of this run that it did not name have ended."""
+
+
+class Counted(msgspec.Struct, array_like=True, tag=4, forbid_unknown_fields=True):
+    """The replica's engine says that it runs so many streams."""
+
+    replica: str
+    streams: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
 # --- from the dispatcher ---------------------------------------------------------------------------------------------
 
 
@@ -71,7 +82,10 @@ class Actions(msgspec.Struct, array_like=True, tag=18):
 
 
 class BeatEcho(msgspec.Struct, array_like=True, tag=19, forbid_unknown_fields=True):
+    """`is_ready`: some replica takes calls."""
+
     number: int
+    is_ready: bool
 
 
 class Probe(msgspec.Struct, array_like=True, tag=20, forbid_unknown_fields=True):
@@ -84,14 +98,14 @@ class ProbeNow(msgspec.Struct, array_like=True, tag=21, forbid_unknown_fields=Tr
     replica: str
 
 
-class Listed(msgspec.Struct, array_like=True, tag=22, forbid_unknown_fields=True):
-    """How many relays the dispatcher counts on."""
+class Count(msgspec.Struct, array_like=True, tag=22, forbid_unknown_fields=True):
+    """Ask the replica's engine how many streams it runs. The answer is Counted, if the engine answers."""
 
-    relays: int
+    replica: str
 
 
-FromRelay = Hello | Events | Beat
-FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Listed
+FromRelay = Hello | Events | Beat | Reported | Counted
+FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Count
 Message = FromRelay | FromDispatcher
 
 _events = RowSet(get_args(Event))

@@ -45,6 +45,12 @@ class LocalDispatch:
         for action in actions:
             self._do(action)
 
+    def deadline(self, call_id: str) -> None:  # noqa: ARG002 (core knows whose time is over)
+        self.tell(Ticked())
+
+    def counted(self, replica: str, streams: int) -> None:
+        """Not needed: no other process has calls aboard that this one could have lost."""
+
     def metrics(self, replicas: Mapping[str, str]) -> Iterable[Metric]:
         return policy_metrics(self.machine, replicas)
 

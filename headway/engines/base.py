@@ -79,6 +79,9 @@ class Engine(Protocol):
     async def max_model_len(self) -> int | None:
         """The longest context of its model in tokens; None if it does not say."""
 
+    async def streams(self) -> int | None:
+        """How many streams it runs or has queued; None if it does not say."""
+
     async def produces_a_token(self) -> bool:
         """Ask the engine for one token, which is the only reliable health check."""
 

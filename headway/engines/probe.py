@@ -45,6 +45,7 @@ class Prober:
         self._interval_s = interval_s
         self._stall_s = stall_s
         self._wake = asyncio.Event()
+        self._is_asking = False  # for a token
         self._failed_checks = 0
         self._counters: tuple[float, ...] = ()
         self._moved_at = 0.0
@@ -52,6 +53,11 @@ class Prober:
     def probe_now(self) -> None:
         """Probe at once instead of at the next interval, because a call failed on this replica."""
         self._wake.set()
+
+    def say_again(self) -> None:
+        """Tell that the replica is up, if that is known."""
+        if self.is_up and not (self._wake.is_set() or self._is_asking or self.is_draining):
+            self._tell(ReplicaUp(self.replica))
 
     async def run(self) -> None:
         while True:
@@ -67,7 +73,12 @@ class Prober:
                 pass
 
     async def _ask_for_token(self) -> None:
-        if await self.engine.is_healthy() and await self.engine.produces_a_token():
+        self._is_asking = True
+        try:
+            produces = await self.engine.is_healthy() and await self.engine.produces_a_token()
+        finally:
+            self._is_asking = False
+        if produces:
             if not self.is_up:
                 log.info("replica %s is up", self.replica.name)
             self.is_up = True

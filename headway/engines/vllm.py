@@ -38,6 +38,7 @@ PROGRESS_METRICS = (
     b"vllm:num_requests_running",
     b"vllm:num_requests_waiting",
 )
+STREAM_METRICS = (b"vllm:num_requests_running", b"vllm:num_requests_waiting")
 CACHE_CONFIG = b"vllm:cache_config_info{"
 KV_TOKENS = re.compile(rb'\bkv_cache_size_tokens="(\d{1,12})"')
 COUNTS = (b"process_start_time_seconds", b"vllm:prompt_tokens_total", b"vllm:generation_tokens_total")
@@ -97,6 +98,10 @@ class VLLMEngine:
             return 0
         _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
         return read_kv_tokens(page)
+
+    async def streams(self) -> int | None:
+        status, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
+        return round(sum(read_metrics(page, STREAM_METRICS))) if status == 200 else None
 
     async def max_model_len(self) -> int | None:
         _, page = await fetch(self._pool, "/v1/models", HEALTH_TIMEOUT_S)

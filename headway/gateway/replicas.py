@@ -45,6 +45,7 @@ class Replicas:
         self._probe_interval_s = probe_interval_s
         self._stall_s = stall_s
         self._watched: dict[str, _Watched] = {}
+        self._counting: dict[str, asyncio.Task[None]] = {}
         self._probed: Mapping[str, bool] | None = {}  # with whether each was open; None: all of them
 
     def add(self, replica: Replica, engine: Engine) -> None:
@@ -106,6 +107,16 @@ class Replicas:
         if name in self._watched:
             self._watched[name].prober.probe_now()
 
+    def count_streams(self, name: str, counted: Callable[[str, int], None]) -> None:
+        """Tell how many streams the replica's engine runs, unless it does not say."""
+        if name in self._watched and name not in self._counting:
+            task = self._counting[name] = asyncio.create_task(self._count(name, counted))
+            task.add_done_callback(lambda _: self._counting.pop(name, None))
+
+    async def _count(self, name: str, counted: Callable[[str, int], None]) -> None:
+        if (streams := await self._watched[name].engine.streams()) is not None:
+            counted(name, streams)
+
     # --- start and stop ---
 
     def probe_only(self, replicas: Mapping[str, bool] | None) -> None:
@@ -116,9 +127,13 @@ class Replicas:
                 if watched.task is not None:
                     watched.task.cancel()
                     watched.task = None
-            elif watched.task is None:
-                watched.prober.is_up = replicas is not None and replicas[name]
+                continue
+            is_open = replicas is not None and replicas[name]
+            if watched.task is None:
+                watched.prober.is_up = is_open
                 self._start(watched)
+            elif not is_open:  # whoever decides now may not know what the prober knows
+                watched.prober.say_again()
 
     def _start(self, watched: _Watched) -> None:
         watched.task = self._supervisor.start(f"prober {watched.engine.name}", watched.prober.run)

@@ -34,7 +34,6 @@ from headway.core.types import (
     ReplicaSuspect,
     Settled,
     Stage,
-    Ticked,
 )
 from headway.dispatch.base import Dispatch
 from headway.dispatch.local import LocalDispatch
@@ -106,12 +105,15 @@ class Gateway:
         self.tell(Arrived(request.call))
         try:
             while trip.outcome != "finished":
-                engine = await trip.seat  # core/pool.py decides; raises NoSeat
+                seat = trip.seat
+                engine = await seat  # core/pool.py decides; raises NoSeat
                 try:
                     await self._run_on_engine(trip, engine, client)  # http1.py -> relay.py -> api/server.py
                     trip.outcome = "finished"
                 except SeatVoid:
-                    self._give_back(trip)
+                    if trip.seat is seat:  # else it has been given back
+                        trip.wait_for_seat()
+                        self.tell(Failed(trip.call.id, "unsent"))
                 except EngineFailed as failure:
                     await self._handle_failure(trip, engine, client, failure)  # raises unless it can be retried
         finally:
@@ -120,13 +122,14 @@ class Gateway:
 
     async def _run_on_engine(self, trip: Trip, engine: Engine, client: Client) -> None:
         self._begin_boarding(trip)
+        seat = trip.seat
+        self.replicas.count_aboard(engine.name, +1)
         try:
             async with trip.aboard:
                 trip.is_aboard = True
-                self.replicas.count_aboard(engine.name, +1)
                 asked = engine.prepare(trip.request)
                 trip.is_counted = trip.request.streaming or asked.collects
-                answer = await engine.send(asked, lambda: self._check_seat(trip))
+                answer = await engine.send(asked, lambda: self._check_seat(trip, seat))
                 try:
                     if answer.status != 200:
                         raise await failure_of(answer)
@@ -141,8 +144,9 @@ class Gateway:
             lost = AnswerTooLarge if isinstance(failed, ResponseTooLarge) else EngineLost
             raise lost(f"the engine failed: {failed}", reached=failed.reached) from failed
         finally:
-            self.replicas.count_aboard(engine.name, -1 if trip.is_aboard else 0)
-            trip.is_aboard = False
+            self.replicas.count_aboard(engine.name, -1)
+            if trip.seat is seat:
+                trip.is_aboard = False
 
     async def _stream(self, trip: Trip, answer: Answer, engine: Engine, client: Client) -> None:
         self.tell(Delivering(trip.call.id))
@@ -204,17 +208,11 @@ class Gateway:
         trip.wait_for_seat()
         self.tell(Failed(trip.call.id, stage))
 
-    def _check_seat(self, trip: Trip) -> None:
+    def _check_seat(self, trip: Trip, seat: asyncio.Future[Engine]) -> None:
         """Called immediately before the call is written to its engine."""
-        if not self.dispatch.may_send(trip.epoch):
+        if trip.seat is not seat or not self.dispatch.may_send(trip.epoch):
             raise SeatVoid
         trip.is_sent = True
-
-    def _give_back(self, trip: Trip) -> None:
-        """The seat was granted by a core that may no longer decide: wait for another one."""
-        if trip.seat.done():
-            trip.wait_for_seat()
-            self.tell(Failed(trip.call.id, "unsent"))
 
     # --- the dispatcher's driver (dispatch/base.py) ---
 
@@ -236,6 +234,9 @@ class Gateway:
 
     def probe_now(self, name: str) -> None:
         self.replicas.probe_now(name)
+
+    def count_streams(self, name: str) -> None:
+        self.replicas.count_streams(name, self.dispatch.counted)
 
     def do(self, action: Action) -> None:
         trip = self._trips.get(action.call_id)
@@ -269,7 +270,7 @@ class Gateway:
         """Keep the request until core has a seat for it, or until then; refuse it if too many bytes are kept."""
         self._held_bytes.end_hold(trip)
         if self._held_bytes.take(trip):
-            trip.wait_until(until, self._clock, lambda: self.tell(Ticked()))
+            trip.wait_until(until, self._clock, lambda: self.dispatch.deadline(trip.call.id))
             return
         trip.outcome = "refused"
         trip.seat.set_exception(NoSeat("held_bytes", 1, None))

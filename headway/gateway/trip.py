@@ -107,7 +107,7 @@ class Trip:
         """The call has no seat any more, and may get another."""
         self.seat = asyncio.get_running_loop().create_future()
         self.aboard = asyncio.timeout(None)
-        self.is_sent = False
+        self.is_aboard = self.is_sent = False
 
     def adopted(self, now: float) -> Adopted:
         """Where the call is, for a core that does not know it."""

@@ -101,9 +101,9 @@ async def talk(address: Address, given: Security, of_relay: Security) -> None:
         await dispatcher.until(2)
         assert dispatcher.messages == [Hello("v", "relay-1", "run"), Events([Delivering("a")])]
         dispatcher.link.act(Cut("a"))
-        dispatcher.link.send(BeatEcho(1))
+        dispatcher.link.send(BeatEcho(1, is_ready=True))
         await relay.until(2)
-        assert relay.messages == [Actions([Cut("a")]), BeatEcho(1)]
+        assert relay.messages == [Actions([Cut("a")]), BeatEcho(1, is_ready=True)]
         relay.link.close("the relay ends")
         await relay.until(lost=True)
         await dispatcher.until(lost=True)

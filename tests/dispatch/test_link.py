@@ -18,7 +18,7 @@ from headway.dispatch.frames import (
     BeatEcho,
     Events,
     Hello,
-    Listed,
+    ProbeNow,
     Welcome,
     decode_from_dispatcher,
     decode_from_relay,
@@ -86,7 +86,7 @@ async def test_the_longest_frame_is_taken() -> None:
 
 async def test_a_message_that_cannot_be_decoded_closes_the_link(caplog: pytest.LogCaptureFixture) -> None:
     link, _wire, got = wired()
-    link.data_received(frame(encode(Listed(1))) + frame(encode(Beat(1, 1))))  # the dispatcher's, sent to it
+    link.data_received(frame(encode(ProbeNow("r"))) + frame(encode(Beat(1, 1))))  # the dispatcher's, sent to it
     await turn()
     assert got.messages == []
     assert len(got.lost) == 1
@@ -146,13 +146,13 @@ async def test_what_one_turn_sends_is_one_write_in_its_order() -> None:
     board, cut = Board("a", "r", "fast", 40.0), Cut("b")
     link.act(board)
     link.act(cut)
-    link.send(BeatEcho(1))
+    link.send(BeatEcho(1, is_ready=True))
     link.act(cut)
     assert wire.written == []
     await turn()
     [written] = wire.written
     received = [decode_from_dispatcher(payload) for payload in frames_in(written)]
-    assert received == [Actions([board, cut]), BeatEcho(1), Actions([cut])]
+    assert received == [Actions([board, cut]), BeatEcho(1, is_ready=True), Actions([cut])]
     link.act(board)
     await turn()
     assert len(wire.written) == 2
@@ -220,12 +220,12 @@ async def test_a_peer_that_does_not_read_loses_the_link(caplog: pytest.LogCaptur
 
 async def test_closing_sends_what_waits_and_reports_once() -> None:
     link, wire, got = wired()
-    link.send(Listed(1))
+    link.send(ProbeNow("r"))
     link.close("it is done")
     link.close("again")
     link.abort("and again")
     await turn()
-    assert [decode_from_dispatcher(payload) for payload in frames_in(wire.written[0])] == [Listed(1)]
+    assert [decode_from_dispatcher(payload) for payload in frames_in(wire.written[0])] == [ProbeNow("r")]
     assert got.lost == ["it is done"]
 
 
@@ -246,7 +246,7 @@ async def test_a_lost_link_takes_nothing_more_and_keeps_nothing() -> None:
     for _ in range(3):
         link.tell(Delivering("a"))
         link.act(Cut("a"))
-        link.send(Listed(1))
+        link.send(ProbeNow("r"))
     await turn()
     assert wire.written == []
     assert not link._out

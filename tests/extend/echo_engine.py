@@ -39,6 +39,9 @@ class EchoEngine:
     async def kv_tokens(self) -> int:
         return 0  # it does not say
 
+    async def streams(self) -> int | None:
+        return None  # it does not say
+
     async def max_model_len(self) -> int | None:
         return None  # it does not say
 

@@ -248,13 +248,18 @@ async def test_a_client_that_does_not_read_pauses_its_own_streams_only() -> None
 
 
 async def test_a_client_that_never_reads_is_cut_off() -> None:
-    async with running(LONG) as engine, running_gateway(config_for([engine], reader_stall_s=0.3)) as here:
-        async with deaf(here, 4), asyncio.timeout(50):
-            while len(here.gateway._trips) < 4:
-                await asyncio.sleep(0.01)
-            while here.gateway._trips:
-                await asyncio.sleep(0.05)
-        assert engine.record()["aborted"] == 4
+    async with (
+        running(LONG) as engine,
+        running_gateway(config_for([engine], reader_stall_s=0.3)) as here,
+        deaf(here, 4),
+        asyncio.timeout(50),
+    ):
+        while len(here.gateway._trips) < 4:
+            await asyncio.sleep(0.01)
+        while here.gateway._trips:
+            await asyncio.sleep(0.05)
+        while engine.record()["aborted"] < 4:  # it notices the end of its connections by itself
+            await asyncio.sleep(0.01)
 
 
 def process_rss() -> int:

@@ -1,0 +1,320 @@
+"""The dispatcher: core for all relays of a cell, and nothing else.
+
+It holds nothing that its relays cannot tell it. Calls live in relays; seats and waiting rooms are derived. A dispatcher
+that starts, after another one or for the first time, lets relays say what they have aboard and what they hold
+(sessions.py). It opens a replica once every relay that is listed has reported or stayed silent for REPORT_S, and the
+replica's engine has said how many streams it runs. What it runs beyond what is known are strangers: they take seats
+until it has stopped them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Iterable
+
+from prometheus_client.core import Metric
+
+from headway.core.machine import Machine
+from headway.core.types import (
+    TICK_S,
+    Action,
+    Adopted,
+    Arrived,
+    Event,
+    Left,
+    Refuse,
+    Replica,
+    ReplicaBehind,
+    ReplicaChanged,
+    ReplicaDown,
+    ReplicaKnown,
+    ReplicaRecovered,
+    ReplicaStrangers,
+    ReplicaSuspect,
+    ReplicaUp,
+    Settled,
+    Ticked,
+)
+from headway.dispatch.dealing import deal
+from headway.dispatch.frames import Beat, BeatEcho, Count, Counted, Events, FromRelay, Hello, ProbeNow, Reported
+from headway.dispatch.link import Link
+from headway.dispatch.policy_metrics import policy_metrics
+from headway.dispatch.record import EventLog
+from headway.dispatch.sessions import RelaySession
+
+log = logging.getLogger("headway.dispatch")
+
+REPORT_S = 1.0  # after which a listed relay that was not heard is taken for dead
+LEASE_S = 1.0  # a relay may write to engines for so long after a beat that was answered
+MARGIN_S = 0.25  # clocks do not run at exactly the same rate, and an engine needs a moment to notice
+SENT_S = 1.0  # after which a call that boarded has reached its engine
+COUNT_S = 0.5  # between two questions to an engine that runs strangers
+
+
+class Dispatcher:
+    def __init__(
+        self,
+        machine: Machine,
+        fleet: Iterable[Replica],
+        epoch: int,
+        config: str,
+        listed: Iterable[str] = (),
+        record: EventLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`config` is the text of the configuration that relays take; `listed` are the names of those that exist."""
+        self.machine = machine
+        self.epoch = epoch
+        self.config = config
+        self.sessions: dict[str, RelaySession] = {}  # those that were welcomed and not lost yet, by run
+        self._fleet = {replica.name: replica for replica in fleet}
+        self._record = record
+        self._clock = clock
+        self._owner: dict[str, RelaySession] = {}  # by call
+        self._unheard = set(listed)
+        self._began_at = clock()
+        self._is_settled = False
+        self._uncounted = set(self._fleet)  # replicas whose engines were not asked yet
+        self._ready: dict[str, ReplicaUp] = {}  # replicas that are up and may not be opened yet
+        self._behind: dict[
+            str, set[str]
+        ] = {}  # replica -> runs of the relays that have a stream behind its floor there
+        self._strangers: dict[str, int] = {}  # by replica; no zeros
+        self._asked_at = 0.0
+        for replica in self._fleet.values():
+            self._step(ReplicaKnown(replica))
+
+    # --- relays ---
+
+    def make_session(self, link: Link) -> RelaySession:
+        return RelaySession(self, link, LEASE_S)
+
+    def welcome(self, session: RelaySession) -> None:
+        """A relay has said hello. If it is the same run as before, it was cut off for a while."""
+        earlier = self.sessions.get(session.run)
+        self.sessions[session.run] = session
+        if earlier is not None:
+            session.calls = earlier.calls
+            for call_id in session.calls:
+                self._owner[call_id] = session
+            earlier.link.close("the relay has connected again")
+        self._deal()
+
+    def on_message(self, session: RelaySession, message: FromRelay) -> None:
+        if isinstance(message, Events):
+            for event in message.events:
+                self._tell(session, event)
+        elif isinstance(message, Beat):
+            session.heard_at = self._clock()
+            session.link.send(BeatEcho(message.number, self.is_ready))
+        elif isinstance(message, Counted):
+            self._counted(message.replica, message.streams)
+        elif isinstance(message, Reported):
+            self._reported(session)
+        elif isinstance(message, Hello):
+            session.link.close("a relay says hello once")
+
+    def on_lost(self, session: RelaySession) -> None:
+        """Its streams go on: their seats are kept until it is back, or gone for good. Held calls are not boarded
+        meanwhile: they come back with the relay."""
+        if self.sessions.get(session.run) is not session:
+            return
+        session.lost_at, session.probes = self._clock(), frozenset()
+        for call_id in list(session.calls):
+            if self.machine.replica_of(call_id) is None:
+                self._end(call_id)
+        for name in list(self._behind):
+            self._recovered(name, session.run)
+        self._deal()
+
+    def _reported(self, session: RelaySession) -> None:
+        for call_id in session.calls - session.named:
+            self._end(call_id)
+        session.has_reported = True
+        self._unheard.discard(session.relay)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Open replicas once it is known what is aboard."""
+        if not self._is_settled and self._is_everybody_here():
+            if self._unheard:
+                log.warning("relays that were not heard: %s", ", ".join(sorted(self._unheard)))
+            self._is_settled = bool(self.sessions) and all(one.has_reported for one in self.sessions.values())
+            self._deal()
+        if self._is_settled:
+            for name in [name for name in self._ready if name not in self._uncounted]:
+                self._step(self._ready.pop(name))
+
+    def _is_everybody_here(self) -> bool:
+        """Whether each relay that is listed has reported, or stayed silent for long enough."""
+        return not self._unheard or self._clock() - self._began_at >= REPORT_S
+
+    # --- events ---
+
+    def _tell(self, session: RelaySession, event: Event) -> None:
+        """Events about replicas are those of several relays; core is told what follows from all of them."""
+        if isinstance(event, Arrived | Adopted):
+            if event.call.model not in self.machine.models:
+                log.warning("relay %s has a call to %r, which is not configured", session.relay, event.call.model)
+                return
+            self._owner[event.call.id] = session
+            session.calls.add(event.call.id)
+            if isinstance(event, Adopted):
+                session.named.add(event.call.id)
+        elif isinstance(event, ReplicaUp | ReplicaChanged | ReplicaDown):
+            if not self._is_from_prober(session, event):
+                return
+            if isinstance(event, ReplicaUp) and not self._may_open(event.replica.name):
+                self._ready[event.replica.name] = event
+                return
+            if isinstance(event, ReplicaDown):
+                self._ready.pop(event.name, None)
+                self._strangers.pop(event.name, None)
+                self._uncounted.add(event.name)
+                self._step(event)
+                self._step(ReplicaKnown(self._fleet[event.name]))
+                return
+        elif isinstance(event, ReplicaSuspect):
+            if (prober := self._prober_of(event.name)) is not None:
+                prober.link.send(ProbeNow(event.name))
+        elif isinstance(event, ReplicaBehind):
+            self._behind.setdefault(event.name, set()).add(session.run)
+        elif isinstance(event, ReplicaRecovered):
+            self._recovered(event.name, session.run)
+            return
+        self._step(event)
+
+    def _recovered(self, name: str, run: str) -> None:
+        runs = self._behind.get(name, set())
+        runs.discard(run)
+        if not runs and self._behind.pop(name, None) is not None:
+            self._step(ReplicaRecovered(name))
+
+    def _step(self, event: Event) -> None:
+        now = self._clock()
+        actions = self.machine.step(event, now)
+        if self._record is not None:
+            self._record.append(now, event, actions)
+        for action in actions:
+            self._send(action)
+
+    def _send(self, action: Action) -> None:
+        owner = self._owner.get(action.call_id)
+        if owner is None:
+            return
+        if isinstance(action, Refuse | Settled):
+            del self._owner[action.call_id]
+            owner.calls.discard(action.call_id)
+        owner.link.act(action)
+
+    def _end(self, call_id: str) -> None:
+        self._step(Left(call_id))
+
+    # --- replicas ---
+
+    @property
+    def is_ready(self) -> bool:
+        return any(pool.open_replicas for pool in self.machine.pools.values())
+
+    def _may_open(self, name: str) -> bool:
+        if name in self._uncounted and (prober := self._prober_of(name)) is not None:
+            prober.link.send(Count(name))
+        return self._is_settled and name not in self._uncounted
+
+    def _is_from_prober(self, session: RelaySession, event: ReplicaUp | ReplicaChanged | ReplicaDown) -> bool:
+        name = event.name if isinstance(event, ReplicaDown) else event.replica.name
+        return name in self._fleet and name in session.probes
+
+    def _prober_of(self, name: str) -> RelaySession | None:
+        return next((one for one in self.sessions.values() if name in one.probes), None)
+
+    def _deal(self) -> None:
+        """Each replica is probed by one relay. They are dealt once it is known which relays there are."""
+        if not self._is_everybody_here():
+            return
+        present = [one for one in self.sessions.values() if one.lost_at is None]
+        for session, replicas in zip(present, deal(self._fleet, [one.relay for one in present]), strict=True):
+            session.probe({name: self._is_open(name) for name in replicas})
+
+    def _is_open(self, name: str) -> bool:
+        return self.machine.pools[self._fleet[name].pool].is_open(name)
+
+    def _counted(self, name: str, streams: int) -> None:
+        """The engine runs so many streams. Those that cannot be known ones are strangers, or calls of relays that are
+        gone: at most so many of these still run."""
+        if name not in self._fleet:
+            return
+        lost = self._lost_calls().get(name, [])
+        others = max(0, streams - self._surely_running(name, lost))
+        for call_id in lost[others:]:
+            self._end(call_id)
+        strangers = max(0, others - len(lost))
+        if name in self._uncounted or strangers < self._strangers.get(name, 0):
+            self._step(ReplicaStrangers(name, strangers))
+            self._strangers[name] = strangers
+            if not strangers:
+                del self._strangers[name]
+        self._uncounted.discard(name)
+        self._settle()
+
+    def _surely_running(self, name: str, lost: list[str]) -> int:
+        """The least number of streams that the engine runs for calls that are known and not lost. One that has just
+        boarded may not have reached it yet; one that its relay has reported is there."""
+        state = self.machine.pools[self._fleet[name].pool].replica_state(name)
+        since = self._clock() - SENT_S
+        return sum(
+            stream.call.choices
+            for call_id, stream in (state.aboard.items() if state is not None else ())
+            if call_id not in lost
+            and (stream.boarded_at <= since or ((owner := self._owner.get(call_id)) and call_id in owner.named))
+        )
+
+    def _gone(self) -> list[RelaySession]:
+        """Relays that have been lost for longer than they may write to engines."""
+        now = self._clock()
+        return [one for one in self.sessions.values() if one.is_gone(now, LEASE_S + MARGIN_S)]
+
+    def _lost_calls(self) -> dict[str, list[str]]:
+        """The calls of relays that are gone, by replica."""
+        lost: dict[str, list[str]] = {}
+        for session in self._gone():
+            for call_id in session.calls:
+                if (name := self.machine.replica_of(call_id)) is not None:
+                    lost.setdefault(name, []).append(call_id)
+        return lost
+
+    def _ask_again(self) -> None:
+        """Ask engines that run strangers, or calls of relays that are gone, whether they still do."""
+        now = self._clock()
+        if now - self._asked_at < COUNT_S:
+            return
+        self._asked_at = now
+        for name in self._strangers.keys() | self._lost_calls().keys() | (self._ready.keys() & self._uncounted):
+            if (prober := self._prober_of(name)) is not None:
+                prober.link.send(Count(name))
+        for session in self._gone():
+            if not session.calls:
+                del self.sessions[session.run]
+
+    # --- time, and the end ---
+
+    def close(self) -> None:
+        for session in self.sessions.values():
+            session.link.close("the dispatcher ends")
+        if self._record is not None:
+            self._record.close()
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self.tick()
+
+    def tick(self) -> None:
+        self._step(Ticked())
+        self._settle()
+        self._ask_again()
+
+    def metrics(self) -> Iterable[Metric]:
+        return policy_metrics(self.machine, {name: replica.pool for name, replica in self._fleet.items()})

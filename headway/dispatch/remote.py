@@ -1,0 +1,270 @@
+"""Core in another process: this gateway is a relay of a dispatcher.
+
+Events go to the dispatcher and actions come back (link.py). While there is no dispatcher, streams go on, and calls that
+arrive or are held wait until their own deadlines. When there is one again, possibly another one, the relay says where
+each of its calls is, and boarding goes on.
+
+Two dispatchers may believe that they lead. A relay obeys the highest epoch it has seen. It writes to an engine only
+while its own lease lasts, which each beat that the dispatcher answers renews, counted from before the beat was sent: so
+the dispatcher can tell when a relay that it cannot reach has stopped boarding.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from prometheus_client.core import Metric
+
+from headway.core.types import (
+    Action,
+    Arrived,
+    Downgrade,
+    Draining,
+    Event,
+    Failed,
+    Finished,
+    Hold,
+    Left,
+    Offer,
+    Refuse,
+    Settled,
+    Ticked,
+)
+from headway.dispatch.address import Address
+from headway.dispatch.base import Driver
+from headway.dispatch.endpoints import connect
+from headway.dispatch.frames import (
+    PROTOCOL,
+    Actions,
+    Beat,
+    BeatEcho,
+    Count,
+    Counted,
+    FromDispatcher,
+    Hello,
+    Probe,
+    ProbeNow,
+    Reported,
+    Turned,
+    Welcome,
+)
+from headway.dispatch.link import Link
+from headway.dispatch.security import Security
+from headway.errors import ConnectionFailed
+from headway.supervise import Supervisor
+
+log = logging.getLogger("headway.dispatch")
+
+BEAT_S = 0.25
+RETRY_S = (0.05, 0.2)  # between two attempts to connect: at random, so that relays do not come in step
+ANSWER_S = 1.0  # for which a call waits for the dispatcher's word after its deadline
+MAX_ENDS = 10_000  # calls that ended while there was no dispatcher, which are reported later
+
+
+class RemoteDispatch:
+    def __init__(
+        self,
+        addresses: list[Address],
+        security: Security,
+        relay: str,
+        run: str,
+        offers: Mapping[str, Offer],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`relay` is this relay's name, `run` the random id of this run of its process."""
+        self.epoch = 0
+        self.is_ready = False
+        self._addresses = addresses
+        self._security = security
+        self._hello = Hello(PROTOCOL, relay, run)
+        self._offers = offers
+        self._clock = clock
+        self._driver: Driver | None = None
+        self._link: Link | None = None  # None unless a dispatcher has welcomed this relay
+        self._leased_until = 0.0
+        self._beats: dict[int, float] = {}  # those that were not answered yet: number -> when it was sent
+        self._number = 0
+        self._max_hold_s: dict[str, float] = {}  # of each call that has not ended
+        self._unanswered: set[str] = set()  # calls that wait for the dispatcher's word, and have no deadline yet
+        self._overdue: set[str] = set()  # calls whose deadline has passed, and that wait for its word
+        self._ends: deque[Finished | Left] = deque(maxlen=MAX_ENDS)
+        self._lost = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def may_send(self, epoch: int) -> bool:
+        return epoch == self.epoch and self._clock() < self._leased_until
+
+    # --- from the gateway ---
+
+    def tell(self, event: Event) -> None:
+        if isinstance(event, Ticked | Draining):
+            return  # the dispatcher has its own clock, and goes on when one relay drains
+        if isinstance(event, Arrived):
+            call = event.call
+            self._max_hold_s[call.id] = self._offers[call.model].tiers[call.tier].max_hold_s
+            self._wait_for_answer(call.id)
+        elif isinstance(event, Failed):
+            self._wait_for_answer(event.call_id)
+        elif isinstance(event, Finished | Left):
+            self._forget(event.call_id)
+            if self._link is None:
+                self._ends.append(event)
+        if self._link is not None:
+            self._link.tell(event)
+
+    def _wait_for_answer(self, call_id: str) -> None:
+        self._unanswered.add(call_id)
+        if self._link is None:
+            self._hold_unanswered()
+
+    def _hold_unanswered(self) -> None:
+        """Without a dispatcher, calls wait until their own deadlines."""
+        assert self._driver is not None
+        while self._unanswered:
+            call_id = self._unanswered.pop()
+            self._driver.do(Hold(call_id, self._max_hold_s[call_id]))
+
+    def deadline(self, call_id: str) -> None:
+        """The dispatcher knows it too, and answers at its next tick. If it does not, the call is refused here."""
+        self._overdue.add(call_id)
+        if self._link is None:
+            self._refuse_overdue(call_id)
+        else:
+            asyncio.get_running_loop().call_later(ANSWER_S, self._refuse_overdue, call_id)
+
+    def _refuse_overdue(self, call_id: str) -> None:
+        assert self._driver is not None
+        if call_id in self._overdue:
+            self._driver.do(Refuse(call_id, "no_dispatcher", 1))
+            self.tell(Left(call_id))
+
+    def _forget(self, call_id: str) -> None:
+        self._max_hold_s.pop(call_id, None)
+        self._unanswered.discard(call_id)
+        self._overdue.discard(call_id)
+
+    def counted(self, replica: str, streams: int) -> None:
+        if self._link is not None:
+            self._link.send(Counted(replica, streams))
+
+    def metrics(self, replicas: Mapping[str, str]) -> Iterable[Metric]:  # noqa: ARG002 (the dispatcher has them)
+        return ()
+
+    # --- from the dispatcher ---
+
+    def _obey(self, message: FromDispatcher, session: _Session) -> None:
+        assert self._driver is not None
+        if isinstance(message, Actions):
+            for action in message.actions:
+                self._do(action)
+        elif isinstance(message, BeatEcho):
+            self.is_ready = message.is_ready
+            if (sent_at := self._beats.pop(message.number, None)) is not None:
+                self._leased_until = max(self._leased_until, sent_at + session.lease_s)
+        elif isinstance(message, Probe):
+            self._driver.probe_only(dict(message.replicas))
+        elif isinstance(message, ProbeNow):
+            self._driver.probe_now(message.replica)
+        elif isinstance(message, Count):
+            self._driver.count_streams(message.replica)
+
+    def _do(self, action: Action) -> None:
+        assert self._driver is not None
+        if isinstance(action, Refuse):
+            self._forget(action.call_id)
+        elif not isinstance(action, Settled | Downgrade):
+            self._unanswered.discard(action.call_id)
+            self._overdue.discard(action.call_id)
+        self._driver.do(action)
+
+    def _welcomed(self, welcome: Welcome, session: _Session) -> None:
+        assert self._driver is not None
+        if welcome.epoch < self.epoch:
+            session.link.close(f"epoch {welcome.epoch} is over: {self.epoch} has begun")
+            return
+        self.epoch = welcome.epoch
+        self._link = link = session.link
+        session.lease_s = welcome.lease_s
+        self._leased_until = max(self._leased_until, session.began_at + welcome.lease_s)
+        self._beats.clear()
+        while self._ends:
+            link.tell(self._ends.popleft())
+        for call in self._driver.calls():
+            if call.replica is None:
+                self._unanswered.add(call.call.id)
+            link.tell(call)
+        link.send(Reported())
+        log.info("dispatcher %s decides, epoch %d", link.name, self.epoch)
+
+    def _left(self, session: _Session, reason: str) -> None:
+        if self._link is session.link:
+            log.warning("no dispatcher: %s", reason)
+            self._link, self.is_ready = None, False
+            self._hold_unanswered()
+        self._lost.set()
+
+    # --- connecting ---
+
+    def start(self, driver: Driver, supervisor: Supervisor) -> None:
+        self._driver = driver
+        self._task = supervisor.start("dispatcher", self._stay_connected, matters=True)
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        if self._link is not None:
+            self._link.close("the relay ends")
+
+    async def _stay_connected(self) -> None:
+        while True:
+            for address in self._addresses:
+                self._lost.clear()
+                try:
+                    link = await connect(address, lambda made: _Session(self, made), self._security)
+                except ConnectionFailed as failed:
+                    log.debug("%s", failed)
+                else:
+                    await self._beat(link)
+                await asyncio.sleep(random.uniform(*RETRY_S))
+
+    async def _beat(self, link: Link) -> None:
+        """Until the link is lost."""
+        while not self._lost.is_set():
+            if self._link is link:
+                self._number += 1
+                self._beats[self._number] = self._clock()
+                link.send(Beat(self._number, self.epoch))
+            try:
+                async with asyncio.timeout(BEAT_S):
+                    await self._lost.wait()
+            except TimeoutError:
+                pass
+
+
+class _Session:
+    """One link, from its Hello to its end."""
+
+    def __init__(self, dispatch: RemoteDispatch, link: Link) -> None:
+        self.link = link
+        self.began_at = dispatch._clock()
+        self.lease_s = 0.0
+        self._dispatch = dispatch
+        link.send(dispatch._hello)
+
+    def on_message(self, message: FromDispatcher) -> None:
+        if isinstance(message, Welcome):
+            self._dispatch._welcomed(message, self)
+        elif isinstance(message, Turned):
+            log.warning("dispatcher %s turned this relay away: %s", self.link.name, message.why)
+            self.link.close("turned away")
+        elif self._dispatch._link is self.link:
+            self._dispatch._obey(message, self)
+
+    def on_lost(self, reason: str) -> None:
+        self._dispatch._left(self, reason)

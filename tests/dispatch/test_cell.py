@@ -1,0 +1,240 @@
+"""A cell in one process: a dispatcher, its relays over a socket, scripted engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import APIStatusError, AsyncOpenAI
+
+from headway.config import Config
+from headway.core.types import ReplicaSuspect
+from headway.dispatch.address import UnixAddress
+from headway.dispatch.dispatcher import Dispatcher
+from headway.dispatch.endpoints import Listener, listen
+from headway.dispatch.record import replay
+from headway.dispatch.remote import RemoteDispatch
+from headway.engines.scripted import Faults, Script, running
+from headway.gateway.serve import Gateway
+from headway.run import make_dispatcher, policies_of
+from headway.run import running_gateway as run_gateway
+from tests.running import MODEL, config_for, http_client
+
+pytestmark = pytest.mark.anyio
+QUICK = Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.002),))
+SLOW = Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.02),))
+ASK: Any = [{"role": "user", "content": "two words"}]
+CURVE = [[1, 100.0], [4, 90.0], [8, 40.0]]
+FAST = {"name": "fast", "floor_tps": 80.0, "max_hold_s": 10.0}
+
+
+@dataclass
+class Relay:
+    gateway: Gateway
+    sdk: AsyncOpenAI
+    dispatch: RemoteDispatch
+
+    async def call(self, tokens: int = 5, tier: str = "default", **more: Any) -> Any:
+        return await self.sdk.chat.completions.create(
+            model=MODEL, messages=ASK, max_tokens=tokens, extra_body={"service_tier": tier}, **more
+        )
+
+
+@dataclass
+class Cell:
+    config: Config
+    path: Path
+    dispatcher: Dispatcher
+    relays: list[Relay] = field(default_factory=list)
+    epoch: int = 1
+    _listener: Listener | None = None
+    _running: asyncio.Task[None] | None = None
+
+    @property
+    def pool(self) -> Any:
+        return self.dispatcher.machine.pools[MODEL]
+
+    async def lead(self, record: Path | None = None) -> None:
+        """Start a dispatcher, after the one before it if there was one."""
+        names = [f"relay-{number}" for number in range(len(self.relays) or 2)]
+        self.dispatcher = make_dispatcher(self.config, "", self.epoch, names, record)
+        self._listener = await listen(UnixAddress(self.path), self.dispatcher.make_session, None)
+        self._running = asyncio.create_task(self.dispatcher.run())
+
+    async def die(self) -> None:
+        """As if the dispatcher had been killed."""
+        assert self._listener is not None
+        assert self._running is not None
+        self._running.cancel()
+        await self._listener.close()
+        for session in self.dispatcher.sessions.values():
+            session.link.abort("killed")
+        self.dispatcher.close()
+        self.epoch += 1
+
+    async def until(self, condition: Any) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def until_open(self, replicas: int) -> None:
+        await self.until(lambda: self.pool.open_replicas == replicas)
+
+    async def until_empty(self) -> None:
+        await self.until(
+            lambda: not self.dispatcher.machine.calls and not any(relay.gateway._trips for relay in self.relays)
+        )
+
+
+@asynccontextmanager
+async def running_cell(
+    tmp_path: Path, config: Config, relays: int = 2, record: Path | None = None
+) -> AsyncIterator[Cell]:
+    folder = tmp_path / "cell"
+    folder.mkdir(mode=0o700)
+    cell = Cell(config, folder / "dispatcher", None)  # type: ignore[arg-type]
+    async with AsyncExitStack() as stack:
+        await cell.lead(record)
+        stack.push_async_callback(cell.die)
+        for number in range(relays):
+            _, offers = policies_of(config)
+            dispatch = RemoteDispatch([UnixAddress(cell.path)], None, f"relay-{number}", f"run-{number}", offers)
+            gateway, port = await stack.enter_async_context(run_gateway(config, dispatch=dispatch))
+            url = f"http://127.0.0.1:{port}/v1"
+            sdk = AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http_client())
+            await stack.enter_async_context(sdk)
+            cell.relays.append(Relay(gateway, sdk, dispatch))
+        await cell.until_open(len(config.models[0].replicas))
+        yield cell
+
+
+async def test_calls_of_two_relays_share_the_seats_of_one_replica(tmp_path: Path) -> None:
+    async with running(SLOW) as engine, running_cell(tmp_path, config_for([engine], seats=3)) as cell:
+        a, b = cell.relays
+        answers = await asyncio.gather(*[relay.call(10) for relay in (a, b) for _ in range(5)])
+        assert [answer.usage.completion_tokens for answer in answers] == [10] * 10
+        assert engine.record()["highest_running"] == 3
+        await cell.until_empty()
+        assert cell.pool.aboard(engine.url) == 0
+
+
+async def test_a_floor_holds_over_all_relays(tmp_path: Path) -> None:
+    async with running(Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.01),))) as engine:
+        config = config_for([engine], seats=8, express=[FAST], curve=CURVE)
+        async with running_cell(tmp_path, config) as cell:
+            a, b = cell.relays
+            most = cell.pool.replica_state(engine.url).caps[80.0]
+            answers = await asyncio.gather(*[relay.call(20, "fast") for relay in (a, b) for _ in range(6)])
+            assert {answer.service_tier for answer in answers} == {"fast"}
+            assert engine.record()["highest_running"] <= most < 8
+
+
+async def test_each_replica_is_probed_by_one_relay(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(running(QUICK)) for _ in range(5)]
+        cell = await stack.enter_async_context(running_cell(tmp_path, config_for(engines)))
+        probes = [session.probes for session in cell.dispatcher.sessions.values()]
+        assert sorted(name for some in probes for name in some) == sorted(engine.url for engine in engines)
+
+
+async def test_streams_go_on_when_the_dispatcher_dies_and_the_next_one_adopts_them(tmp_path: Path) -> None:
+    record = tmp_path / "events.jsonl"
+    async with running(SLOW) as engine, running_cell(tmp_path, config_for([engine], seats=2)) as cell:
+        a, b = cell.relays
+        running_calls = [asyncio.create_task(relay.call(60)) for relay in (a, b)]
+        await cell.until(lambda: engine.record()["running"] == 2)
+        held = asyncio.create_task(a.call(5))
+        await cell.until(lambda: cell.pool.waiting.held == 1)
+        await cell.die()
+        arrived = asyncio.create_task(b.call(5))
+        await asyncio.sleep(0.1)
+        assert not any(task.done() for task in (*running_calls, held, arrived))
+        await cell.lead(record)
+        await cell.until_open(1)
+        assert cell.pool.aboard(engine.url) == 2
+        assert cell.dispatcher.machine.calls == 4
+        answers = await asyncio.gather(*running_calls, held, arrived)
+        assert [answer.usage.completion_tokens for answer in answers] == [60, 60, 5, 5]
+        assert engine.record()["highest_running"] == 2
+        await cell.until_empty()
+        assert not any(relay.gateway._unsettled for relay in cell.relays)
+    assert replay(record).first_difference is None
+
+
+async def test_without_a_dispatcher_a_call_is_refused_at_its_deadline(tmp_path: Path) -> None:
+    async with running(QUICK) as engine:
+        config = config_for([engine], tier={"max_hold_s": 0.3})
+        async with running_cell(tmp_path, config) as cell:
+            await cell.die()
+            with pytest.raises(APIStatusError) as refused:
+                await cell.relays[0].call(5)
+            assert refused.value.status_code == 503
+            assert "assigns seats" in str(refused.value)
+            assert not cell.relays[0].gateway._trips
+            await cell.lead()
+
+
+async def test_what_an_engine_runs_and_nobody_reported_takes_seats_until_it_is_gone(tmp_path: Path) -> None:
+    """As of a relay that the new dispatcher has never heard of."""
+    async with running(SLOW) as engine, running_cell(tmp_path, config_for([engine], seats=2)) as cell:
+        await cell.die()
+        stranger = AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", http_client=http_client())
+        unknown = asyncio.create_task(stranger.chat.completions.create(model=MODEL, messages=ASK, max_tokens=100))
+        await cell.until(lambda: engine.record()["running"] == 1)
+        await cell.lead()
+        await cell.until_open(1)
+        assert cell.pool.replica_state(engine.url).strangers == 1
+        await asyncio.gather(*[relay.call(5) for relay in cell.relays for _ in range(3)])
+        assert engine.record()["highest_running"] == 2
+        await unknown
+        await cell.until(lambda: not cell.pool.replica_state(engine.url).strangers)
+        await stranger.close()
+
+
+async def test_the_seats_of_a_relay_that_is_gone_are_freed_when_its_engine_has_stopped_them(tmp_path: Path) -> None:
+    async with running(SLOW) as engine, running_cell(tmp_path, config_for([engine], seats=2)) as cell:
+        a, b = cell.relays
+        lost = asyncio.create_task(a.call(500))
+        await cell.until(lambda: engine.record()["running"] == 1)
+        assert a.dispatch._task is not None
+        a.dispatch._task.cancel()  # it is cut off, and its stream goes on
+        assert a.dispatch._link is not None
+        a.dispatch._link.abort("cut off")
+        await asyncio.sleep(1.6)
+        assert cell.pool.aboard(engine.url) == 1  # the engine still runs it
+        lost.cancel()
+        await cell.until(lambda: cell.pool.aboard(engine.url) == 0)
+        await cell.until(lambda: [one.relay for one in cell.dispatcher.sessions.values()] == ["relay-1"])
+        await b.call(5)
+
+
+async def test_a_relay_does_not_write_to_an_engine_after_its_lease(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, running_cell(tmp_path, config_for([engine])) as cell:
+        relay = cell.relays[0]
+        now = relay.dispatch._clock
+        relay.dispatch._clock = lambda: now() + 10.0  # it was stopped for so long
+        assert not relay.dispatch.may_send(relay.dispatch.epoch)
+        assert (await relay.call(5)).usage.completion_tokens == 5  # once a beat has been answered
+        assert relay.dispatch.may_send(relay.dispatch.epoch)
+        assert not relay.dispatch.may_send(relay.dispatch.epoch - 1)
+
+
+async def test_an_engine_that_fails_a_call_is_probed_by_whoever_probes_it(tmp_path: Path) -> None:
+    async with running(QUICK) as one, running(QUICK) as two, running_cell(tmp_path, config_for([one, two])) as cell:
+        one.faults = Faults(die_after_tokens=0)
+        answers = await asyncio.gather(*[relay.call(5) for relay in cell.relays for _ in range(4)])
+        assert len(answers) == 8
+        await cell.until_open(1)
+        one.faults = Faults()
+        await cell.until_open(2)
+
+
+async def test_an_event_of_a_replica_that_is_not_known_changes_nothing(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, running_cell(tmp_path, config_for([engine])) as cell:
+        cell.relays[0].gateway.tell(ReplicaSuspect("http://elsewhere"))
+        assert (await cell.relays[0].call(5)).usage.completion_tokens == 5

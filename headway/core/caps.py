@@ -10,7 +10,7 @@ calls board (replicas.py), against the longest time of a token.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 
 from headway.core.curve import longest_s
 from headway.core.doors import Doors
@@ -20,6 +20,9 @@ from headway.core.types import Replica
 
 FEEDBACK_STEP = 0.01  # caps are computed again when the measured slowness has changed by more than this share
 RETRY_S = 10.0
+# If the streams of a pool differ more or less than before, the caps of all its replicas change: of more than AT_ONCE
+# replicas a few in each step, because no step may take long.
+AT_ONCE, IN_EACH_STEP = 64, 2
 
 
 class Caps:
@@ -31,6 +34,7 @@ class Caps:
         # Replicas that are tried again later, with the time; the first comes first.
         self._retried: OrderedDict[str, tuple[float, ReplicaState]] = OrderedDict()
         self._caps_share = self._spread.share  # by which all caps were computed last
+        self._outdated: deque[ReplicaState] = deque()  # replicas whose caps are still by the share before
         self._most: dict[float, int] = {}  # cache by floor, cleared when the fleet changes
 
     def fleet_changed(self) -> None:
@@ -80,10 +84,17 @@ class Caps:
         state.feedback.observe(slowness, is_missed=is_missed)
         if abs((1.0 + self._spread.share) / (1.0 + self._caps_share) - 1.0) > FEEDBACK_STEP:
             self._caps_share = self._spread.share
-            for other in self._doors.replicas.values():
-                self._refresh_if_changed(other, now)
-                self._doors.place(other, now)
+            self._outdated = deque(self._doors.replicas.values())
+            self.catch_up(now, AT_ONCE if len(self._outdated) <= AT_ONCE else 0)
         self._refresh_if_changed(state, now)
+
+    def catch_up(self, now: float, replicas: int = IN_EACH_STEP) -> None:
+        """Compute the caps of some of the outdated replicas again."""
+        for _ in range(min(replicas, len(self._outdated))):
+            state = self._outdated.popleft()
+            if self._doors.replicas.get(state.replica.name) is state:
+                self._refresh_if_changed(state, now)
+                self._doors.place(state, now)
 
     def _refresh_if_changed(self, state: ReplicaState, now: float) -> None:
         if abs(self._slowness(state) / state.caps_slowness - 1.0) <= FEEDBACK_STEP:

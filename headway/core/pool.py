@@ -349,4 +349,5 @@ class Pool:
     def set_doors(self, now: float) -> None:
         """Provide as many light seats, taken or ready, as the reserve wants."""
         self._caps.let_back_in(now)
+        self._caps.catch_up(now)
         self.doors.provide(self._reserve.wanted_seats(now), now)

@@ -1,15 +1,53 @@
-"""Deals replicas out over relays: each replica is probed by one relay, and few change hands when relays come and go."""
+"""Deals replicas out over relays: each replica is probed by one relay. When relays come and go, only as many replicas
+change hands as must."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 
-def deal(replicas: Iterable[str], relays: Sequence[str]) -> list[list[str]]:
-    """The replicas of each relay, in the order of `relays`: each goes to the relay with the highest score for it."""
-    dealt: list[list[str]] = [[] for _ in relays]
-    for replica in replicas if relays else ():
-        scores = [zlib.crc32(f"{relay} {replica}".encode()) for relay in relays]
-        dealt[scores.index(max(scores))].append(replica)
-    return dealt
+class Dealing:
+    def __init__(self, replicas: Iterable[str]) -> None:
+        self.hands: dict[str, set[str]] = {}  # by relay
+        self._undealt = list(replicas)
+        self._holder: dict[str, str] = {}  # by replica
+
+    def holder(self, replica: str) -> str | None:
+        """The relay that probes it; None if there is no relay."""
+        return self._holder.get(replica)
+
+    def join(self, relay: str) -> set[str]:
+        """Give the relay its part, from those that have more. Returns the relays whose replicas have changed."""
+        if relay in self.hands:
+            return set()
+        hand = self.hands[relay] = set()
+        for replica in self._undealt:
+            self._give(replica, relay)
+        changed = {relay} if self._undealt else set()
+        self._undealt = []
+        part = sum(map(len, self.hands.values())) // len(self.hands)
+        for other, theirs in self.hands.items():
+            for replica in sorted(theirs)[part:] if other != relay else ():
+                if len(hand) >= part:
+                    break
+                theirs.discard(replica)
+                self._give(replica, relay)
+                changed |= {other, relay}
+        return changed
+
+    def leave(self, relay: str) -> set[str]:
+        """Give the relay's replicas to the others. Returns the relays whose replicas have changed."""
+        left = sorted(self.hands.pop(relay, ()))
+        if not self.hands:
+            self._undealt += left
+            for replica in left:
+                del self._holder[replica]
+            return set()
+        others = sorted(self.hands, key=lambda other: len(self.hands[other]))
+        for number, replica in enumerate(left):
+            self._give(replica, others[number % len(others)])
+        return set(others[: len(left)])
+
+    def _give(self, replica: str, relay: str) -> None:
+        self.hands[relay].add(replica)
+        self._holder[replica] = relay

@@ -37,8 +37,8 @@ from headway.core.types import (
     Settled,
     Ticked,
 )
-from headway.dispatch.dealing import deal
-from headway.dispatch.frames import Beat, BeatEcho, Count, Counted, Events, FromRelay, Hello, ProbeNow, Reported
+from headway.dispatch.dealing import Dealing
+from headway.dispatch.frames import Beat, BeatEcho, Count, Counted, Events, FromRelay, Hello, Probe, ProbeNow, Reported
 from headway.dispatch.link import Link
 from headway.dispatch.policy_metrics import policy_metrics
 from headway.dispatch.record import EventLog
@@ -72,6 +72,7 @@ class Dispatcher:
         self._fleet = {replica.name: replica for replica in fleet}
         self._record = record
         self._clock = clock
+        self._dealing = Dealing(self._fleet)
         self._owner: dict[str, RelaySession] = {}  # by call
         self._unheard = set(listed)
         self._began_at = clock()
@@ -121,13 +122,13 @@ class Dispatcher:
         meanwhile: they come back with the relay."""
         if self.sessions.get(session.run) is not session:
             return
-        session.lost_at, session.probes = self._clock(), frozenset()
+        session.lost_at = self._clock()
         for call_id in list(session.calls):
             if self.machine.replica_of(call_id) is None:
                 self._end(call_id)
         for name in list(self._behind):
             self._recovered(name, session.run)
-        self._deal()
+        self._probe(self._dealing.leave(session.run))
 
     def _reported(self, session: RelaySession) -> None:
         for call_id in session.calls - session.named:
@@ -225,18 +226,23 @@ class Dispatcher:
 
     def _is_from_prober(self, session: RelaySession, event: ReplicaUp | ReplicaChanged | ReplicaDown) -> bool:
         name = event.name if isinstance(event, ReplicaDown) else event.replica.name
-        return name in self._fleet and name in session.probes
+        return self._dealing.holder(name) == session.run
 
     def _prober_of(self, name: str) -> RelaySession | None:
-        return next((one for one in self.sessions.values() if name in one.probes), None)
+        run = self._dealing.holder(name)
+        return self.sessions[run] if run is not None else None
 
     def _deal(self) -> None:
         """Each replica is probed by one relay. They are dealt once it is known which relays there are."""
-        if not self._is_everybody_here():
-            return
-        present = [one for one in self.sessions.values() if one.lost_at is None]
-        for session, replicas in zip(present, deal(self._fleet, [one.relay for one in present]), strict=True):
-            session.probe({name: self._is_open(name) for name in replicas})
+        if self._is_everybody_here():
+            present = sorted((one for one in self.sessions.values() if one.lost_at is None), key=lambda one: one.relay)
+            self._probe({run for one in present for run in self._dealing.join(one.run)})
+
+    def _probe(self, runs: Iterable[str]) -> None:
+        """Tell these relays which replicas they probe from now on."""
+        for run in runs:
+            replicas = [(name, self._is_open(name)) for name in self._dealing.hands[run]]
+            self.sessions[run].link.send(Probe(replicas))
 
     def _is_open(self, name: str) -> bool:
         return self.machine.pools[self._fleet[name].pool].is_open(name)
@@ -257,7 +263,8 @@ class Dispatcher:
             if not strangers:
                 del self._strangers[name]
         self._uncounted.discard(name)
-        self._settle()
+        if self._is_settled and name in self._ready:
+            self._step(self._ready.pop(name))
 
     def _surely_running(self, name: str, lost: list[str]) -> int:
         """The least number of streams that the engine runs for calls that are known and not lost. One that has just

@@ -1,12 +1,11 @@
-"""One relay, as the dispatcher sees it: its link, its calls, and the replicas that it probes."""
+"""One relay, as the dispatcher sees it: its link and its calls."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from typing import Protocol
 
-from headway.dispatch.frames import PROTOCOL, FromRelay, Hello, Probe, Turned, Welcome
+from headway.dispatch.frames import PROTOCOL, FromRelay, Hello, Turned, Welcome
 from headway.dispatch.link import Link
 
 log = logging.getLogger("headway.dispatch")
@@ -34,7 +33,6 @@ class RelaySession:
         self.run = ""
         self.calls: set[str] = set()
         self.named: set[str] = set()  # calls that it has said are its own, since it connected
-        self.probes: frozenset[str] = frozenset()
         self.has_reported = False
         self.heard_at = 0.0
         self.lost_at: float | None = None
@@ -60,12 +58,6 @@ class RelaySession:
         if self.run:
             log.warning("relay %s is lost: %s", self.relay, reason)
             self._dispatcher.on_lost(self)
-
-    def probe(self, replicas: Mapping[str, bool]) -> None:
-        """Let it probe these, each given with whether it is open."""
-        if self.probes != replicas.keys():
-            self.probes = frozenset(replicas)
-            self.link.send(Probe(list(replicas.items())))
 
     def is_gone(self, now: float, after_s: float) -> bool:
         """Whether the relay has been lost for so long."""

@@ -154,7 +154,9 @@ async def run_block(place: Place, fast_streams: int, seconds: float) -> Block:
     into = Block()
     fast_request = chat_request(MODEL_NAME, FAST_TOKENS, **({"service_tier": "fast"} if place.is_gateway else {}))
     running_fast: list[None] = []
-    async with load(place.standard, standard_request, STANDARD_STREAMS) as standard:
+    # An engine that is asked without a gateway refuses what it cannot seat soon.
+    streams = STANDARD_STREAMS if place.is_gateway else SEATS
+    async with load(place.standard, standard_request, streams) as standard:
         await standard.until(SEATS)
         begin = time.perf_counter() + WARM_UP_S
         end = begin + seconds

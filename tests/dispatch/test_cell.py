@@ -138,8 +138,9 @@ async def test_each_replica_is_probed_by_one_relay(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(running(QUICK)) for _ in range(5)]
         cell = await stack.enter_async_context(running_cell(tmp_path, config_for(engines)))
-        probes = [session.probes for session in cell.dispatcher.sessions.values()]
-        assert sorted(name for some in probes for name in some) == sorted(engine.url for engine in engines)
+        hands = cell.dispatcher._dealing.hands.values()
+        assert sorted(name for hand in hands for name in hand) == sorted(engine.url for engine in engines)
+        assert sorted(map(len, hands)) == [2, 3]
 
 
 async def test_streams_go_on_when_the_dispatcher_dies_and_the_next_one_adopts_them(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from headway.evals.shares import Share
 from runs.bench import frontier, referee, truth
+from runs.cell import dispatcher
 from runs.clients import run as clients
 from runs.engine import long_prompts, mixed_prompts, noise, speculation
 from runs.express import fast_mode, report, rule
@@ -83,6 +84,11 @@ def websocket_case() -> Case:
     return Case(
         websocket.verdict, good, [*each(good, overhead=0.6, bytes_sent=0.3), *[replace(good, idle=one) for one in idle]]
     )
+
+
+def dispatcher_case() -> Case:
+    good = dispatcher.Figures(21_000, 0.0005, 0.004, 0.5, 0.6, 3_000.0, 2_000.0, is_compiled=True)
+    return Case(dispatcher.verdict, good, each(good, calls_per_cpu_s=19_999, boarding_p99_s=0.0051))
 
 
 def leaks_case() -> Case:
@@ -356,6 +362,7 @@ CASES = {
     "bench-truth": bench_truth(),
     "budget-race": budget_race_case(),
     "clients": clients_case(),
+    "dispatcher": dispatcher_case(),
     "distill": distill_case(),
     "drafter": drafter_case(),
     "express-live": express_live(),

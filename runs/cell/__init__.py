@@ -1,0 +1,1 @@
+"""Runs about many processes: the dispatcher and its relays."""

@@ -1,0 +1,51 @@
+"""A dispatcher as a process of its own, for a number of replicas. Arguments: its UNIX socket, replicas, relays."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+import sys
+from pathlib import Path
+
+import uvloop
+
+from headway.core.curve import Curve
+from headway.core.machine import Machine
+from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy, own_pools
+from headway.dispatch.address import UnixAddress
+from headway.dispatch.dispatcher import Dispatcher
+from headway.dispatch.endpoints import listen
+
+MODEL, SEATS = "m", 64
+CURVE = Curve(a=0.008, c=0.0003, d=0.0)
+TIERS: dict[Tier, TierPolicy] = {
+    "fast": TierPolicy(10_000, 5.0, floor_tps=74.0),
+    "standard": TierPolicy(100_000, 30.0),
+    "flex": TierPolicy(100_000, 600.0),
+}
+
+
+def replica(number: int) -> Replica:
+    return Replica(f"http://10.{number >> 16}.{number >> 8 & 255}.{number & 255}:8000", MODEL, SEATS, CURVE, 50_000.0)
+
+
+def relay_name(number: int) -> str:
+    return f"relay-{number}"
+
+
+async def serve(path: Path, replicas: int, relays: int) -> None:
+    machine = Machine(*own_pools({MODEL: ModelPolicy(TIERS, standard_share=0.5)}))
+    fleet = [replica(number) for number in range(replicas)]
+    dispatcher = Dispatcher(machine, fleet, 1, "", [relay_name(number) for number in range(relays)])
+    listener = await listen(UnixAddress(path), dispatcher.make_session, None)
+    ticking = asyncio.create_task(dispatcher.run())
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ticking.cancel)
+    gc.freeze()
+    await asyncio.gather(ticking, return_exceptions=True)
+    dispatcher.close()
+    await listener.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))

@@ -113,8 +113,8 @@ class Load:
         self._arrived: dict[str, float] = {}
         self._is_closed_loop = True
 
-    async def open(self, path: Path, relays: int) -> None:
-        """Connect, and wait until the dispatcher has asked about every replica."""
+    async def open(self, path: Path, relays: int, *, is_asked: bool = True) -> None:
+        """Connect, and wait until the dispatcher has asked about every replica, if it does."""
         until = time.monotonic() + OPEN_S
         while not path.exists() and time.monotonic() < until:
             await asyncio.sleep(0.05)
@@ -123,7 +123,7 @@ class Load:
                 await connect(UnixAddress(path), lambda link: OneRelay(self, link), None)
             except ConnectionFailed:
                 await asyncio.sleep(0.05)
-        while len(self.opened) < len(self.fleet):
+        while is_asked and len(self.opened) < len(self.fleet):
             if time.monotonic() > until:
                 raise RuntimeError(f"{len(self.opened)} of {len(self.fleet)} replicas are open after {OPEN_S} s")
             await asyncio.sleep(0.05)
@@ -161,13 +161,14 @@ class Load:
         await asyncio.sleep(SECONDS)
         return self.done - done, cpu_seconds(pid) - cpu_s
 
-    async def by_schedule(self, calls_per_s: float) -> None:
+    async def by_schedule(self, calls_per_s: float, seconds: float = SECONDS, warm_up_s: float = WARM_UP_S) -> None:
+        self._is_closed_loop = False
         begin, sent = time.perf_counter(), 0
-        while (passed := time.perf_counter() - begin) < WARM_UP_S + SECONDS:
+        while (passed := time.perf_counter() - begin) < warm_up_s + seconds:
             while sent < passed * calls_per_s:
                 self.arrive(self.relays[sent % len(self.relays)])
                 sent += 1
-            if passed < WARM_UP_S:
+            if passed < warm_up_s:
                 self.boarding_s.clear()
             await asyncio.sleep(0.001)
 
@@ -201,8 +202,9 @@ class Figures:
 
 
 @contextmanager
-def one_dispatcher(path: Path, replicas: int, relays: int) -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-m", "runs.cell.one_dispatcher", str(path), str(replicas), str(relays)]
+def one_dispatcher(path: Path, replicas: int, relays: int, *kind: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`kind` is "echo" for one that only boards."""
+    command = [sys.executable, "-m", "runs.cell.one_dispatcher", str(path), str(replicas), str(relays), *kind]
     process = subprocess.Popen(command)
     os.sched_setaffinity(process.pid, {0})
     try:
@@ -229,7 +231,6 @@ async def follow_schedule(path: Path, pid: int) -> tuple[list[float], tuple[floa
     """Returns the times to board, the shares of a core of dispatcher and generator, and bytes per call aboard."""
     load = Load(REPLICAS)
     await load.open(path, RELAYS)
-    load._is_closed_loop = False
     before_kib = resident_kib(pid)
     others = [asyncio.create_task(load.report_paces()), asyncio.create_task(load.beat())]
     began_at, cpu_s, own_s = time.perf_counter(), cpu_seconds(pid), time.process_time()

@@ -166,14 +166,17 @@ def gateway(
     timing: str = "",
     ledger: str = "",
     record: Path | None = None,
+    relays: int = 1,
 ) -> Iterator[int]:
-    """Run a gateway. TOML: `tiers` of the model, `curve` of each replica, `timing` of the gateway, `ledger`."""
+    """Run a gateway, of several processes if it has several relays. TOML: `tiers` of the model, `curve` of each
+    replica, `timing` of the gateway, `ledger`."""
     replicas = "".join(f'[[models.replicas]]\nurl = "{url}"\nseats = {seats}\n{curve}\n' for url in engine_urls)
     config = folder / f"gateway-{port}.toml"
     books = f"[ledger]\n{ledger}\n" if ledger else ""
     config.write_text(f'[gateway]\nport = {port}\n{timing}\n{books}[[models]]\nname = "{model}"\n{tiers}\n{replicas}')
     command = [sys.executable, "-m", "headway", "serve", "--config", str(config)]
     command += ["--record", str(record)] if record is not None else []
+    command += ["--relays", str(relays)] if relays > 1 else []
     with process(command, f"http://127.0.0.1:{port}/ready") as pid:
         yield pid
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from headway.evals.shares import Share
 from runs.bench import frontier, referee, truth
-from runs.cell import dispatcher
+from runs.cell import dispatcher, relays
 from runs.clients import run as clients
 from runs.engine import long_prompts, mixed_prompts, noise, speculation
 from runs.express import fast_mode, report, rule
@@ -89,6 +89,12 @@ def websocket_case() -> Case:
 def dispatcher_case() -> Case:
     good = dispatcher.Figures(21_000, 0.0005, 0.004, 0.5, 0.6, 3_000.0, 2_000.0, is_compiled=True)
     return Case(dispatcher.verdict, good, each(good, calls_per_cpu_s=19_999, boarding_p99_s=0.0051))
+
+
+def relays_case() -> Case:
+    good = relays.Figures(0.2, 0.5, [1.0, 1.03, 1.2], 50.0, 0.3)
+    bad = {"boarding_p50_ms": 0.31, "boarding_p99_above_ms": 1.1, "us_per_call": 61.0, "added_p50_ms": 0.41}
+    return Case(relays.verdict, good, each(good, **bad, cpu_ratios=[1.0, 1.06, 1.07]))
 
 
 def leaks_case() -> Case:
@@ -384,6 +390,7 @@ CASES = {
     "neighbours": neighbours_case(),
     "referee": referee_case(),
     "relay-change": relay_change_case(),
+    "relays": relays_case(),
     "sim-fidelity": sim_fidelity(),
     "sim-parity": sim_parity(),
     "sim-speed": sim_speed(),

@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Measures what deciding in another process costs, on scripted replicas, beside one process that does everything: the time to a
+# seat, a relay's CPU per token, the dispatcher's CPU per call, and what is added to the first token. About 6 minutes on two
+# quiet cores.
+source "$(dirname "$0")/prepare.bash"
+exec "$PY" -m runs.cell.relays "$@"

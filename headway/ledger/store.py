@@ -209,7 +209,7 @@ class Store:
     def settle_previous_runs(self, gateway: str, at_us: int) -> None:
         """Free what earlier runs of this gateway leased and did not spend. All their entries must be in the store."""
         name, _, run = gateway.partition("/")
-        with self.transaction() as cursor:
+        with self.transaction(lock=f"gateway {name}") as cursor:  # SQLite fails one that reads, waits, and writes
             cursor.execute(
                 "SELECT gateway, key, period, SUM(amount) FROM slices WHERE gateway LIKE ? AND NOT EXISTS "
                 "(SELECT 1 FROM slices AS s WHERE s.id = slices.gateway || ':' || slices.key || ':' || slices.period "

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable
+import re
+import secrets
+import socket
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import uvloop
 
-from headway.api.app import App
+from headway.api.app import METRICS_TYPE, App, Page
 from headway.api.openai import read_chat
 from headway.api.server import Server, drain_on_signals, make_server
 from headway.auto.audits import Audits, MemoryAudits, StoredAudits
@@ -19,15 +22,16 @@ from headway.auto.calibration import calibration_id, closed_file, read_calibrati
 from headway.auto.live_gate import GateSettings, LiveGate
 from headway.auto.risk import limit_of
 from headway.auto.serve import Auto
-from headway.config import AutoTable, Config, KeepPromptsTable, ModelTable, ReplicaTable
-from headway.config.to_core import policy_of, prices_of, replica_of
-from headway.core.machine import Machine
+from headway.config import AutoTable, Config, KeepPromptsTable, LedgerTable, ModelTable, ReplicaTable
+from headway.config.to_core import prices_of, replica_of
 from headway.core.trust import TrustPolicy
-from headway.core.types import Offer, PoolPolicy, Replica, Tier, own_pools
+from headway.core.types import Replica, Tier
+from headway.deciding import GC_THRESHOLDS, decide_here, policies_of
+from headway.dispatch.address import UnixAddress
 from headway.dispatch.base import Dispatch
-from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.local import LocalDispatch
-from headway.dispatch.record import EventLog
+from headway.dispatch.pages import MetricPages
+from headway.dispatch.remote import RemoteDispatch
 from headway.engines.base import Engine
 from headway.engines.kinds import KINDS
 from headway.errors import SetupError
@@ -43,34 +47,7 @@ from headway.ledger.responses import ResponseLimits, ResponseStore
 
 log = logging.getLogger("headway")
 
-# The objects of an ended call refer to each other, so only a full garbage collection frees them. Python makes one after
-# about 77,000 new objects; until then they are memory that grows with every new maximum. Once the objects of the start
-# are frozen, a full collection is short, so one is made after about 8,000.
-GC_THRESHOLDS = (700, 5, 1)
-
-
-def policies_of(config: Config) -> tuple[dict[str, PoolPolicy], dict[str, Offer]]:
-    """The arguments of core's Machine."""
-    pools, offers = own_pools({model.name: policy_of(model) for model in config.models if model.replicas_of is None})
-    for model in config.models:
-        if model.replicas_of is not None:
-            offers[model.name] = Offer(model.replicas_of, policy_of(model).tiers)
-    return pools, offers
-
-
-def decide_here(config: Config, record_to: Path | None = None) -> LocalDispatch:
-    pools, offers = policies_of(config)
-    return LocalDispatch(Machine(pools, offers), EventLog(record_to, pools, offers) if record_to else None)
-
-
-def make_dispatcher(
-    config: Config, text: str, epoch: int, listed: Iterable[str], record_to: Path | None = None
-) -> Dispatcher:
-    """`text` is the configuration as it is written, `listed` the names of the relays that there are."""
-    pools, offers = policies_of(config)
-    record = EventLog(record_to, pools, offers) if record_to else None
-    fleet = [replica_of(model, replica, name=replica.url) for model in config.models for replica in model.replicas]
-    return Dispatcher(Machine(pools, offers), fleet, epoch, text, listed, record)
+RELAY_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 def make_gateway(config: Config, dispatch: Dispatch, books: Books | None = None) -> Gateway:
@@ -147,9 +124,7 @@ def make_books(config: Config) -> Books | None:
     ledger = config.ledger
     if ledger is None:
         return None
-    settings = BooksSettings(
-        Path(ledger.spool), ledger.spool_bytes, ledger.key_cache_s, Path(ledger.secret) if ledger.secret else None
-    )
+    settings = BooksSettings(Path(ledger.spool), ledger.spool_bytes, ledger.key_cache_s, ledger.secret_file)
     return Books(settings, lambda: open_store(ledger.store))
 
 
@@ -161,14 +136,24 @@ def make_response_store(config: Config, books: Books | None) -> ResponseStore | 
     return ResponseStore(lambda: open_store(ledger.store), books.secret, limits)
 
 
-def make_gateway_server(config: Config, gateway: Gateway, auto: Auto, responses: ResponseStore | None = None) -> Server:
+def make_gateway_server(
+    config: Config,
+    gateway: Gateway,
+    auto: Auto,
+    responses: ResponseStore | None = None,
+    pages: MetricPages | None = None,
+) -> Server:
     books = gateway.books
+
+    async def metrics_page() -> Page:
+        return 200, METRICS_TYPE, gateway.metrics.page() if pages is None else await pages.merged()
+
     app = App(
         config,
         handle=gateway.handle,
         handle_auto=auto.handle,
         is_ready=gateway.is_ready,
-        metrics_page=gateway.metrics.page,
+        metrics_page=metrics_page,
         max_model_lens=gateway.max_model_lens,
         find_key=books.find_key if books is not None else None,
         salt=books.salt if books is not None else None,
@@ -189,18 +174,35 @@ def make_gateway_server(config: Config, gateway: Gateway, auto: Auto, responses:
 async def run_gateway(
     config: Config, record_to: Path | None = None, on_listening: Callable[[int], None] | None = None
 ) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code: 0 if every call was served to its end, else 1."""
+    """Decide and serve in this process until SIGTERM or SIGINT. Returns the exit code, as `serve_calls`."""
+    return await serve_calls(config, decide_here(config, record_to), on_listening)
+
+
+async def serve_calls(
+    config: Config,
+    dispatch: Dispatch,
+    on_listening: Callable[[int], None] | None,
+    sockets: list[socket.socket] | None = None,
+    pages_at: tuple[Path, str] | None = None,
+) -> int:
+    """Serve until SIGTERM or SIGINT. Returns the exit code: 0 if every call was served to its end, else 1.
+
+    One of several processes serves on `sockets` that it has inherited, and shares its metrics with the others in a
+    directory under its name, `pages_at`."""
     books = make_books(config)
-    gateway = make_gateway(config, decide_here(config, record_to), books)
+    gateway = make_gateway(config, dispatch, books)
     auto = make_auto(config, gateway)
     responses = make_response_store(config, books)
-    server = make_gateway_server(config, gateway, auto, responses)
+    pages = MetricPages(*pages_at, gateway.metrics.page) if pages_at is not None else None
+    server = make_gateway_server(config, gateway, auto, responses, pages)
     server.on_listening = on_listening
     drain_on_signals(server, gateway.drain)
     if books is not None:
         await books.start(gateway.supervisor)
     if responses is not None:
         responses.start(gateway.supervisor)
+    if pages is not None:
+        await pages.start()
     gateway.start()
     auto.start(gateway.supervisor)
     # The objects that exist now stay. Unless they are frozen, each full garbage collection scans them, and no stream
@@ -208,18 +210,39 @@ async def run_gateway(
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     try:
-        await server.serve()
+        await server.serve(sockets)
     except SystemExit:  # uvicorn raises this if it cannot bind
         where = f"{config.gateway.host}:{config.gateway.port}"
         raise SetupError(f"Cannot listen on {where}: the port may be in use. Choose another port.") from None
     finally:
         await auto.stop()
         await gateway.stop()
+        if pages is not None:
+            await pages.stop()
         if responses is not None:
             await responses.stop()
         if books is not None:
             await books.stop()
     return 1 if server.cut_calls else 0
+
+
+async def run_relay(
+    config: Config, address: UnixAddress, name: str, sockets: list[socket.socket], on_listening: Callable[[], None]
+) -> int:
+    """Serve calls on inherited sockets until SIGTERM, with seats from the dispatcher. Returns the exit code."""
+    if not RELAY_NAME.fullmatch(name):
+        raise SetupError(f"{name!r} cannot be the name of a relay: use letters, digits and `-`, at most 64.")
+    _, offers = policies_of(config)
+    dispatch = RemoteDispatch([address], None, name, run=secrets.token_hex(8), offers=offers)
+    own = config.model_copy(update={"ledger": relay_ledger(config.ledger, name)})
+    return await serve_calls(own, dispatch, lambda _port: on_listening(), sockets, (address.path.parent, name))
+
+
+def relay_ledger(ledger: LedgerTable | None, name: str) -> LedgerTable | None:
+    """Each relay has a spool of its own; the secret is the same for all."""
+    if ledger is None:
+        return None
+    return ledger.model_copy(update={"spool": str(Path(ledger.spool) / name), "secret": str(ledger.secret_file)})
 
 
 @asynccontextmanager

@@ -14,7 +14,7 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 
-# Who may import whom. A room may always import from itself. `cli` and `run` see everything.
+# Who may import whom. A room may always import from itself. `cli`, `run`, `deciding` and `processes` see everything.
 ALLOWED = {
     "headway.errors": set(),
     "headway.core": {"headway.errors"},
@@ -115,7 +115,7 @@ ALLOWED = {
     },
 }
 # A command wires the rooms it needs together, so the modules of cli/ may import any room, and no room imports cli/.
-WIRES = {"headway", "headway.__main__", "headway.run"} | {
+WIRES = {"headway", "headway.__main__", "headway.run", "headway.deciding", "headway.processes"} | {
     module for module in MODULES if module == "headway.cli" or module.startswith("headway.cli.")
 }
 WHY_ROOMS = (

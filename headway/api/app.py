@@ -91,7 +91,7 @@ class App:
         handle: Handle,
         handle_auto: HandleAuto,
         is_ready: Callable[[], bool],
-        metrics_page: Callable[[], bytes],
+        metrics_page: Callable[[], Page | Awaitable[Page]],
         max_model_lens: MaxModelLens = dict,
         find_key: FindKey | None = None,
         salt: Callable[[str], str] | None = None,
@@ -101,7 +101,6 @@ class App:
         self._handle = handle
         self._handle_auto = handle_auto
         self._is_ready = is_ready
-        self._metrics_page = metrics_page
         self._keys = Keys(tuple(config.gateway.key_hashes), find_key)
         self._origins = Origins(config.gateway.cors_origins, anyone_may_call=self._keys.anyone_may_call)
         self._salt = salt
@@ -130,7 +129,7 @@ class App:
         if usage_page is not None:
             self._usage_of = usage_page
             self.routes.add("GET", "/v1/usage", PageRoute(self._usage_page))
-        self.routes.add("GET", "/metrics", PageRoute(lambda *_: (200, METRICS_TYPE, self._metrics_page()), "owner"))
+        self.routes.add("GET", "/metrics", PageRoute(lambda *_: metrics_page(), "owner"))
         self.routes.add("GET", "/health", PageRoute(lambda *_: (200, b"text/plain", b"ok\n"), "anyone"))
         self.routes.add("GET", "/ready", PageRoute(self._ready_page, "anyone"))
 

@@ -17,6 +17,7 @@ class CommandInfo(NamedTuple):
     target: str  # "module:attribute": a function, or a typer app for a group of commands
     help: str
     example: str
+    hidden: bool = False  # only other commands use it
 
 
 COMMANDS = (
@@ -33,6 +34,22 @@ COMMANDS = (
         "headway.cli.serve:serve",
         "Serve the configured models until SIGTERM or Ctrl-C.",
         "headway serve --config headway.toml",
+    ),
+    CommandInfo(
+        "Serve",
+        "dispatch",
+        "headway.cli.dispatch:dispatch",
+        "Run the process that decides for the relays of `headway serve --relays`, which starts it.",
+        "headway dispatch --listen unix:/run/headway/dispatcher --relay relay-1 --relay relay-2",
+        hidden=True,
+    ),
+    CommandInfo(
+        "Serve",
+        "relay",
+        "headway.cli.relay:relay",
+        "Run a process that serves calls for `headway serve --relays`, which starts it.",
+        "headway relay --dispatcher unix:/run/headway/dispatcher --name relay-1 --socket 3",
+        hidden=True,
     ),
     CommandInfo(
         "Serve",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headway.cli.serve import log_to_stderr
+from headway.cli.options import log_to_stderr
 from headway.config import load
 from headway.local.demo import prepare_demo, run_demo
 from headway.local.race.loop import run_race

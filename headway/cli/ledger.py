@@ -84,6 +84,14 @@ def bill(
         console.print(table)
 
 
+def spools_of(settings: Config) -> list[Path]:
+    """On this machine, also those of the relays that one gateway has."""
+    if settings.ledger is None:
+        return []
+    spool = Path(settings.ledger.spool)
+    return [spool, *sorted(spool.glob("relay-*"))]
+
+
 @ledger.command(name="verify", epilog="Example: `headway ledger verify --engines`")
 def verify_ledger(
     engines: Annotated[bool, typer.Option(help="Also compare with the engines' own token counters.")] = False,
@@ -95,8 +103,9 @@ def verify_ledger(
     with store_of(settings, config) as store:
         verdict = verify(store.entries())
         verify_budgets(verdict, store.slices(), store.keys_since(0))
-    if settings.ledger is not None and (bad := BadLines(Path(settings.ledger.spool)).count):
-        verdict.report(f"{settings.ledger.spool}/{BAD}: {bad} lines of the spool could not be read and were set aside")
+    for spool in spools_of(settings):
+        if bad := BadLines(spool).count:
+            verdict.report(f"{spool}/{BAD}: {bad} lines of the spool could not be read and were set aside")
     if engines:
         table = Table("replica", "prompt tokens billed", "reported", "output tokens billed", "reported")
         for row in verify_engines(verdict, asyncio.run(_engine_counts(settings))):

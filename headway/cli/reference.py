@@ -31,6 +31,7 @@ from headway.config import (
     TierTable,
 )
 from headway.core.machine import Machine
+from headway.dispatch.pages import unanswered_processes
 from headway.dispatch.policy_metrics import policy_metrics
 from headway.gateway.metrics import Metrics
 from headway.supervise import Supervisor
@@ -114,7 +115,7 @@ def _is_table(field: FieldInfo) -> bool:
 
 def commands_page() -> str:
     parts = [f"# Commands\n\n{WRITTEN_BY}`headway COMMAND --help` shows the same.\n"]
-    for panel, infos in groupby(COMMANDS, key=lambda info: info.panel):
+    for panel, infos in groupby([info for info in COMMANDS if not info.hidden], key=lambda info: info.panel):
         parts.append(f"## {panel}\n")
         parts += [_command_section(name, one) for info in infos for name, one in leaves(info.name, load_command(info))]
     return "\n".join(parts)
@@ -155,9 +156,10 @@ def _default(parameter: TyperOption | TyperArgument) -> str:
 
 
 def metrics_page() -> str:
+    metrics = Metrics(lambda: policy_metrics(Machine({}, {}), {}), Supervisor())
     rows = [
         f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} | {family.documentation} |\n"
-        for family in Metrics(lambda: policy_metrics(Machine({}, {}), {}), Supervisor()).registry.collect()
+        for family in (*metrics.registry.collect(), unanswered_processes(0))
     ]
     head = f"# Metrics\n\n{WRITTEN_BY}`GET /metrics`, in the Prometheus text format.\n\n"
     return head + HEAD.format("metric", "kind", "meaning") + "".join(sorted(rows))

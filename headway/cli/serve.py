@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.options import DEFAULT_CONFIG, ConfigPath
+from headway.cli.options import DEFAULT_CONFIG, ConfigPath, log_to_stderr
 from headway.config import load
+from headway.processes import serve_processes
 from headway.run import serve as run_gateway
 
 
@@ -18,12 +19,21 @@ def serve(
     record: Annotated[
         Path | None, typer.Option(help="Record every event and action in this file, for `headway replay`.")
     ] = None,
+    relays: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            max=64,
+            help="Serve with this many processes that share the port and the seats. 1: one process does everything.",
+        ),
+    ] = 1,
 ) -> None:
     log_to_stderr(logging.INFO)
     settings = load(config)
-    raise typer.Exit(run_gateway(settings, record, lambda port: typer.echo(f"Headway listens on port {port}.")))
+    if relays == 1:
+        raise typer.Exit(run_gateway(settings, record, _say_port))
+    raise typer.Exit(serve_processes(settings, config.read_text(encoding="utf-8"), relays, record, _say_port))
 
 
-def log_to_stderr(level: int) -> None:
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+def _say_port(port: int) -> None:
+    typer.echo(f"Headway listens on port {port}.")

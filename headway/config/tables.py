@@ -9,6 +9,7 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -52,6 +53,10 @@ class LedgerTable(Table):
         "audit and separates tenants in the engines' prefix caches, at least 32 bytes. All gateways of an engine must "
         "share it. If not set, it is created next to the spool.",
     )
+
+    @property
+    def secret_file(self) -> Path:
+        return Path(self.secret) if self.secret else Path(self.spool) / "secret"
 
 
 class PriceTable(Table):

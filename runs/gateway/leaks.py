@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.progress import Progress
 
 from headway.config import Config
+from headway.deciding import decide_here
 from headway.local.engine_process import free_port
-from headway.run import decide_here, make_auto, make_gateway, make_gateway_server
+from headway.run import make_auto, make_gateway, make_gateway_server
 from runs.measure.fetch import fetch
 from runs.measure.streams import CHAT_PATH, chat_request, scripted
 from runs.measure.verdict import Bar, Verdict, at_most, finish, none_of

@@ -27,7 +27,8 @@ import uvloop
 from headway.api import check_time
 from headway.config import Config
 from headway.core.rate_limit import TokenLimit
-from headway.run import decide_here, make_auto, make_gateway, make_gateway_server
+from headway.deciding import decide_here
+from headway.run import make_auto, make_gateway, make_gateway_server
 from tests.image_files import data_url, png
 
 KEY = b"hw-right"

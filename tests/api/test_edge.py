@@ -89,7 +89,9 @@ async def test_no_route_opens_without_a_key_however_it_is_spelled() -> None:
 
         config: Config = config_for([engine])
         handle: Any = here.gateway.handle
-        app = App(config, handle=handle, handle_auto=handle, is_ready=lambda: True, metrics_page=lambda: b"")
+        app = App(
+            config, handle=handle, handle_auto=handle, is_ready=lambda: True, metrics_page=lambda: (200, b"", b"")
+        )
         guarded = [
             (method, path.replace("{model*}", MODEL).replace("{response_id}", "resp_1"))
             for method, path in app.routes.names

@@ -8,8 +8,9 @@ import pytest
 
 from headway.config import load
 from headway.config.to_core import replica_of
+from headway.deciding import decide_here
 from headway.errors import SetupError
-from headway.run import decide_here, make_gateway
+from headway.run import make_gateway
 
 GOOD = """\
 [gateway]

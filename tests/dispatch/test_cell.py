@@ -14,6 +14,7 @@ from openai import APIStatusError, AsyncOpenAI
 
 from headway.config import Config
 from headway.core.types import ReplicaSuspect
+from headway.deciding import make_dispatcher, policies_of
 from headway.dispatch.address import UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.endpoints import Listener, listen
@@ -21,7 +22,6 @@ from headway.dispatch.record import replay
 from headway.dispatch.remote import RemoteDispatch
 from headway.engines.scripted import Faults, Script, running
 from headway.gateway.serve import Gateway
-from headway.run import make_dispatcher, policies_of
 from headway.run import running_gateway as run_gateway
 from tests.running import MODEL, config_for, http_client
 

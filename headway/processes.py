@@ -1,0 +1,125 @@
+"""Headway as several processes on one box: `headway serve --relays N`.
+
+parent (dispatch/parent.py) ─┬─ headway dispatch    deciding.py: core, for all relays
+                             ├─ headway relay       run.py: a gateway that does not decide
+                             └─ headway relay ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from headway.config import Config, LedgerTable
+from headway.deciding import DISPATCHER
+from headway.dispatch.address import parse_address
+from headway.dispatch.pages import SUFFIX
+from headway.dispatch.parent import Child, Parent, bind
+from headway.errors import SetupError
+from headway.ledger.keys import read_secret
+from headway.ledger.segments import NAMES
+
+log = logging.getLogger("headway.processes")
+
+CLOSE_BOOKS_S = 30.0  # that a relay has to close its books, after its streams have ended
+
+
+def serve_processes(
+    config: Config, text: str, relays: int, record_to: Path | None, on_listening: Callable[[int], None]
+) -> int:
+    """Serve with so many relays until SIGTERM or SIGINT. Returns the exit code. `text` is the configuration as it is
+    written."""
+    check_can_be_shared(config)
+    names = [f"relay-{number}" for number in range(1, relays + 1)]
+    if config.ledger is not None:
+        prepare_ledger(config.ledger, names)
+    sockets = bind(config.gateway.host, config.gateway.port, relays)
+    port: int = sockets[0][0].getsockname()[1]
+    with tempfile.TemporaryDirectory(prefix="headway-") as directory, tempfile.TemporaryFile() as written:
+        # Children that are started later read the configuration of the start too. It may have a password, so it is in a
+        # file without a name.
+        written.write(text.encode())
+        written.flush()
+        parse_address(f"unix:{directory}/{DISPATCHER}{SUFFIX}")  # the longest path in it: raises if it is too long
+        pipe, _held = os.pipe()
+        common = _Common(f"unix:{directory}/{DISPATCHER}", written.fileno(), pipe)
+        parent = Parent(
+            common.dispatcher(names, record_to),
+            [common.relay(name, own) for name, own in zip(names, sockets, strict=True)],
+            [one for own in sockets for one in own],
+            config.gateway.drain_timeout_s + CLOSE_BOOKS_S,
+        )
+        return asyncio.run(parent.run(lambda: on_listening(port)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Common:
+    """What all children are given: the dispatcher's address, the open file of the configuration, and the pipe whose
+    other end closes with the parent."""
+
+    address: str
+    config: int
+    pipe: int
+
+    def dispatcher(self, relays: Sequence[str], record_to: Path | None) -> Child:
+        listed = [word for name in relays for word in ("--relay", name)]
+
+        def command(number: int) -> Sequence[str]:
+            record = ["--record", str(_record_of(record_to, number))] if record_to is not None else []
+            return ["dispatch", "--listen", self.address, "--epoch", str(number), *listed, *record, *self._options()]
+
+        return Child(DISPATCHER, command, [self.config, self.pipe])
+
+    def relay(self, name: str, sockets: Sequence[socket.socket]) -> Child:
+        own = [one.fileno() for one in sockets]
+        listening = [word for fd in own for word in ("--socket", str(fd))]
+        command = ["relay", "--dispatcher", self.address, "--name", name, *listening, *self._options()]
+        return Child(name, lambda _: command, [self.config, self.pipe, *own])
+
+    def _options(self) -> list[str]:
+        return ["--config", f"/dev/fd/{self.config}", "--parent-pipe", str(self.pipe)]
+
+
+def _record_of(record_to: Path, number: int) -> Path:
+    """A dispatcher that is started again begins anew, so it begins another record."""
+    return record_to if number == 1 else record_to.with_name(f"{record_to.name}.{number}")
+
+
+def check_can_be_shared(config: Config) -> None:
+    """Raises SetupError for what works in one process only."""
+    for model in config.models:
+        if model.auto is not None:
+            raise SetupError(
+                f"Model {model.name!r} has [models.auto]: the watch over an auto model's student counts in one "
+                "process. Serve it without --relays."
+            )
+        if model.keep_prompts is not None:
+            raise SetupError(
+                f"Model {model.name!r} has [models.keep_prompts]: the size of its file is counted in one process. "
+                "Serve it without --relays."
+            )
+
+
+def prepare_ledger(ledger: LedgerTable, relays: Sequence[str]) -> None:
+    """Create the secret that all relays share, and warn of spools that no relay will empty."""
+    spool = Path(ledger.spool)
+    try:
+        spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+        read_secret(ledger.secret_file)
+    except OSError as error:
+        raise SetupError(f"Cannot use the spool in {spool}: {error.strerror}.") from error
+    unused = [
+        path for path in (spool, *sorted(spool.glob("relay-*"))) if path.name not in relays and any(path.glob(NAMES))
+    ]
+    for path in unused:
+        log.warning(
+            "%s is the spool of another number of relays. If those were killed, or the store was away when they ended, "
+            "serve with that number again, so that its entries get to the store.",
+            path,
+        )

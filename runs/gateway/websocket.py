@@ -1,8 +1,9 @@
 """What a turn of an agent costs over HTTP and over the WebSocket of the Responses API. See runs/websocket.sh.
 
 A conversation has twenty turns: a long first message, then results of a tool, each answered with the next call. Ways
-take turns, so that all of them meet the same machine. Overhead is the client's time from its first byte to the last
-event, minus the time that the engine reports for the answer.
+take turns, so that all of them meet the same machine. Overhead is the client's time from its request to the last event,
+minus the engine's from the request's first byte to the answer's last. The scripted engine records both on the clock of
+the client, so overhead is known by its place: before the engine (client, gateway, both connections) and after it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from rich.progress import track
 from rich.table import Table
 from websockets.asyncio.client import ClientConnection, connect
 
+from headway.api.responses import RESPONSE_PREFIX
 from headway.bench.load import quantile
+from headway.engines.scripted import RequestRecord
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
 from headway.local.engine_env import MODEL_NAME
 from headway.local.engine_process import free_port
 from runs.measure.engines import two_smollm2
+from runs.measure.fetch import fetch
 from runs.measure.streams import call, chat_request, gateway, process, resident_kib
 from runs.measure.verdict import Verdict, at_least, at_most, finish
 
@@ -85,12 +89,35 @@ WAYS = (
 )
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Times are those of the monotonic clock."""
+
+    call_id: str
+    began_s: float
+    ended_s: float
+    reported_s: float  # by the engine in its answer, from when it had read the request to its last token
+
+
 @dataclass
 class Sent:
-    """What all turns of one way have cost."""
+    """All turns of one way."""
 
-    overhead_s: list[float] = field(default_factory=list)  # of each turn
+    turns: list[Turn] = field(default_factory=list)
     conversation_bytes: list[int] = field(default_factory=list)  # sent by the client, of each conversation
+
+
+@dataclass(frozen=True)
+class Split:
+    """Where the time of a turn has gone."""
+
+    before_s: float  # the engine has the request's first byte
+    engine_s: float
+    after_s: float  # the engine has written its last byte
+
+    @property
+    def overhead_s(self) -> float:
+        return self.before_s + self.after_s
 
 
 class HTTPTurns:
@@ -184,12 +211,12 @@ async def take_turns(turns: HTTPTurns | SocketTurns, way: Way, model: str, into:
         body = {**fixed, "input": new if way.continues else history}
         if way.continues and previous:
             body["previous_response_id"] = previous
-        begin = time.perf_counter()
+        began_s = time.monotonic()
         response = await turns.ask(body)
-        took_s = time.perf_counter() - begin
+        ended_s = time.monotonic()
         metrics = response["metrics"]
-        engine_s = (metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]) / 1e3
-        into.overhead_s.append(took_s - engine_s)
+        reported_s = (metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]) / 1e3
+        into.turns.append(Turn(response["id"].removeprefix(RESPONSE_PREFIX), began_s, ended_s, reported_s))
         [made] = [item for item in response["output"] if item["type"] == "function_call"]
         result = {"type": "function_call_output", "call_id": made["call_id"], "output": "word " * RESULT_WORDS}
         new, previous = [result], response["id"]
@@ -206,6 +233,25 @@ async def measure_ways(port: int, model: str, rounds: int) -> dict[str, Sent]:
         for way in (*WAYS[first:], *WAYS[:first]):
             await converse(way, port, model, sent[way.name], number)
     return sent
+
+
+class EngineRecord(msgspec.Struct):
+    """What is read of a scripted engine's record."""
+
+    requests: dict[str, RequestRecord]
+
+
+def split_turns(sent: dict[str, Sent], engine_url: str) -> dict[str, list[Split]]:
+    recorded = msgspec.json.decode(fetch(f"{engine_url}/scripted/record"), type=EngineRecord).requests
+    return {name: [split(turn, recorded[turn.call_id]) for turn in one.turns] for name, one in sent.items()}
+
+
+def split(turn: Turn, engine: RequestRecord) -> Split:
+    assert engine.received_s is not None
+    assert engine.answered_s is not None
+    return Split(
+        engine.received_s - turn.began_s, engine.answered_s - engine.received_s, turn.ended_s - engine.answered_s
+    )
 
 
 # --- idle sockets ----------------------------------------------------------------------------------------------------
@@ -291,11 +337,19 @@ def verdict(figures: Figures) -> Verdict:
     return Verdict(figure, bars)
 
 
-def show(sent: dict[str, Sent]) -> None:
+def show(sent: dict[str, Sent], overhead_s: dict[str, list[float]]) -> None:
     table = Table("way", "overhead of a turn, ms: p50", "p95", "bytes of twenty turns")
     for name, one in sent.items():
-        p50, p95 = statistics.median(one.overhead_s), quantile(one.overhead_s, 0.95)
+        p50, p95 = statistics.median(overhead_s[name]), quantile(overhead_s[name], 0.95)
         table.add_row(name, f"{1e3 * p50:.2f}", f"{1e3 * p95:.2f}", f"{statistics.median(one.conversation_bytes):,.0f}")
+    console.print(table)
+
+
+def show_splits(splits: dict[str, list[Split]]) -> None:
+    table = Table("way", "a turn, ms (p50): before the engine", "in the engine", "after the engine")
+    for name, turns in splits.items():
+        parts = ([one.before_s for one in turns], [one.engine_s for one in turns], [one.after_s for one in turns])
+        table.add_row(name, *[f"{1e3 * statistics.median(part):.2f}" for part in parts])
     console.print(table)
 
 
@@ -310,12 +364,15 @@ def on_scripted(rounds: int) -> int:
         engine_url = f"http://127.0.0.1:{engine_port}"
         with process(engine, f"{engine_url}/health"), served(folder, engine_url, "m") as (port, pid):
             sent = asyncio.run(measure_ways(port, "m", rounds))
-            show(sent)
+            splits = split_turns(sent, engine_url)
+            overhead_s = {name: [turn.overhead_s for turn in turns] for name, turns in splits.items()}
+            show(sent, overhead_s)
+            show_splits(splits)
             idle = asyncio.run(measure_idle(port, pid, "m"))
-    socket, new = sent[SOCKET_CONTINUED.name], sent[NEW.name]
+    socket_bytes, whole_bytes = (sent[way.name].conversation_bytes for way in (SOCKET_CONTINUED, KEPT))
     figures = Figures(
-        statistics.median(socket.overhead_s) / statistics.median(new.overhead_s),
-        statistics.median(socket.conversation_bytes) / statistics.median(sent[KEPT.name].conversation_bytes),
+        statistics.median(overhead_s[SOCKET_CONTINUED.name]) / statistics.median(overhead_s[NEW.name]),
+        statistics.median(socket_bytes) / statistics.median(whole_bytes),
         idle,
     )
     return finish(console, verdict(figures))
@@ -328,7 +385,12 @@ def on_vllm() -> int:
         two_smollm2(console, 16, flags) as urls,
         served(Path(name), urls[0], MODEL_NAME) as (port, _),
     ):
-        show(asyncio.run(measure_ways(port, MODEL_NAME, 1)))
+        sent = asyncio.run(measure_ways(port, MODEL_NAME, 1))
+        # vLLM reports what it took once it had read the request; it records no times of its own.
+        show(
+            sent,
+            {name: [turn.ended_s - turn.began_s - turn.reported_s for turn in one.turns] for name, one in sent.items()},
+        )
     return 0
 
 

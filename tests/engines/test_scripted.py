@@ -546,6 +546,27 @@ def test_the_record_has_the_times_of_the_first_and_the_last_token() -> None:
     with_engine(Script(model="m", first_token_s=0.02, step_s=((1, 0.005),)), scenario)
 
 
+@pytest.mark.parametrize("streamed", [True, False])
+def test_the_record_has_the_times_of_the_first_and_the_last_byte(streamed: bool) -> None:
+    async def scenario(engine: ScriptedEngine) -> None:
+        content = json.dumps(body_for(CHAT, stream=streamed)).encode()
+        head = f"POST {CHAT} HTTP/1.1\r\nhost: engine\r\nx-request-id: r\r\ncontent-length: {len(content)}\r\n\r\n"
+        connection = await Connection.to(engine.url)
+        before_s = time.monotonic()
+        connection.writer.write(head.encode() + content[:10])
+        await fetch(engine.url, "/health")  # the engine has read what came before
+        between_s = time.monotonic()
+        connection.writer.write(content[10:])
+        await connection.read_head()
+        await (connection.read_chunks() if streamed else connection.read_body())
+        await connection.close()
+        record = engine.record()["requests"]["r"]
+        assert before_s <= record.received_s <= between_s < record.first_token_s
+        assert record.ended_s <= record.answered_s <= time.monotonic()
+
+    with_engine(QUICK, scenario)
+
+
 def test_the_record_keeps_only_the_last_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scripted_steps, "KEPT_CHANGES", 3)
 
@@ -578,6 +599,7 @@ def test_a_stream_dies_after_its_tokens(path: str) -> None:
         await connection.close()
         record = engine.record()
         assert (record["requests"]["r"].state, record["requests"]["r"].tokens_sent) == ("died", 2)
+        assert record["requests"]["r"].answered_s is None
         assert await stream(engine.url, path)  # once was enough
 
     with_engine(QUICK, scenario)

@@ -122,6 +122,8 @@ class ScriptedEngine:
         except wire.WireError as error:
             await _respond(send, error.status, JSON, _error_body(scope["path"], error))
             return
+        for stream in streams:
+            stream.record.received_s = scope["state"]["received_s"]
         leaving = asyncio.create_task(self._abort_when_client_leaves(receive, streams))
         if ask.stream and not all(stream.ended.done() for stream in streams):
             headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
@@ -136,6 +138,9 @@ class ScriptedEngine:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         elif states == {"finished"}:
             await _respond(send, 200, JSON, choices[-1].whole(_metrics_of(streams[-1])))
+        if states == {"finished"}:
+            for stream in streams:
+                stream.record.answered_s = time.monotonic()
         await leaving
 
     async def _embed(self, scope: Scope, receive: Receive, send: Send) -> None:

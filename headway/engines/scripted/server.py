@@ -4,6 +4,7 @@
 import asyncio
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -17,11 +18,13 @@ from headway.engines.scripted.steps import Script
 
 
 class ScriptedProtocol(HttpToolsProtocol):
-    """Gives the app access to the transport: ASGI has no message to abort a connection."""
+    """Gives the app the transport, because ASGI has no message to abort a connection, and the time of a request's first
+    byte, because the app is called after its head was read."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["state"]["transport"] = self.transport
+        self.scope["state"]["received_s"] = time.monotonic()
 
 
 class _Server(uvicorn.Server):

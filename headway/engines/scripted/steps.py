@@ -85,6 +85,8 @@ class RequestRecord:
     last_step: int | None = None  # last step that did; None while it runs
     first_token_s: float | None = None
     ended_s: float | None = None  # if it finished, the time of its last token
+    received_s: float | None = None  # first byte of the request
+    answered_s: float | None = None  # last byte of the answer; None if it was cut off
 
 
 @dataclass(slots=True, eq=False)

@@ -29,7 +29,7 @@ from headway.api.responses_socket import Sockets
 from headway.api.responses_store import Remembered, StoredResponses
 from headway.api.server import HTTPClient, Send
 from headway.api.sessions import read_session
-from headway.api.socket_messages import READ_MESSAGE
+from headway.api.socket_messages import message_route
 from headway.api.tiers import choose_fallback, choose_tier, explain_no_seat, retry_headers
 from headway.api.utf8 import is_utf8
 from headway.api.websocket import UpgradeRequired
@@ -202,7 +202,9 @@ class App:
         body = await read_body(receive, headers, self._max_body_bytes)
         with self._check_time.charging(tenant):
             body = decompress(body, headers, self._max_body_bytes)
-        request, ignored = await self._prepare(route, body, headers, params, call_id, key)
+        if route.dialect is responses:
+            body, _ = await self._responses.expand(body, key)
+        request, ignored = self._prepare(route, body, headers, params, call_id, key)
         return request, ignored, key
 
     async def _read_message(
@@ -211,23 +213,15 @@ class App:
         """The same for a message of a WebSocket, with the headers of its handshake."""
         key = self._keys.check(headers)
         self._check_time.admit(key.id if key is not None else "")
-        route = DialectRoute(responses, READ_MESSAGE)
-        request, ignored = await self._prepare(route, body, headers, NO_PARAMS, call_id, key, remembered)
+        body, earlier = await self._responses.expand(body, key, remembered)
+        route = DialectRoute(responses, message_route(earlier))
+        request, ignored = self._prepare(route, body, headers, NO_PARAMS, call_id, key)
         assert isinstance(request, Request), "auto models are refused"
         return request, ignored, key
 
-    async def _prepare(
-        self,
-        route: DialectRoute,
-        body: bytes,
-        headers: Headers,
-        params: Params,
-        call_id: str,
-        key: Key | None,
-        remembered: Remembered | None = None,
+    def _prepare(
+        self, route: DialectRoute, body: bytes, headers: Headers, params: Params, call_id: str, key: Key | None
     ) -> tuple[Request | CallRungs, tuple[str, ...]]:
-        if route.dialect is responses:
-            body = await self._responses.expand(body, key, remembered)
         with self._check_time.charging(key.id if key is not None else ""):
             request, cleaned = self._read(route, body, call_id, params, headers, key)
             request = self._responses.prepare(self._authorize(request, key), key)

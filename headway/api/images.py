@@ -14,7 +14,7 @@ from typing import Literal
 from headway.api.image_files import EncodedFile, UnreadableImage, sizes_of
 from headway.api.responses_meter import ResponsesForm
 from headway.errors import InvalidRequest
-from headway.wire import Request, SentImages
+from headway.wire import NO_IMAGES, Request, SentImages
 
 MAX_IMAGES = 16  # of one request
 MAX_IMAGE_BYTES = 5 * 2**20
@@ -31,11 +31,11 @@ Detail = Literal["auto", "low", "high", "original"]
 
 
 class Images:
-    """The images of one request, each checked when it is added."""
+    """The images of one request, each checked when it is added. `earlier` ones were checked with another request."""
 
-    def __init__(self) -> None:
-        self._pixels: list[int] = []
-        self._chars = 0
+    def __init__(self, earlier: SentImages = NO_IMAGES) -> None:
+        self._pixels = list(earlier.pixels)
+        self._chars = earlier.chars
 
     def sent(self) -> SentImages:
         return SentImages(tuple(self._pixels), self._chars)

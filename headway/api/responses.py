@@ -29,7 +29,7 @@ from headway.api.openai import (
     tier_of,
 )
 from headway.api.prompt import describe_prompt
-from headway.api.responses_items import InputItem, check_items, prepare_items
+from headway.api.responses_items import NOTHING_EARLIER, EarlierItems, InputItem, check_items, prepare_items
 from headway.api.responses_meter import AnswerSoFar, InputTokensForm, ResponsesForm, event_bytes
 from headway.api.responses_names import RESPONSES_FIELDS
 from headway.core.types import Call
@@ -163,8 +163,8 @@ def read_create(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Reque
     return call_of(_read_create(body), call_id)
 
 
-def call_of(request: CreateResponse, call_id: str) -> Request:
-    template_names, images = _check(request)
+def call_of(request: CreateResponse, call_id: str, earlier: EarlierItems = NOTHING_EARLIER) -> Request:
+    template_names, images = _check(request, earlier)
     limits.check_raw(request.metadata, "metadata", _check_metadata)
     max_tokens = request.max_output_tokens if isinstance(request.max_output_tokens, int) else None
     streaming = bool(request.stream)
@@ -176,7 +176,9 @@ def call_of(request: CreateResponse, call_id: str) -> Request:
         limits.check_logprobs((max_tokens or 0) * (1 + top))
     collect: Collect = "never" if streaming or request.tools else "if_same"  # as in openai.py
     previous = request.previous_response_id if isinstance(request.previous_response_id, str) else None
-    encoded = _for_engine(request, call_id, wants_logprobs=wants_logprobs)
+    _prepare(request)
+    items = earlier.count + (len(request.input) if isinstance(request.input, list) else 1)
+    encoded = _for_engine(request, call_id, earlier, wants_logprobs=wants_logprobs)
     affinity, prompt_tokens = describe_prompt(
         encoded, request.prompt_cache_key, b"instructions", b"input", image_chars=images.chars
     )
@@ -196,6 +198,7 @@ def call_of(request: CreateResponse, call_id: str) -> Request:
         prompt_tokens=prompt_tokens,
         previous_response_id=previous,
         store=request.store is not False,
+        items=items,
     )
     return Request(
         call,
@@ -246,14 +249,18 @@ def claims(path: str, _headers: Headers) -> bool:
 # --- the request for the engine --------------------------------------------------------------------------------------
 
 
-def _for_engine(request: CreateResponse, call_id: str, *, wants_logprobs: bool) -> bytes:
-    _prepare(request)
+def _for_engine(request: CreateResponse, call_id: str, earlier: EarlierItems, *, wants_logprobs: bool) -> bytes:
     asked = {name: getattr(request, name) for name in CreateResponse.__struct_fields__}
     asked |= {"service_tier": UNSET, "prompt_cache_key": UNSET}
     asked["store"] = False  # the engine would keep it in memory for ever
     asked["stream"] = bool(request.stream) or UNSET  # the engine adds it if the answer is collected
     asked["include"] = [LOGPROBS] if wants_logprobs else UNSET
     asked["truncation"] = request.truncation or UNSET  # null has another meaning to vLLM
+    if earlier.count:
+        assert isinstance(request.input, list), "what continues items is a list of items"
+        asked["input"] = Raw(
+            b"[%b]" % b",".join(part for part in (earlier.encoded, _encode(request.input)[1:-1]) if part)
+        )
     return _encode(EngineResponse(request_id=response_id(call_id), **asked))
 
 
@@ -275,9 +282,9 @@ def _prepare(request: ResponsePrompt) -> ResponsePrompt:
     return request
 
 
-def _check(request: ResponsePrompt) -> tuple[tuple[str, ...], SentImages]:
+def _check(request: ResponsePrompt, earlier: EarlierItems = NOTHING_EARLIER) -> tuple[tuple[str, ...], SentImages]:
     """Returns the names in `chat_template_kwargs`, and the images."""
-    images = check_items(request.input) if isinstance(request.input, list) else NO_IMAGES
+    images = check_items(request.input, earlier) if isinstance(request.input, list) else NO_IMAGES
     grammars = Grammars()
     choice = request.tool_choice
     forced = choice.name if isinstance(choice, ChosenTool) else None

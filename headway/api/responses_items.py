@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -10,7 +11,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from headway.api import limits
 from headway.api.images import Detail, Images
 from headway.errors import InvalidRequest
-from headway.wire import SentImages
+from headway.wire import NO_IMAGES, SentImages
 
 
 class ContentPart(Struct, forbid_unknown_fields=True):
@@ -61,6 +62,18 @@ class InputItem(Struct, forbid_unknown_fields=True):
     status: limits.ShortText | UnsetType | None = UNSET
 
 
+@dataclass(frozen=True, slots=True)
+class EarlierItems:
+    """The items that a request continues and that were read with an earlier one: as the engine got them, so that a turn
+    of a conversation costs what is new in it, and not what it has become."""
+
+    encoded: bytes = b""  # without the list's brackets
+    count: int = 0
+    images: SentImages = NO_IMAGES
+
+
+NOTHING_EARLIER = EarlierItems()
+
 NEEDED: dict[str, tuple[str, ...]] = {
     "message": ("role", "content"),
     "function_call": ("call_id", "name", "arguments"),
@@ -71,9 +84,12 @@ NEEDED: dict[str, tuple[str, ...]] = {
 }
 
 
-def check_items(items: Sequence[InputItem]) -> SentImages:
-    """Raises InvalidRequest if an item lacks a field, or for its images."""
-    images = Images()
+def check_items(items: Sequence[InputItem], earlier: EarlierItems = NOTHING_EARLIER) -> SentImages:
+    """Returns all images, with the earlier ones. Raises InvalidRequest if an item lacks a field, for its images, or if
+    there are too many items."""
+    if earlier.count + len(items) > limits.MAX_MESSAGES:
+        raise InvalidRequest(f"The conversation has more than {limits.MAX_MESSAGES:,} items.", "input")
+    images = Images(earlier.images)
     for number, item in enumerate(items):
         where = f"input[{number}]"
         kind = item.type if isinstance(item.type, str) else "message"

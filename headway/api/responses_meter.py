@@ -80,6 +80,7 @@ class ResponsesForm:
     prompt_tokens: int = 0  # estimated
     previous_response_id: str | None = None
     store: bool = True  # the client lets the response be stored
+    items: int = 0  # of the input, as the engine gets it
     so_far: AnswerSoFar = field(default_factory=AnswerSoFar)
 
     def meter(self, grant: Grant) -> ResponsesMeter:

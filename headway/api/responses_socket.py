@@ -28,7 +28,7 @@ from headway.api.connection import Connection
 from headway.api.dialect import HeaderList, Headers
 from headway.api.faults import FaultLog
 from headway.api.origin import Scope
-from headway.api.responses_store import Remembered, StoredResponse, StoredResponses, input_of
+from headway.api.responses_store import Continued, Remembered, StoredResponses, continuing, input_of
 from headway.api.socket_memory import RememberedResponse, SocketMemory, SocketResponses
 from headway.api.socket_messages import Asked, SocketQueueFull, expired, frame_of, stream_of
 from headway.api.sse import END, data_of
@@ -250,10 +250,10 @@ class ResponsesSocket:
         request: Request | None = None
         continued: RememberedResponse | None = None
 
-        def find(response_id: str) -> StoredResponse | None:
+        def find(response_id: str) -> Continued | None:
             nonlocal continued
             continued = self._remembered.find(response_id)
-            return continued.stored if continued is not None else None
+            return continued.items if continued is not None else None
 
         try:
             with self._sockets.faults.as_errors(call_id):
@@ -281,9 +281,9 @@ class ResponsesSocket:
         )
 
     def _remember(self, request: Request, client: SocketClient, asked: Raw, output: Raw) -> None:
-        stored = StoredResponse(asked, output, Raw(b"null"))
         response_id = responses.response_id(request.call.id)
-        self._remembered.keep(client.stream, response_id, request.call.affinity, stored)
+        items = continuing(request, asked, output)
+        self._remembered.keep(client.stream, response_id, request.call.affinity, items)
 
     def _warm_up(self, request: Request, client: SocketClient) -> None:
         """Remember the request, so that the next one need not repeat it. No engine is asked, and nothing is billed."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -24,7 +24,7 @@ from msgspec import Raw, Struct
 from headway.api.dialect import Params
 from headway.api.fields import check_size
 from headway.api.responses import RESPONSE_PREFIX
-from headway.api.responses_items import ContentPart, InputItem
+from headway.api.responses_items import NOTHING_EARLIER, ContentPart, EarlierItems, InputItem
 from headway.api.responses_meter import AnswerSoFar, ResponsesForm
 from headway.api.sparse_log import SparseLog
 from headway.errors import InvalidRequest, Refused, TooLarge
@@ -41,13 +41,21 @@ JSON = b"application/json"
 
 Page = tuple[int, bytes, bytes]
 Remember = Callable[["StoredResponse"], None]
-Remembered = Callable[[str], "StoredResponse | None"]
+Remembered = Callable[[str], "Continued | None"]
 
 
 class StoredResponse(Struct):
     input: Raw  # the items that led to the response, as the engine got them
     output: Raw  # its output, as items of an input
     response: Raw  # as the client got it
+
+
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """A response that a request continues: items that need not be read again, and items that must be, encoded."""
+
+    earlier: EarlierItems
+    others: tuple[bytes, ...]  # lists of items
 
 
 class ContinuedRequest(Struct):
@@ -88,32 +96,36 @@ class StoredResponses:
 
     # --- calls ---
 
-    async def expand(self, body: bytes, key: Key | None, remembered: Remembered | None = None) -> bytes:
+    async def expand(
+        self, body: bytes, key: Key | None, remembered: Remembered | None = None
+    ) -> tuple[bytes, EarlierItems]:
         """The body with the items in front of its input that `previous_response_id` stands for, of a response that a
-        connection remembers or of a stored one, and with those that its input refers to. A body that cannot be read
-        stays as it is: the reader says what is wrong with it. Raises InvalidRequest or Refused."""
+        connection remembers or of a stored one, and with those that its input refers to. Items that need not be read
+        again are returned beside it. A body that cannot be read stays as it is: the reader says what is wrong with it.
+        Raises InvalidRequest or Refused."""
         body = await self._replace_references(body, key)
         try:
             asked = _read_continued(body)
             is_small = memoryview(asked.previous_response_id).nbytes <= MAX_NAMED_BYTES
             previous = _read_any(asked.previous_response_id) if is_small else None
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return body
+            return body, NOTHING_EARLIER
         items = _items_of(asked.input)
         if not isinstance(previous, str) or not items.startswith(b"["):
-            return body
-        stored = remembered(previous) if remembered is not None else None
-        stored = stored or await self._find(previous, key)
-        if stored is None:
+            return body, NOTHING_EARLIER
+        continued = remembered(previous) if remembered is not None else None
+        if continued is None and (stored := await self._find(previous, key)) is not None:
+            continued = Continued(NOTHING_EARLIER, (bytes(stored.input), bytes(stored.output)))
+        if continued is None:
             raise InvalidRequest(
                 f"The response `{_shown(previous)}` is not stored. Send the whole conversation in `input`.",
                 "previous_response_id",
                 "previous_response_not_found",
             )
-        parts = [part for part in map(_inside, (stored.input, stored.output, items)) if part]
-        self._check_room(body, parts, "previous_response_id")
+        parts = [part for part in map(_inside, (*continued.others, items)) if part]
+        self._check_room(body, [continued.earlier.encoded, *parts], "previous_response_id")
         # Of two fields with a name the last one is read.
-        return body.rstrip()[:-1] + b',"input":[' + b",".join(parts) + b"]}"
+        return body.rstrip()[:-1] + b',"input":[' + b",".join(parts) + b"]}", continued.earlier
 
     async def _replace_references(self, body: bytes, key: Key | None) -> bytes:
         if b'"item_reference"' not in body:
@@ -280,6 +292,12 @@ def input_of(request: Request) -> Raw:
     return Raw(_items_of(_read_fields(request.body)["input"]))
 
 
+def continuing(request: Request, asked: Raw, output: Raw) -> Continued:
+    """The response to a request, as the same process continues it. Its output has not been read as an input yet."""
+    assert isinstance(request.form, ResponsesForm)
+    return Continued(EarlierItems(_inside(asked), request.form.items, request.images), (bytes(output),))
+
+
 def _items_of(raw: Raw) -> bytes:
     """An input as a list of items. What is none stays as it is."""
     encoded = bytes(raw)
@@ -289,6 +307,7 @@ def _items_of(raw: Raw) -> bytes:
 
 
 def _inside(items: bytes | Raw) -> bytes:
+    """A list of items without its brackets."""
     return bytes(items).strip()[1:-1].strip()
 
 

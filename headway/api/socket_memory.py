@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from headway.api.responses_store import StoredResponse
+from headway.api.responses_store import Continued
 
 
 @dataclass(frozen=True, slots=True)
 class RememberedResponse:
     id: str
     affinity: str
-    stored: StoredResponse
+    items: Continued
     bytes: int
 
 
@@ -56,14 +56,14 @@ class SocketResponses:
         self._max_bytes = max_bytes
         self._newest: dict[str, RememberedResponse] = {}  # by stream; the oldest first
 
-    def keep(self, stream: str, response_id: str, affinity: str, stored: StoredResponse) -> None:
+    def keep(self, stream: str, response_id: str, affinity: str, items: Continued) -> None:
         self.forget(stream)
-        size = len(bytes(stored.input)) + len(bytes(stored.output))
+        size = len(items.earlier.encoded) + sum(map(len, items.others))
         if size > self._max_bytes:
             return
         while self._newest and size + sum(one.bytes for one in self._newest.values()) > self._max_bytes:
             self.forget(next(iter(self._newest)))
-        self._newest[stream] = RememberedResponse(response_id, affinity, stored, size)
+        self._newest[stream] = RememberedResponse(response_id, affinity, items, size)
         self._memory.add(self, stream, size)
 
     def find(self, response_id: str) -> RememberedResponse | None:

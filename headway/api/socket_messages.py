@@ -15,6 +15,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 from headway.api import limits, responses
 from headway.api.dialect import NO_PARAMS, CallRoute, Params
 from headway.api.fields import RequestFields
+from headway.api.responses_items import EarlierItems
 from headway.api.responses_names import RESPONSES_FIELDS
 from headway.api.utf8 import is_utf8
 from headway.errors import InvalidRequest
@@ -42,18 +43,21 @@ class CreateMessage(responses.CreateResponse, kw_only=True):
     event_id: limits.ShortText | UnsetType | None = UNSET
 
 
+_FIELDS = RequestFields(CreateMessage, RESPONSES_FIELDS)
 _read_frame = msgspec.json.Decoder(MessageFrame).decode
 _read_message = msgspec.json.Decoder(CreateMessage).decode
 _read_any = msgspec.json.Decoder().decode
 
 
-def read_message(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
-    message = _read_message(body)
-    message.stream = True
-    return responses.call_of(message, call_id)
+def message_route(earlier: EarlierItems) -> CallRoute:
+    """Reads a message that continues these items."""
 
+    def read(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
+        message = _read_message(body)
+        message.stream = True
+        return responses.call_of(message, call_id, earlier)
 
-READ_MESSAGE = CallRoute(responses.CREATE, read_message, RequestFields(CreateMessage, RESPONSES_FIELDS))
+    return CallRoute(responses.CREATE, read, _FIELDS)
 
 
 @dataclass(slots=True, eq=False)

@@ -20,7 +20,8 @@ from websockets.exceptions import InvalidStatus
 from websockets.frames import Frame, Opcode
 
 from headway.api import responses_socket, websocket
-from headway.api.responses_store import StoredResponse
+from headway.api.responses_items import EarlierItems
+from headway.api.responses_store import Continued
 from headway.api.socket_memory import SocketMemory, SocketResponses
 from headway.engines.scripted import Faults, Script, running
 from tests.gateway.test_books import KEY, SECRET, desk
@@ -501,8 +502,8 @@ def generated(dice: random.Random) -> bytes:
 # --- memory ----------------------------------------------------------------------------------------------------------
 
 
-def stored(size: int) -> StoredResponse:
-    return StoredResponse(msgspec.Raw(b"x" * size), msgspec.Raw(b""), msgspec.Raw(b"null"))
+def stored(size: int) -> Continued:
+    return Continued(EarlierItems(b"x" * size, 1), (b"",))
 
 
 def test_what_sockets_remember_is_bounded() -> None:

@@ -169,20 +169,22 @@ class StoredResponses:
         return request
 
     def client_of(self, request: Request, client: Client, key: Key | None, remember: Remember | None = None) -> Client:
-        """The client, or one in front of it that stores the answer first. `remember` gets it in any case."""
+        """The client, or one in front of it that stores the answer first. `remember` gets it in any case, once it is
+        sent and before the event loop reads what the client answers."""
         form = request.form
         if not isinstance(form, ResponsesForm) or not (form.store or remember):
             return client
         stores = form.store
 
         async def keep(final: bytes) -> None:
-            stored = _stored_of(request, final)
-            if remember is not None:
-                remember(stored)
             if stores and key is not None:
-                await self._keep(stored, key)
+                await self._keep(_stored_of(request, final), key)
 
-        return StoringClient(client, form.so_far, keep)
+        def sent(final: bytes) -> None:
+            if remember is not None:
+                remember(_stored_of(request, final))
+
+        return StoringClient(client, form.so_far, keep, sent)
 
     async def _keep(self, stored: StoredResponse, key: Key) -> None:
         """Store a response. If that fails the client still gets it."""
@@ -247,12 +249,20 @@ class StoredResponses:
 
 
 class StoringClient:
-    """Holds back the last bytes of an answer until the answer is stored; implements wire.Client."""
+    """Holds back the last bytes of an answer until `keep` has stored the answer, and calls `sent` when they are
+    written; implements wire.Client."""
 
-    def __init__(self, client: Client, so_far: AnswerSoFar, keep: Callable[[bytes], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        so_far: AnswerSoFar,
+        keep: Callable[[bytes], Awaitable[None]],
+        sent: Callable[[bytes], None],
+    ) -> None:
         self._client = client
         self._so_far = so_far
         self._keep = keep
+        self._sent = sent
         self._last: list[bytes] = []
         self.on_backpressure = client.on_backpressure
         self.start_stream = client.start_stream
@@ -275,6 +285,8 @@ class StoringClient:
     async def end_stream(self) -> None:
         await self._store()
         self._client.write(b"".join(self._last))
+        if self._so_far.final is not None:
+            self._sent(self._so_far.final)
         await self._client.end_stream()
 
     async def _store(self) -> None:

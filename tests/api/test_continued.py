@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -11,11 +12,11 @@ from msgspec import Raw
 from headway.api import limits
 from headway.api.images import MAX_IMAGES
 from headway.api.responses_items import NOTHING_EARLIER, EarlierItems
-from headway.api.responses_meter import ResponsesForm
-from headway.api.responses_store import Continued, StoredResponses, continuing, input_of
+from headway.api.responses_meter import AnswerSoFar, ResponsesForm
+from headway.api.responses_store import Continued, StoredResponses, StoringClient, continuing, input_of
 from headway.api.socket_messages import message_route
 from headway.errors import InvalidRequest, TooLarge
-from headway.wire import Request, SentImages
+from headway.wire import Grant, Receipt, Request, SentImages
 from tests.image_files import data_url, png
 
 pytestmark = pytest.mark.anyio
@@ -76,3 +77,45 @@ async def test_the_limits_are_those_of_the_whole_conversation() -> None:
         await continue_with([user, user], pictures)
     with pytest.raises(TooLarge):
         await continue_with("x", Continued(EarlierItems(one * 10, 10), ()), max_bytes=300)
+
+
+class OrderedClient:
+    """Notes when it gets the bytes of an answer."""
+
+    started = True
+
+    def __init__(self, noted: list[str]) -> None:
+        self._noted = noted
+
+    def on_backpressure(self, _pause: Callable[[], None], _resume: Callable[[], None]) -> None: ...
+
+    async def start_stream(self, _content_type: bytes, _grant: Grant) -> None: ...
+
+    async def send_whole(self, _content_type: bytes, _body: bytes, _receipt: Receipt) -> None: ...
+
+    def write(self, data: bytes) -> None:
+        self._noted.append(data.decode())
+
+    async def end_stream(self) -> None:
+        self._noted.append("end")
+
+    def abandon(self) -> None: ...
+
+
+async def test_an_answer_is_stored_before_its_last_bytes_and_remembered_after_them() -> None:
+    noted: list[str] = []
+    so_far = AnswerSoFar()
+
+    async def keep(_final: bytes) -> None:
+        noted.append("stored")
+
+    client = StoringClient(OrderedClient(noted), so_far, keep, lambda _final: noted.append("remembered"))
+    client.write(b"first")
+    so_far.final = b"{}"
+    client.write(b"last")
+    await client.end_stream()
+    assert noted == ["first", "stored", "last", "remembered", "end"]
+    noted.clear()
+    so_far.final = None  # an answer that failed
+    await StoringClient(OrderedClient(noted), so_far, keep, lambda _final: noted.append("remembered")).end_stream()
+    assert noted == ["", "end"]

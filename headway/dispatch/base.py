@@ -23,6 +23,9 @@ class Driver(Protocol):
     def calls(self) -> Iterator[Adopted]:
         """Where each of its calls is. One that has a seat and was not sent to its engine yet gives the seat back."""
 
+    def forget_unsettled(self) -> None:
+        """Whoever decided is gone, and with it the seat-times of calls that have ended and were not settled."""
+
     def probe_only(self, replicas: Mapping[str, bool] | None) -> None:
         """Probe these replicas and no others; each is given with whether it is open now. None: probe all of them."""
 

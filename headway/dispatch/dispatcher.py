@@ -136,6 +136,8 @@ class Dispatcher:
         session.has_reported = True
         self._unheard.discard(session.relay)
         self._settle()
+        if session.run in self._dealing.hands:
+            self._probe([session.run])  # what it told of replicas may have been lost while it was cut off
 
     def _settle(self) -> None:
         """Open replicas once it is known what is aboard."""

@@ -192,6 +192,7 @@ class RemoteDispatch:
         session.lease_s = welcome.lease_s
         self._leased_until = max(self._leased_until, session.began_at + welcome.lease_s)
         self._beats.clear()
+        self._driver.forget_unsettled()  # of calls that ended while there was no dispatcher
         while self._ends:
             link.tell(self._ends.popleft())
         for call in self._driver.calls():

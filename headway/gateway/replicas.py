@@ -132,7 +132,9 @@ class Replicas:
             if watched.task is None:
                 watched.prober.is_up = is_open
                 self._start(watched)
-            elif not is_open:  # whoever decides now may not know what the prober knows
+            elif is_open:
+                watched.prober.is_up = True  # if it is not, the next checks tell that again
+            else:  # whoever decides now may not know what the prober knows
                 watched.prober.say_again()
 
     def _start(self, watched: _Watched) -> None:

@@ -229,6 +229,9 @@ class Gateway:
                 trip.wait_for_seat()
             yield trip.adopted(now)
 
+    def forget_unsettled(self) -> None:
+        self._unsettled.clear()
+
     def probe_only(self, replicas: Mapping[str, bool] | None) -> None:
         self.replicas.probe_only(replicas)
 

@@ -13,7 +13,7 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI
 
 from headway.config import Config
-from headway.core.types import ReplicaSuspect
+from headway.core.types import ReplicaDown, ReplicaSuspect
 from headway.deciding import make_dispatcher, policies_of
 from headway.dispatch.address import UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
@@ -165,6 +165,23 @@ async def test_streams_go_on_when_the_dispatcher_dies_and_the_next_one_adopts_th
         await cell.until_empty()
         assert not any(relay.gateway._unsettled for relay in cell.relays)
     assert replay(record).first_difference is None
+
+
+async def test_what_a_relay_could_not_tell_while_it_was_cut_off_is_told_later(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, running(SLOW) as other:
+        config = config_for([engine, other], seats=2)
+        async with running_cell(tmp_path, config, relays=1) as cell:
+            [relay] = cell.relays
+            ending = asyncio.create_task(relay.call(20))
+            await cell.until(lambda: engine.record()["running"] + other.record()["running"] == 1)
+            assert relay.dispatch._link is not None
+            relay.gateway.tell(ReplicaDown(engine.url))  # the dispatcher takes it for dead
+            await cell.until_open(1)
+            relay.dispatch._link.abort("cut off")
+            await cell.until_open(2)  # the relay has known all the time that it is up
+            await ending
+            await cell.until_empty()
+            assert not relay.gateway._unsettled
 
 
 async def test_without_a_dispatcher_a_call_is_refused_at_its_deadline(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import openai
 import pytest
 from anthropic import AsyncAnthropic
 
-from headway import run
+from headway import deciding
 from headway.config.to_core import policy_of
 from headway.engines.scripted import Faults, Script, ScriptedEngine, running
 from tests.running import MODEL, Running, config_for, running_gateway
@@ -41,7 +41,7 @@ def with_express(engine: ScriptedEngine, *tiers: dict[str, Any], seats: int = 8)
 @pytest.fixture
 def no_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     """No seats are kept ready for fast calls."""
-    monkeypatch.setattr(run, "policy_of", lambda model: replace(policy_of(model), express_wait_s=inf))
+    monkeypatch.setattr(deciding, "policy_of", lambda model: replace(policy_of(model), express_wait_s=inf))
 
 
 async def fill(here: Running, calls: int, tokens: int = 400) -> list[asyncio.Task[Any]]:

@@ -19,6 +19,7 @@ import msgspec
 from headway.core.machine import Machine
 from headway.core.trust import Trust, TrustDecision, TrustEvent, TrustPolicy
 from headway.core.types import Action, Event, Offer, PoolPolicy
+from headway.dispatch.rows import build
 from headway.errors import SetupError
 
 FORMAT = 2
@@ -101,9 +102,8 @@ def _read_head(line: bytes, path: Path) -> tuple[dict[str, PoolPolicy], dict[str
     try:
         head = msgspec.json.decode(line)
         if head["headway_events"] == FORMAT:
-            pools = msgspec.convert(head["pools"], dict[str, PoolPolicy])
-            return pools, msgspec.convert(head["offers"], dict[str, Offer])
-    except (msgspec.MsgspecError, KeyError, TypeError):
+            return build(dict[str, PoolPolicy], head["pools"]), build(dict[str, Offer], head["offers"])
+    except (msgspec.MsgspecError, KeyError, TypeError, AttributeError):
         pass
     raise SetupError(f"{path} is not an event record of this version. Make one with `headway serve --record FILE`.")
 
@@ -112,8 +112,8 @@ def _read_line(line: bytes, where: str) -> tuple[float, AnyEvent, list[Any], str
     try:
         now, name, fields, actions, *auto = msgspec.json.decode(line)
         kinds, answers = (TRUST_EVENTS, TRUST_DECISIONS) if auto else (EVENTS, ACTIONS)
-        event: AnyEvent = msgspec.convert(fields, kinds[name])
-        recorded: list[Any] = [msgspec.convert(fields, answers[name]) for name, fields in actions]
+        event: AnyEvent = build(kinds[name], fields)
+        recorded: list[Any] = [build(answers[name], fields) for name, fields in actions]
         return now, event, recorded, str(auto[0]) if auto else ""
-    except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:
+    except (msgspec.MsgspecError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise SetupError(f"{where} is not a valid event: {error}") from error

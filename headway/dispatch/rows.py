@@ -64,6 +64,22 @@ def fields_of(kind: type) -> dict[str, Any]:
     return get_type_hints(SimpleNamespace(__annotations__=own), vars(module))
 
 
+def build(hint: Any, value: Any) -> Any:
+    """Make a value of this type from what its JSON was decoded to. Raises KeyError, TypeError, AttributeError or
+    msgspec.MsgspecError if it is none."""
+    if _is_kind(hint):
+        own = fields_of(hint)
+        return hint(**{name: build(part, value[name]) for name, part in own.items() if name in value})
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is dict:
+        return {msgspec.convert(key, parts[0]): build(parts[1], one) for key, one in value.items()}
+    if not _has_dataclass(hint):
+        return msgspec.convert(value, hint)
+    if _is_union(hint):
+        return None if value is None else build(_without_none(hint), value)
+    return [build(_element(hint), one) for one in value]
+
+
 @cache
 def _annotations(module: str) -> dict[str, dict[str, str]]:
     """The annotations of the fields of each class. The source of a compiled module lies beside it."""

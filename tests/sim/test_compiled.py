@@ -1,6 +1,6 @@
 """The simulator compiled and as Python runs it: the same decisions at the same times, to the last digit.
 
-The messages between processes are made from core's types, so they are compared here too."""
+The messages between processes and the record of events are made from core's types, so they are tested here too."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 RUN = """
-import hashlib, pickle, sys
+import hashlib, pickle, sys, tempfile
+from pathlib import Path
 import headway.core.machine
 from headway.core.curve import Curve
 from headway.core.rate_limit import RateLimit, TokenLimit
-from headway.core.types import Arrived, Board, Call, ModelPolicy, Replica, ReplicaUp, TierPolicy
+from headway.core.types import Arrived, Board, Call, Finished, ModelPolicy, Replica, ReplicaUp, TierPolicy, own_pools
 from headway.dispatch.frames import PROTOCOL, Actions, Events, decode_from_dispatcher, decode_from_relay, encode
+from headway.dispatch.record import EventLog, replay
 from headway.sim.cell import Cell
 from headway.sim.loop import Fault, Simulation
 from headway.sim.workload import Recipe, synthesize
@@ -34,6 +36,13 @@ events = Events([Arrived(Call("a", "m", "fast", express_limit=limit)), ReplicaUp
 actions = Actions([Board("a", "r0", "fast", 25.0, None, RateLimit(limit, 1, 2, 3, 0.5, 0.5)), Board("b", "r0", "flex")])
 assert decode_from_relay(encode(events)) == events
 assert decode_from_dispatcher(encode(actions)) == actions
+with tempfile.TemporaryDirectory() as folder:
+    path, policies = Path(folder) / "record", own_pools({"m": ModelPolicy(tiers)})
+    machine, record = headway.core.machine.Machine(*policies), EventLog(path, *policies)
+    for event in (ReplicaUp(fleet[0]), events.events[0], Finished("a", 1, 2)):
+        record.append(0.0, event, machine.step(event, 0.0))
+    record.close()
+    assert replay(path).first_difference is None
 digest = hashlib.sha256("\\n".join(lines).encode()).hexdigest()
 print(headway.core.machine.__file__.endswith(".so"), len(lines), digest, PROTOCOL, encode(events).hex())
 """

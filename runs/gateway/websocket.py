@@ -41,7 +41,8 @@ console = Console(width=110)
 KEY = "hw-websocket"
 PATH = "/v1/responses"
 TURNS = 20
-CONTEXT_WORDS, RESULT_WORDS = 6_000, 300  # of the first message, as a coding agent's, and of each result
+WORDS = (6_000, 300)  # of the first message, as a coding agent's, and of each result
+WORDS_ON_VLLM = (1_500, 80)  # as much as the context of SmolLM2 holds after twenty turns
 TOOL = {
     "type": "function",
     "name": "read_file",
@@ -187,21 +188,24 @@ async def open_socket(port: int) -> AsyncIterator[ClientConnection]:
         yield connection
 
 
-async def converse(way: Way, port: int, model: str, into: Sent, number: int) -> None:
+async def converse(way: Way, port: int, model: str, into: Sent, number: int, words: tuple[int, int] = WORDS) -> None:
     """One conversation of twenty turns."""
     if way.transport == "socket":
         async with open_socket(port) as connection:
-            await take_turns(SocketTurns(connection), way, model, into, number)
+            await take_turns(SocketTurns(connection), way, model, into, number, words)
         return
     turns = HTTPTurns(port, keeps=way.transport == "kept")
     try:
-        await take_turns(turns, way, model, into, number)
+        await take_turns(turns, way, model, into, number, words)
     finally:
         turns.close()
 
 
-async def take_turns(turns: HTTPTurns | SocketTurns, way: Way, model: str, into: Sent, number: int) -> None:
-    first = f"Conversation {number}, {way.name}. " + "word " * CONTEXT_WORDS
+async def take_turns(
+    turns: HTTPTurns | SocketTurns, way: Way, model: str, into: Sent, number: int, words: tuple[int, int]
+) -> None:
+    context_words, result_words = words
+    first = f"Conversation {number}, {way.name}. " + "word " * context_words
     history: list[Any] = [{"role": "user", "content": first}]
     new, previous = list(history), None
     # Only over HTTP does a continued conversation need the store; the socket remembers it.
@@ -218,7 +222,7 @@ async def take_turns(turns: HTTPTurns | SocketTurns, way: Way, model: str, into:
         reported_s = (metrics["time_to_first_token_ms"] + metrics["generation_time_ms"]) / 1e3
         into.turns.append(Turn(response["id"].removeprefix(RESPONSE_PREFIX), began_s, ended_s, reported_s))
         [made] = [item for item in response["output"] if item["type"] == "function_call"]
-        result = {"type": "function_call_output", "call_id": made["call_id"], "output": "word " * RESULT_WORDS}
+        result = {"type": "function_call_output", "call_id": made["call_id"], "output": "word " * result_words}
         new, previous = [result], response["id"]
         history += [{name: made[name] for name in ("type", "call_id", "name", "arguments")}, result]
     into.conversation_bytes.append(turns.sent_bytes)
@@ -232,6 +236,14 @@ async def measure_ways(port: int, model: str, rounds: int) -> dict[str, Sent]:
         first = number % len(WAYS)
         for way in (*WAYS[first:], *WAYS[:first]):
             await converse(way, port, model, sent[way.name], number)
+    return sent
+
+
+async def measure_once(port: int, model: str) -> dict[str, Sent]:
+    """A short conversation over each way, without a warm-up."""
+    sent = {way.name: Sent() for way in WAYS}
+    for way in WAYS:
+        await converse(way, port, model, sent[way.name], 0, WORDS_ON_VLLM)
     return sent
 
 
@@ -385,7 +397,7 @@ def on_vllm() -> int:
         two_smollm2(console, 16, flags) as urls,
         served(Path(name), urls[0], MODEL_NAME) as (port, _),
     ):
-        sent = asyncio.run(measure_ways(port, MODEL_NAME, 1))
+        sent = asyncio.run(measure_once(port, MODEL_NAME))
         # vLLM reports what it took once it had read the request; it records no times of its own.
         show(
             sent,

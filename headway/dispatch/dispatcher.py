@@ -68,7 +68,7 @@ class Dispatcher:
         self.machine = machine
         self.epoch = epoch
         self.config = config
-        self.sessions: dict[str, RelaySession] = {}  # those that were welcomed and not lost yet, by run
+        self.sessions: dict[str, RelaySession] = {}  # by run; those that are lost stay until they are gone for good
         self._fleet = {replica.name: replica for replica in fleet}
         self._record = record
         self._clock = clock
@@ -79,9 +79,7 @@ class Dispatcher:
         self._is_settled = False
         self._uncounted = set(self._fleet)  # replicas whose engines were not asked yet
         self._ready: dict[str, ReplicaUp] = {}  # replicas that are up and may not be opened yet
-        self._behind: dict[
-            str, set[str]
-        ] = {}  # replica -> runs of the relays that have a stream behind its floor there
+        self._behind: dict[str, set[str]] = {}  # by replica: runs of relays that have a stream behind its floor there
         self._strangers: dict[str, int] = {}  # by replica; no zeros
         self._asked_at = 0.0
         for replica in self._fleet.values():
@@ -108,7 +106,6 @@ class Dispatcher:
             for event in message.events:
                 self._tell(session, event)
         elif isinstance(message, Beat):
-            session.heard_at = self._clock()
             session.link.send(BeatEcho(message.number, self.is_ready))
         elif isinstance(message, Counted):
             self._counted(message.replica, message.streams)
@@ -142,9 +139,9 @@ class Dispatcher:
     def _settle(self) -> None:
         """Open replicas once it is known what is aboard."""
         if not self._is_settled and self._is_everybody_here():
-            if self._unheard:
-                log.warning("relays that were not heard: %s", ", ".join(sorted(self._unheard)))
             self._is_settled = bool(self.sessions) and all(one.has_reported for one in self.sessions.values())
+            if self._is_settled and self._unheard:
+                log.warning("relays that were not heard: %s", ", ".join(sorted(self._unheard)))
             self._deal()
         if self._is_settled:
             for name in [name for name in self._ready if name not in self._uncounted]:

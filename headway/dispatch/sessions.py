@@ -34,7 +34,6 @@ class RelaySession:
         self.calls: set[str] = set()
         self.named: set[str] = set()  # calls that it has said are its own, since it connected
         self.has_reported = False
-        self.heard_at = 0.0
         self.lost_at: float | None = None
         self._dispatcher = dispatcher
         self._lease_s = lease_s

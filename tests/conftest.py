@@ -1,10 +1,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from runs.ledger.own_postgres import OwnPostgres
 
 # Hypothesis fails an example that takes 200 ms of wall time, which on a busy machine is not the example's fault.
 settings.register_profile("headway", deadline=None)
@@ -30,3 +33,11 @@ def wide_tables(monkeypatch: pytest.MonkeyPatch) -> None:
 def anyio_backend() -> tuple[str, dict[str, Any]]:
     """Async tests run on the event loop that serves."""
     return "asyncio", {"use_uvloop": True}
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[OwnPostgres]:
+    server = OwnPostgres()
+    server.start()
+    yield server
+    server.remove()

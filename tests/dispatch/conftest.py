@@ -23,7 +23,7 @@ from headway.dispatch.lease_file import FileLease
 from headway.dispatch.lease_postgres import PostgresLease
 from headway.http1 import ConnectionPool
 from runs.ledger.own_postgres import OwnPostgres
-from tests.dispatch.link import Link, link_to
+from tests.dispatch.freezing_proxy import FreezingProxy, proxy_to
 from tests.dispatch.own_etcd import OwnEtcd
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class FileStore:
 
 
 class PostgresRow:
-    def __init__(self, server: OwnPostgres, link: Link, port: int) -> None:
+    def __init__(self, server: OwnPostgres, link: FreezingProxy, port: int) -> None:
         self._server = server
         self.port = port
         self._url = server.url.replace(f":{server.port}/", f":{port}/")
@@ -93,7 +93,7 @@ class PostgresRow:
 
 
 class EtcdCell:
-    def __init__(self, server: OwnEtcd, link: Link, port: int) -> None:
+    def __init__(self, server: OwnEtcd, link: FreezingProxy, port: int) -> None:
         self.server = server
         self.url = f"http://127.0.0.1:{port}"
         self.cell = uuid4().hex
@@ -119,14 +119,6 @@ class EtcdCell:
             return msgspec.json.decode(body)
         finally:
             pool.close()
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[OwnPostgres]:
-    server = OwnPostgres()
-    server.start()
-    yield server
-    server.remove()
 
 
 @pytest.fixture(scope="session")
@@ -161,7 +153,7 @@ def open_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> OpenStore:
 def open_postgres(postgres: OwnPostgres) -> OpenPostgres:
     @asynccontextmanager
     async def opened() -> AsyncIterator[PostgresRow]:
-        async with link_to(postgres.port) as (link, port):
+        async with proxy_to(postgres.port) as (link, port):
             yield PostgresRow(postgres, link, port)
 
     return opened
@@ -171,7 +163,7 @@ def open_postgres(postgres: OwnPostgres) -> OpenPostgres:
 def open_etcd(etcd: OwnEtcd) -> OpenEtcd:
     @asynccontextmanager
     async def opened() -> AsyncIterator[EtcdCell]:
-        async with link_to(etcd.port) as (link, port):
+        async with proxy_to(etcd.port) as (link, port):
             yield EtcdCell(etcd, link, port)
 
     return opened

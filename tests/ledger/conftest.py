@@ -14,14 +14,6 @@ from runs.ledger.own_postgres import OwnPostgres
 DROP_TABLES = "DROP TABLE IF EXISTS audits, entries, gateways, keys, responses, slices, migrations"
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[OwnPostgres]:
-    server = OwnPostgres()
-    server.start()
-    yield server
-    server.remove()
-
-
 @pytest.fixture(params=["sqlite", "postgres"])
 def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":

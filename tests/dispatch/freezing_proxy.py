@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from tests.running import raw_server
 
 
-class Link:
+class FreezingProxy:
     def __init__(self, port: int) -> None:
         self._port = port
         self._flows = asyncio.Event()
@@ -47,8 +47,8 @@ class Link:
 
 
 @asynccontextmanager
-async def link_to(port: int) -> AsyncIterator[tuple[Link, int]]:
+async def proxy_to(port: int) -> AsyncIterator[tuple[FreezingProxy, int]]:
     """Gives the link and the port at which it listens."""
-    link = Link(port)
+    link = FreezingProxy(port)
     async with raw_server(link.serve) as url:
         yield link, urlsplit(url).port or 0

@@ -7,20 +7,33 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import signal
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
-from headway.config import Config
+from prometheus_client.core import Metric
+
+from headway.config import CellTable, Config, LedgerTable
 from headway.config.to_core import policy_of, replica_of
 from headway.core.machine import Machine
 from headway.core.types import Offer, PoolPolicy, own_pools
-from headway.dispatch.address import UnixAddress
+from headway.dispatch.address import Address, UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.endpoints import listen
+from headway.dispatch.leading import Candidate
+from headway.dispatch.lease import LeaderLease
+from headway.dispatch.lease_etcd import EtcdLease
+from headway.dispatch.lease_file import FileLease
+from headway.dispatch.lease_postgres import PostgresLease
+from headway.dispatch.link import Link
 from headway.dispatch.local import LocalDispatch
 from headway.dispatch.pages import MetricPages
-from headway.dispatch.record import EventLog
+from headway.dispatch.record import EventLog, record_of
+from headway.dispatch.security import Security
+from headway.dispatch.sessions import RelaySession
+from headway.errors import SetupError
 from headway.gateway.metrics import Metrics
 from headway.supervise import Supervisor, measure_lag
 
@@ -59,33 +72,85 @@ def make_dispatcher(
 async def run_dispatcher(
     config: Config,
     text: str,
-    address: UnixAddress,
+    address: Address,
     epoch: int,
     listed: Iterable[str],
     record_to: Path | None,
     on_listening: Callable[[], None],
 ) -> None:
-    """Decide for relays until SIGTERM. `text` is the configuration as it is written, `listed` the names of the relays
-    that there are."""
+    """Decide for the relays of one box until SIGTERM. `text` is the configuration as it is written, `listed` the names
+    of the relays that there are."""
     dispatcher = make_dispatcher(config, text, epoch, listed, record_to)
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    supervisor = Supervisor()
-    metrics = Metrics(dispatcher.metrics, supervisor)
-    pages = MetricPages(address.path.parent, DISPATCHER, metrics.page)
-    listener = await listen(address, dispatcher.make_session, None)
-    await pages.start()
-    tasks = [
-        supervisor.start("dispatcher", dispatcher.run, matters=True),
-        supervisor.start("loop lag", lambda: measure_lag(metrics.loop_lag.observe)),
-    ]
-    gc.freeze()
-    gc.set_threshold(*GC_THRESHOLDS)
-    on_listening()
-    await told.wait()
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    await listener.close()
-    await pages.stop()
+    serving = _Deciding(dispatcher.run, dispatcher.make_session, dispatcher.metrics)
+    await serving.until_told(address, None, on_listening)
     dispatcher.close()
+
+
+async def run_candidate(
+    config: Config,
+    text: str,
+    address: Address,
+    security: Security,
+    record_to: Path | None,
+    on_listening: Callable[[], None],
+) -> None:
+    """Lead a cell, or stand by for whoever leads it, until SIGTERM. `text` is the configuration as it is written."""
+    if (cell := config.cell) is None:
+        raise SetupError("`headway dispatch` needs the table [cell] in the configuration: add it with your `relays`.")
+    terms = itertools.count(1)
+
+    def make(epoch: int) -> Dispatcher:
+        record = record_of(record_to, next(terms)) if record_to is not None else None
+        return make_dispatcher(config, text, epoch, cell.relays, record)
+
+    lease = lease_of(cell, config.ledger)
+    candidate = Candidate(lease, cell.relays, make)
+    serving = _Deciding(candidate.run, candidate.make_session, candidate.metrics)
+    try:
+        await serving.until_told(address, security, on_listening)
+    finally:
+        await lease.close()
+
+
+def lease_of(cell: CellTable, ledger: LedgerTable | None) -> LeaderLease:
+    if cell.lease == "etcd":
+        return EtcdLease(cell.etcd, cell.name)
+    if cell.lease.startswith("file:"):
+        return FileLease(Path(cell.lease.removeprefix("file:")))
+    assert ledger is not None
+    return PostgresLease(ledger.store, cell.name)
+
+
+@dataclass(frozen=True)
+class _Deciding:
+    """A process that decides, as its loop, its relays and its metrics."""
+
+    run: Callable[[], Awaitable[None]]
+    make_session: Callable[[Link], RelaySession]
+    policy_metrics: Callable[[], Iterable[Metric]]
+
+    async def until_told(self, address: Address, security: Security, on_listening: Callable[[], None]) -> None:
+        """Until SIGTERM or SIGINT."""
+        told = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, told.set)
+        supervisor = Supervisor()
+        metrics = Metrics(self.policy_metrics, supervisor)
+        listener = await listen(address, self.make_session, security)
+        pages = MetricPages(address.path.parent, DISPATCHER, metrics.page) if isinstance(address, UnixAddress) else None
+        if pages is not None:
+            await pages.start()
+        tasks = [
+            supervisor.start("dispatcher", self.run, matters=True),
+            supervisor.start("loop lag", lambda: measure_lag(metrics.loop_lag.observe)),
+        ]
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        on_listening()
+        await told.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await listener.close()
+        if pages is not None:
+            await pages.stop()

@@ -21,6 +21,7 @@ from headway.deciding import DISPATCHER
 from headway.dispatch.address import parse_address
 from headway.dispatch.pages import SUFFIX
 from headway.dispatch.parent import Child, Parent, bind
+from headway.dispatch.record import record_of
 from headway.errors import SetupError
 from headway.ledger.keys import read_secret
 from headway.ledger.segments import NAMES
@@ -71,7 +72,7 @@ class _Common:
         listed = [word for name in relays for word in ("--relay", name)]
 
         def command(number: int) -> Sequence[str]:
-            record = ["--record", str(_record_of(record_to, number))] if record_to is not None else []
+            record = ["--record", str(record_of(record_to, number))] if record_to is not None else []
             return ["dispatch", "--listen", self.address, "--epoch", str(number), *listed, *record, *self._options()]
 
         return Child(DISPATCHER, command, [self.config, self.pipe])
@@ -84,11 +85,6 @@ class _Common:
 
     def _options(self) -> list[str]:
         return ["--config", f"/dev/fd/{self.config}", "--parent-pipe", str(self.pipe)]
-
-
-def _record_of(record_to: Path, number: int) -> Path:
-    """A dispatcher that is started again begins anew, so it begins another record."""
-    return record_to if number == 1 else record_to.with_name(f"{record_to.name}.{number}")
 
 
 def check_can_be_shared(config: Config) -> None:

@@ -7,9 +7,11 @@ import gc
 import logging
 import re
 import secrets
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -22,16 +24,18 @@ from headway.auto.calibration import calibration_id, closed_file, read_calibrati
 from headway.auto.live_gate import GateSettings, LiveGate
 from headway.auto.risk import limit_of
 from headway.auto.serve import Auto
-from headway.config import AutoTable, Config, KeepPromptsTable, LedgerTable, ModelTable, ReplicaTable
+from headway.config import AutoTable, Config, KeepPromptsTable, LedgerTable, ModelTable, ReplicaTable, parse
+from headway.config.cell_table import RELAY_NAME
 from headway.config.to_core import prices_of, replica_of
 from headway.core.trust import TrustPolicy
 from headway.core.types import Replica, Tier
 from headway.deciding import GC_THRESHOLDS, decide_here, policies_of
-from headway.dispatch.address import UnixAddress
+from headway.dispatch.address import Address, UnixAddress
 from headway.dispatch.base import Dispatch
 from headway.dispatch.local import LocalDispatch
 from headway.dispatch.pages import MetricPages
 from headway.dispatch.remote import RemoteDispatch
+from headway.dispatch.security import Security
 from headway.engines.base import Engine
 from headway.engines.kinds import KINDS
 from headway.errors import SetupError
@@ -46,8 +50,6 @@ from headway.ledger.opening import open_store
 from headway.ledger.responses import ResponseLimits, ResponseStore
 
 log = logging.getLogger("headway")
-
-RELAY_NAME = re.compile(r"[A-Za-z0-9-]{1,64}")
 
 
 def make_gateway(config: Config, dispatch: Dispatch, books: Books | None = None) -> Gateway:
@@ -226,16 +228,46 @@ async def serve_calls(
     return 1 if server.cut_calls else 0
 
 
+@dataclass(frozen=True)
+class RelayPlace:
+    """Who a relay is, and whom it obeys."""
+
+    name: str
+    dispatchers: list[Address]
+    security: Security
+    host: str | None = None  # where it listens, if not as configured
+    port: int | None = None
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(RELAY_NAME, self.name):
+            raise SetupError(f"{self.name!r} cannot be the name of a relay: use letters, digits and `-`, at most 64.")
+
+
 async def run_relay(
-    config: Config, address: UnixAddress, name: str, sockets: list[socket.socket], on_listening: Callable[[], None]
-) -> int:
-    """Serve calls on inherited sockets until SIGTERM, with seats from the dispatcher. Returns the exit code."""
-    if not RELAY_NAME.fullmatch(name):
-        raise SetupError(f"{name!r} cannot be the name of a relay: use letters, digits and `-`, at most 64.")
+    text: str, place: RelayPlace, sockets: list[socket.socket] | None, on_listening: Callable[[], None]
+) -> int | None:
+    """Serve calls until SIGTERM, with seats from the dispatcher. `text` is the configuration as it is written.
+
+    Returns the exit code, or None if the dispatcher has another configuration: then the relay has ended its streams
+    and must be started again with that one."""
+    config = parse(text, "the dispatcher's configuration")
     _, offers = policies_of(config)
-    dispatch = RemoteDispatch([address], None, name, run=secrets.token_hex(8), offers=offers)
-    own = config.model_copy(update={"ledger": relay_ledger(config.ledger, name)})
-    return await serve_calls(own, dispatch, lambda _port: on_listening(), sockets, (address.path.parent, name))
+    is_outdated = asyncio.Event()
+
+    def end_streams() -> None:
+        log.warning("the dispatcher has another configuration: this relay ends its streams and starts again with it")
+        is_outdated.set()
+        signal.raise_signal(signal.SIGTERM)
+
+    run = secrets.token_hex(8)
+    dispatch = RemoteDispatch(place.dispatchers, place.security, place.name, run, offers, text, end_streams)
+    listens = {"host": place.host, "port": place.port}
+    gateway = config.gateway.model_copy(update={key: one for key, one in listens.items() if one is not None})
+    own = config.model_copy(update={"ledger": relay_ledger(config.ledger, place.name), "gateway": gateway})
+    first = place.dispatchers[0]
+    pages_at = (first.path.parent, place.name) if isinstance(first, UnixAddress) else None
+    code = await serve_calls(own, dispatch, lambda _port: on_listening(), sockets, pages_at)
+    return None if is_outdated.is_set() else code
 
 
 def relay_ledger(ledger: LedgerTable | None, name: str) -> LedgerTable | None:

@@ -1,4 +1,4 @@
-"""`headway dispatch`: the process that decides for the relays of `headway serve --relays`."""
+"""`headway dispatch`: the process that decides for relays."""
 
 from __future__ import annotations
 
@@ -9,24 +9,45 @@ from typing import Annotated
 import typer
 import uvloop
 
-from headway.cli.options import DEFAULT_CONFIG, ConfigPath, ParentPipe, log_to_stderr
+from headway.cli.options import (
+    DEFAULT_CONFIG,
+    Authority,
+    Certificate,
+    CertificateKey,
+    ConfigPath,
+    ParentPipe,
+    SecretFile,
+    log_to_stderr,
+    security_of,
+)
 from headway.config import load
-from headway.deciding import DISPATCHER, run_dispatcher
-from headway.dispatch.address import parse_unix_address
+from headway.deciding import DISPATCHER, run_candidate, run_dispatcher
+from headway.dispatch.address import parse_address
 from headway.dispatch.parent import end_with_parent, say_listening
 
 
 def dispatch(
-    listen: Annotated[str, typer.Option(help="Where to listen for relays, as unix:PATH.")],
-    relay: Annotated[list[str], typer.Option(help="Name of a relay that there is. Repeat it for several.")],
+    listen: Annotated[str, typer.Option(help="Where to listen for relays: tcp://HOST:PORT, or unix:PATH.")],
     config: ConfigPath = DEFAULT_CONFIG,
-    epoch: Annotated[int, typer.Option(min=1, help="Higher than that of each dispatcher before this one.")] = 1,
+    secret_file: SecretFile = None,
+    certificate: Certificate = None,
+    key: CertificateKey = None,
+    ca: Authority = None,
     record: Annotated[
         Path | None, typer.Option(help="Record every event and action in this file, for `headway replay`.")
     ] = None,
+    epoch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Decide at once, without a lease; higher than each before.", hidden=True),
+    ] = None,
+    relay: Annotated[list[str] | None, typer.Option(help="With --epoch: name of a relay.", hidden=True)] = None,
     parent_pipe: ParentPipe = None,
 ) -> None:
     log_to_stderr(logging.INFO, DISPATCHER)
     end_with_parent(parent_pipe)
-    settings, text = load(config), config.read_text(encoding="utf-8")
-    uvloop.run(run_dispatcher(settings, text, parse_unix_address(listen), epoch, relay, record, say_listening))
+    settings, text, address = load(config), config.read_text(encoding="utf-8"), parse_address(listen)
+    if epoch is not None:
+        uvloop.run(run_dispatcher(settings, text, address, epoch, relay or [], record, say_listening))
+        return
+    security = security_of(secret_file, certificate, key, ca)
+    uvloop.run(run_candidate(settings, text, address, security, record, say_listening))

@@ -18,6 +18,7 @@ from headway.cli.commands import COMMANDS
 from headway.cli.entry import LoadedCommand, load_command
 from headway.config import (
     AutoTable,
+    CellTable,
     Config,
     EngineTable,
     GatewayTable,
@@ -40,6 +41,7 @@ TABLES: list[tuple[str, type[BaseModel]]] = [
     ("[gateway]", GatewayTable),
     ("[ledger]", LedgerTable),
     ("[responses]", ResponsesTable),
+    ("[cell]", CellTable),
     ("[[models]]", ModelTable),
     ("[models.price]", PriceTable),
     ("[[models.tiers]]", TierTable),

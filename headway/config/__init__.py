@@ -1,7 +1,8 @@
 """headway.toml: its tables, the checks, and the lines that error messages point to."""
 
 from headway.config.auto_table import AutoTable
-from headway.config.checks import load
+from headway.config.cell_table import CellTable
+from headway.config.checks import load, parse
 from headway.config.engine_table import EngineTable, SpeculationTable
 from headway.config.gateway_table import GatewayTable
 from headway.config.responses_table import ResponsesTable
@@ -17,6 +18,7 @@ from headway.config.tables import (
 
 __all__ = [
     "AutoTable",
+    "CellTable",
     "Config",
     "EngineTable",
     "GatewayTable",
@@ -29,4 +31,5 @@ __all__ = [
     "SpeculationTable",
     "TierTable",
     "load",
+    "parse",
 ]

@@ -34,6 +34,11 @@ def load(path: Path) -> Config:
     return checked(path, text, Config)
 
 
+def parse(text: str, source: str) -> Config:
+    """Check the text of a headway.toml that comes from elsewhere. Raises SetupError with one line per problem."""
+    return checked(Path(source), text, Config)
+
+
 def checked(path: Path, text: str, root: type[Root]) -> Root:
     """Parse the text of a TOML file into `root`. Raises SetupError with one line per problem."""
     try:

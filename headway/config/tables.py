@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
 from headway.config.auto_table import AutoTable
+from headway.config.cell_table import CellTable
 from headway.config.engine_table import EngineTable
 from headway.config.gateway_table import GatewayTable
 from headway.config.responses_table import ResponsesTable
@@ -284,6 +285,7 @@ class Config(Table):
     gateway: GatewayTable = Field(default_factory=GatewayTable, description="The HTTP endpoint.")
     ledger: LedgerTable | None = Field(None, description="Keys, budgets and bills. Off by default.")
     responses: ResponsesTable = Field(default_factory=ResponsesTable, description="Responses that are stored.")
+    cell: CellTable | None = Field(None, description="Several machines. Off by default.")
     models: list[ModelTable] = Field(min_length=1, description="Models to serve.")
 
     @model_validator(mode="after")
@@ -298,6 +300,16 @@ class Config(Table):
             raise ValueError(
                 'gateway.cors_origins "*" lets every web page call, and there are no keys: list the origins of your '
                 "pages, add key_hashes, or add a [ledger]"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _lease_has_a_store(self) -> Config:
+        is_needed = self.cell is not None and self.cell.lease == "ledger"
+        if is_needed and (self.ledger is None or not self.ledger.store.startswith("postgres")):
+            raise ValueError(
+                "[cell] keeps its lease in the PostgreSQL of [ledger], and there is none: add it, or set lease to "
+                '"etcd" or "file:PATH"'
             )
         return self
 

@@ -46,14 +46,6 @@ def parse_address(text: str) -> Address:
     return TcpAddress(found["host"] or found["ipv6"], int(found["port"]))
 
 
-def parse_unix_address(text: str) -> UnixAddress:
-    """Raises SetupError for the address of another machine."""
-    address = parse_address(text)
-    if not isinstance(address, UnixAddress):
-        raise SetupError(f"{text}: a dispatcher on another machine is not supported yet. Write unix:PATH.")
-    return address
-
-
 def _is_host(host: str) -> bool:
     try:
         return bool(ipaddress.IPv6Address(host) if ":" in host else host.encode("idna"))

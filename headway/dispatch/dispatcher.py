@@ -38,16 +38,16 @@ from headway.core.types import (
     Ticked,
 )
 from headway.dispatch.dealing import Dealing
-from headway.dispatch.frames import Beat, BeatEcho, Count, Counted, Events, FromRelay, Hello, Probe, ProbeNow, Reported
+from headway.dispatch.frames import Count, Counted, Events, FromRelay, Hello, Probe, ProbeNow, Reported
 from headway.dispatch.link import Link
 from headway.dispatch.policy_metrics import policy_metrics
 from headway.dispatch.record import EventLog
-from headway.dispatch.sessions import RelaySession
+from headway.dispatch.sessions import LEASE_S, RelaySession
 
 log = logging.getLogger("headway.dispatch")
 
 REPORT_S = 1.0  # after which a listed relay that was not heard is taken for dead
-LEASE_S = 1.0  # a relay may write to engines for so long after a beat that was answered
+SILENT_S = 1.0  # after which a relay that sends no beats is taken for lost
 MARGIN_S = 0.25  # clocks do not run at exactly the same rate, and an engine needs a moment to notice
 SENT_S = 1.0  # after which a call that boarded has reached its engine
 COUNT_S = 0.5  # between two questions to an engine that runs strangers
@@ -68,6 +68,7 @@ class Dispatcher:
         self.machine = machine
         self.epoch = epoch
         self.config = config
+        self.leader = ""  # there is no other
         self.sessions: dict[str, RelaySession] = {}  # by run; those that are lost stay until they are gone for good
         self._fleet = {replica.name: replica for replica in fleet}
         self._record = record
@@ -88,7 +89,17 @@ class Dispatcher:
     # --- relays ---
 
     def make_session(self, link: Link) -> RelaySession:
-        return RelaySession(self, link, LEASE_S)
+        return RelaySession(self, link, self._clock)
+
+    def begin(self) -> None:
+        """Give relays their time to report from now on."""
+        self._began_at = self._clock()
+
+    def refusal(self, hello: Hello) -> str:  # noqa: ARG002 (the parent has started all relays of this box)
+        return ""
+
+    def on_beat(self, session: RelaySession) -> bool:  # noqa: ARG002
+        return True
 
     def welcome(self, session: RelaySession) -> None:
         """A relay has said hello. If it is the same run as before, it was cut off for a while."""
@@ -105,14 +116,10 @@ class Dispatcher:
         if isinstance(message, Events):
             for event in message.events:
                 self._tell(session, event)
-        elif isinstance(message, Beat):
-            session.link.send(BeatEcho(message.number, self.is_ready))
         elif isinstance(message, Counted):
             self._counted(message.replica, message.streams)
         elif isinstance(message, Reported):
             self._reported(session)
-        elif isinstance(message, Hello):
-            session.link.close("a relay says hello once")
 
     def on_lost(self, session: RelaySession) -> None:
         """Its streams go on: their seats are kept until it is back, or gone for good. Held calls are not boarded
@@ -320,7 +327,15 @@ class Dispatcher:
     def tick(self) -> None:
         self._step(Ticked())
         self._settle()
+        self._drop_silent()
         self._ask_again()
+
+    def _drop_silent(self) -> None:
+        """A relay that is stopped, or whose machine is gone, does not close its connection."""
+        now = self._clock()
+        for session in list(self.sessions.values()):
+            if session.lost_at is None and now - session.heard_at > SILENT_S:
+                session.link.abort("it is silent")
 
     def metrics(self) -> Iterable[Metric]:
         return policy_metrics(self.machine, {name: replica.pool for name, replica in self._fleet.items()})

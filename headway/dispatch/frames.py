@@ -29,11 +29,14 @@ Row = bytes  # an encoded event or action
 
 class Hello(msgspec.Struct, array_like=True, tag=0):
     """The first message. `relay` is the relay's name, which it keeps when it restarts; `run` is a random id of this run
-    of its process."""
+    of its process, empty if it only asks for the configuration. `epoch` is the highest it has seen, and `leader` whose
+    that was."""
 
     protocol: str
     relay: str
     run: str
+    epoch: int = 0
+    leader: str = ""
 
 
 class Events(msgspec.Struct, array_like=True, tag=1):
@@ -41,10 +44,12 @@ class Events(msgspec.Struct, array_like=True, tag=1):
 
 
 class Beat(msgspec.Struct, array_like=True, tag=2, forbid_unknown_fields=True):
-    """The relay is alive and obeys this epoch. The answer is a BeatEcho with the same number."""
+    """The relay is alive and obeys the dispatcher that it is sent to. The answer is a BeatEcho with the same number.
+    `heard` is the number of the last BeatEcho that the relay has got, 0 if only the Welcome: so the dispatcher knows a
+    time since which the relay obeys it, however long this message was on its way."""
 
     number: int
-    epoch: int
+    heard: int
 
 
 class Reported(msgspec.Struct, array_like=True, tag=3, forbid_unknown_fields=True):
@@ -63,11 +68,13 @@ class Counted(msgspec.Struct, array_like=True, tag=4, forbid_unknown_fields=True
 
 class Welcome(msgspec.Struct, array_like=True, tag=16, forbid_unknown_fields=True):
     """The answer to Hello: the relay obeys this epoch from now on. `config` is the text of the configuration. The relay
-    may write to engines for `lease_s` after each Beat that was echoed."""
+    may write to engines for `lease_s` after each Beat whose BeatEcho renews. `leader` is a random id of the
+    dispatcher: if a store that has lost commits gives an epoch twice, relays can tell the two apart."""
 
     epoch: int
     config: str
     lease_s: float
+    leader: str
 
 
 class Turned(msgspec.Struct, array_like=True, tag=17):
@@ -82,10 +89,12 @@ class Actions(msgspec.Struct, array_like=True, tag=18):
 
 
 class BeatEcho(msgspec.Struct, array_like=True, tag=19, forbid_unknown_fields=True):
-    """`is_ready`: some replica takes calls."""
+    """`is_ready`: some replica takes calls. `renews`: the relay's lease is renewed; a dispatcher that may not decide at
+    the moment does not."""
 
     number: int
     is_ready: bool
+    renews: bool
 
 
 class Probe(msgspec.Struct, array_like=True, tag=20, forbid_unknown_fields=True):

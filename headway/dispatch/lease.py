@@ -20,7 +20,7 @@ from typing import Protocol
 # renewal can fail once and be repeated in time.
 LEASE_S = 1.5
 # How long an echo counts. Several heartbeats must fit in. A new leader that not all relays have accepted waits as long.
-ECHO_S = 0.5
+ECHO_S = 0.6
 # A leader stops this long before its time is over, because clocks do not run at exactly the same rate.
 MARGIN_S = 0.1
 

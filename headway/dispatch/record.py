@@ -31,6 +31,12 @@ TRUST_DECISIONS: dict[str, type] = {kind.__name__: kind for kind in get_args(Tru
 AnyEvent = Event | TrustEvent | TrustPolicy
 
 
+def record_of(path: Path, number: int) -> Path:
+    """The file of the first machine, of the second, and so on. A dispatcher that follows another one begins anew, so it
+    begins another record."""
+    return path if number == 1 else path.with_name(f"{path.name}.{number}")
+
+
 class EventLog:
     def __init__(self, path: Path, pools: dict[str, PoolPolicy], offers: dict[str, Offer]) -> None:
         self._file: IO[bytes] = path.open("wb")

@@ -17,6 +17,8 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 
 from prometheus_client.core import Metric
 
@@ -60,7 +62,8 @@ from headway.supervise import Supervisor
 
 log = logging.getLogger("headway.dispatch")
 
-BEAT_S = 0.25
+BEAT_S = 0.2
+SILENT_S = 1.0  # after which a dispatcher that answers no beat is taken for lost
 RETRY_S = (0.05, 0.2)  # between two attempts to connect: at random, so that relays do not come in step
 ANSWER_S = 1.0  # for which a call waits for the dispatcher's word after its deadline
 MAX_ENDS = 10_000  # calls that ended while there was no dispatcher, which are reported later
@@ -74,27 +77,34 @@ class RemoteDispatch:
         relay: str,
         run: str,
         offers: Mapping[str, Offer],
+        config: str,
+        on_other_config: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`relay` is this relay's name, `run` the random id of this run of its process."""
+        """`relay` is this relay's name, `run` the random id of this run of its process. `config` is the text of the
+        configuration that it serves; `on_other_config` is called when a dispatcher has another one."""
         self.epoch = 0
         self.is_ready = False
+        self._leader = ""
         self._addresses = addresses
         self._security = security
-        self._hello = Hello(PROTOCOL, relay, run)
+        self._relay = relay
+        self._run = run
         self._offers = offers
+        self._config = config
+        self._on_other_config = on_other_config
         self._clock = clock
         self._driver: Driver | None = None
         self._link: Link | None = None  # None unless a dispatcher has welcomed this relay
         self._leased_until = 0.0
-        self._beats: dict[int, float] = {}  # those that were not answered yet: number -> when it was sent
-        self._number = 0
         self._max_hold_s: dict[str, float] = {}  # of each call that has not ended
         self._unanswered: set[str] = set()  # calls that wait for the dispatcher's word, and have no deadline yet
         self._overdue: set[str] = set()  # calls whose deadline has passed, and that wait for its word
         self._ends: deque[Finished | Left] = deque(maxlen=MAX_ENDS)
-        self._lost = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._refused: dict[str, str] = {}  # by dispatcher: why it turned this relay away
+        self._is_alone = asyncio.Event()  # it has no dispatcher, and looks for one
+        self._is_alone.set()
+        self._tasks: list[asyncio.Task[None]] = []
 
     def may_send(self, epoch: int) -> bool:
         return epoch == self.epoch and self._clock() < self._leased_until
@@ -164,7 +174,8 @@ class RemoteDispatch:
                 self._do(action)
         elif isinstance(message, BeatEcho):
             self.is_ready = message.is_ready
-            if (sent_at := self._beats.pop(message.number, None)) is not None:
+            sent_at = session.answered(message.number)
+            if message.renews and sent_at is not None:
                 self._leased_until = max(self._leased_until, sent_at + session.lease_s)
         elif isinstance(message, Probe):
             self._driver.probe_only(dict(message.replicas))
@@ -184,88 +195,128 @@ class RemoteDispatch:
 
     def _welcomed(self, welcome: Welcome, session: _Session) -> None:
         assert self._driver is not None
-        if welcome.epoch < self.epoch:
-            session.link.close(f"epoch {welcome.epoch} is over: {self.epoch} has begun")
+        is_over = welcome.epoch < self.epoch or (welcome.epoch == self.epoch and welcome.leader != self._leader)
+        if is_over or (self._link is not None and welcome.epoch == self.epoch):
+            session.link.close(f"epoch {welcome.epoch} is over or known: {self.epoch} has begun")
             return
-        self.epoch = welcome.epoch
-        self._link = link = session.link
+        if welcome.config != self._config:
+            session.link.close("its configuration is another one")
+            self._is_alone.clear()
+            self._on_other_config()
+            return
+        earlier, self._link = self._link, session.link
+        if earlier is not None:
+            earlier.close("another dispatcher has a higher epoch")
+        self._is_alone.clear()
+        self.epoch, self._leader = welcome.epoch, welcome.leader
         session.lease_s = welcome.lease_s
         self._leased_until = max(self._leased_until, session.began_at + welcome.lease_s)
-        self._beats.clear()
         self._driver.forget_unsettled()  # of calls that ended while there was no dispatcher
         while self._ends:
-            link.tell(self._ends.popleft())
+            session.link.tell(self._ends.popleft())
         for call in self._driver.calls():
             if call.replica is None:
                 self._unanswered.add(call.call.id)
-            link.tell(call)
-        link.send(Reported())
-        log.info("dispatcher %s decides, epoch %d", link.name, self.epoch)
+            session.link.tell(call)
+        session.link.send(Reported())
+        self._refused.clear()
+        log.info("dispatcher %s decides, epoch %d", session.link.name, self.epoch)
 
     def _left(self, session: _Session, reason: str) -> None:
         if self._link is session.link:
             log.warning("no dispatcher: %s", reason)
             self._link, self.is_ready = None, False
+            self._is_alone.set()
             self._hold_unanswered()
-        self._lost.set()
+
+    def _turned_away(self, why: str, link: Link) -> None:
+        if self._refused.get(link.name) != why:  # it asks again several times a second
+            log.warning("dispatcher %s turned this relay away: %s", link.name, why)
+        self._refused[link.name] = why
+        link.close("turned away")
 
     # --- connecting ---
 
     def start(self, driver: Driver, supervisor: Supervisor) -> None:
         self._driver = driver
-        self._task = supervisor.start("dispatcher", self._stay_connected, matters=True)
+        # All at once: one that is stopped accepts connections and says nothing.
+        self._tasks = [
+            supervisor.start(f"dispatcher {address}", partial(self._stay_connected, address), matters=True)
+            for address in self._addresses
+        ]
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._link is not None:
             self._link.close("the relay ends")
 
-    async def _stay_connected(self) -> None:
-        while True:
-            for address in self._addresses:
-                self._lost.clear()
-                try:
-                    link = await connect(address, lambda made: _Session(self, made), self._security)
-                except ConnectionFailed as failed:
-                    log.debug("%s", failed)
-                else:
-                    await self._beat(link)
-                await asyncio.sleep(random.uniform(*RETRY_S))
+    def hello(self) -> Hello:
+        return Hello(PROTOCOL, self._relay, self._run, self.epoch, self._leader)
 
-    async def _beat(self, link: Link) -> None:
-        """Until the link is lost."""
-        while not self._lost.is_set():
-            if self._link is link:
-                self._number += 1
-                self._beats[self._number] = self._clock()
-                link.send(Beat(self._number, self.epoch))
+    async def _stay_connected(self, address: Address) -> None:
+        while True:
+            await self._is_alone.wait()
+            sessions: list[_Session] = []
+
+            def meet(link: Link, sessions: list[_Session] = sessions) -> _Session:
+                sessions.append(_Session(self, link, self._clock))
+                return sessions[0]
+
             try:
-                async with asyncio.timeout(BEAT_S):
-                    await self._lost.wait()
-            except TimeoutError:
-                pass
+                await connect(address, meet, self._security)
+            except ConnectionFailed as failed:
+                log.debug("%s", failed)
+            else:
+                await sessions[0].beat()
+            await asyncio.sleep(random.uniform(*RETRY_S))
 
 
 class _Session:
     """One link, from its Hello to its end."""
 
-    def __init__(self, dispatch: RemoteDispatch, link: Link) -> None:
+    def __init__(self, dispatch: RemoteDispatch, link: Link, clock: Callable[[], float]) -> None:
         self.link = link
-        self.began_at = dispatch._clock()
+        self.began_at = clock()
         self.lease_s = 0.0
         self._dispatch = dispatch
-        link.send(dispatch._hello)
+        self._clock = clock
+        self._heard_at = self.began_at
+        self._sent_at: dict[int, float] = {}  # beats that were not answered yet
+        self._answered = 0  # the last beat that was
+        self._is_lost = asyncio.Event()
+        link.send(dispatch.hello())
 
     def on_message(self, message: FromDispatcher) -> None:
+        self._heard_at = self._clock()
         if isinstance(message, Welcome):
             self._dispatch._welcomed(message, self)
         elif isinstance(message, Turned):
-            log.warning("dispatcher %s turned this relay away: %s", self.link.name, message.why)
-            self.link.close("turned away")
+            self._dispatch._turned_away(message.why, self.link)
         elif self._dispatch._link is self.link:
             self._dispatch._obey(message, self)
 
     def on_lost(self, reason: str) -> None:
+        self._is_lost.set()
         self._dispatch._left(self, reason)
+
+    def answered(self, number: int) -> float | None:
+        """The dispatcher has answered this beat. Returns when it was sent."""
+        self._answered = max(self._answered, number)
+        return self._sent_at.pop(number, None)
+
+    async def beat(self) -> None:
+        """Until the link is lost. One that is silent is lost: a dispatcher that is stopped does not close it."""
+        number = 0
+        while not self._is_lost.is_set():
+            now = self._clock()
+            if now - self._heard_at > SILENT_S:
+                self.link.abort("the dispatcher is silent")
+            elif self._dispatch._link is self.link:
+                number += 1
+                self._sent_at[number] = now
+                self.link.send(Beat(number, self._answered))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(BEAT_S):
+                    await self._is_lost.wait()

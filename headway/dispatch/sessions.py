@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Protocol
 
-from headway.dispatch.frames import PROTOCOL, FromRelay, Hello, Turned, Welcome
+from headway.dispatch.frames import PROTOCOL, Beat, BeatEcho, FromRelay, Hello, Turned, Welcome
 from headway.dispatch.link import Link
 
 log = logging.getLogger("headway.dispatch")
 
+LEASE_S = 1.0  # a relay may write to engines for so long after a beat that was answered
+MAX_ECHOES = 64  # whose time is remembered; a relay that has got none of them is not counted as obeying
+
 
 class RelayHost(Protocol):
-    """What a session belongs to: the dispatcher."""
+    """What a session belongs to: a dispatcher, or one that stands by."""
 
     epoch: int
     config: str
+    leader: str
+
+    @property
+    def is_ready(self) -> bool: ...
+
+    def refusal(self, hello: Hello) -> str:
+        """Why this relay is turned away; empty: it is welcome."""
 
     def welcome(self, session: RelaySession) -> None: ...
+
+    def on_beat(self, session: RelaySession) -> bool:
+        """The relay obeys. Returns whether its lease is renewed."""
 
     def on_message(self, session: RelaySession, message: FromRelay) -> None: ...
 
@@ -27,7 +41,7 @@ class RelayHost(Protocol):
 class RelaySession:
     """Says hello first. A relay that connects again, in the same run, takes over the calls of its session before."""
 
-    def __init__(self, dispatcher: RelayHost, link: Link, lease_s: float) -> None:
+    def __init__(self, host: RelayHost, link: Link, clock: Callable[[], float]) -> None:
         self.link = link
         self.relay = ""
         self.run = ""
@@ -35,28 +49,55 @@ class RelaySession:
         self.named: set[str] = set()  # calls that it has said are its own, since it connected
         self.has_reported = False
         self.lost_at: float | None = None
-        self._dispatcher = dispatcher
-        self._lease_s = lease_s
+        self.heard_at = clock()
+        self.obeyed_at = 0.0  # the relay has obeyed since then, or later
+        self._host = host
+        self._clock = clock
+        self._sent_at: dict[int, float] = {}  # when the Welcome (0) and the last echoes were sent
 
     def on_message(self, message: FromRelay) -> None:
-        if self.run:
-            self._dispatcher.on_message(self, message)
-        elif not isinstance(message, Hello):
+        if not self.run:
+            self._greet(message)
+        elif isinstance(message, Beat):
+            self._answer(message)
+        elif isinstance(message, Hello):
+            self.link.close("a relay says hello once")
+        else:
+            self._host.on_message(self, message)
+
+    def _greet(self, message: FromRelay) -> None:
+        if not isinstance(message, Hello):
             self.link.close("it did not say hello")
-        elif message.protocol != PROTOCOL:
+            return
+        if message.protocol != PROTOCOL:
             why = f"this dispatcher speaks version {PROTOCOL} and the relay {message.protocol}: run the same Headway"
             log.warning("relay %s is turned away: %s", message.relay, why)
-            self.link.send(Turned(why, ""))
-            self.link.close("another version")
         else:
-            self.relay, self.run = message.relay, message.run
-            self.link.send(Welcome(self._dispatcher.epoch, self._dispatcher.config, self._lease_s))
-            self._dispatcher.welcome(self)
+            why = self._host.refusal(message)
+        if why:
+            self.link.send(Turned(why, ""))
+            self.link.close("turned away")
+            return
+        self._sent_at[0] = self._clock()
+        self.link.send(Welcome(self._host.epoch, self._host.config, LEASE_S, self._host.leader))
+        if not message.run:
+            self.link.close("it has the configuration")
+            return
+        self.relay, self.run = message.relay, message.run
+        self._host.welcome(self)
+
+    def _answer(self, beat: Beat) -> None:
+        now = self.heard_at = self._clock()
+        self.obeyed_at = max(self.obeyed_at, self._sent_at.get(beat.heard, 0.0))
+        self._sent_at[beat.number] = now
+        while len(self._sent_at) > MAX_ECHOES:
+            del self._sent_at[next(iter(self._sent_at))]
+        self.link.send(BeatEcho(beat.number, self._host.is_ready, self._host.on_beat(self)))
 
     def on_lost(self, reason: str) -> None:
         if self.run:
             log.warning("relay %s is lost: %s", self.relay, reason)
-            self._dispatcher.on_lost(self)
+            self._host.on_lost(self)
 
     def is_gone(self, now: float, after_s: float) -> bool:
         """Whether the relay has been lost for so long."""

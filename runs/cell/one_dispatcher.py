@@ -55,7 +55,7 @@ class Echo:
 
     def on_message(self, message: FromRelay) -> None:
         if isinstance(message, Hello):
-            self._link.send(Welcome(1, "", 1.0))
+            self._link.send(Welcome(1, "", 1.0, ""))
         elif isinstance(message, Events):
             for event in message.events:
                 if isinstance(event, Arrived):

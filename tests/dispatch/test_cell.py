@@ -15,7 +15,7 @@ from openai import APIStatusError, AsyncOpenAI
 from headway.config import Config
 from headway.core.types import ReplicaDown, ReplicaSuspect
 from headway.deciding import make_dispatcher, policies_of
-from headway.dispatch.address import UnixAddress
+from headway.dispatch.address import Address, UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.endpoints import Listener, listen
 from headway.dispatch.record import replay
@@ -91,6 +91,10 @@ class Cell:
         )
 
 
+def refuse_config() -> None:
+    raise AssertionError("the configuration is the same")
+
+
 @asynccontextmanager
 async def running_cell(
     tmp_path: Path, config: Config, relays: int = 2, record: Path | None = None
@@ -103,7 +107,8 @@ async def running_cell(
         stack.push_async_callback(cell.die)
         for number in range(relays):
             _, offers = policies_of(config)
-            dispatch = RemoteDispatch([UnixAddress(cell.path)], None, f"relay-{number}", f"run-{number}", offers)
+            addresses: list[Address] = [UnixAddress(cell.path)]
+            dispatch = RemoteDispatch(addresses, None, f"relay-{number}", f"run-{number}", offers, "", refuse_config)
             gateway, port = await stack.enter_async_context(run_gateway(config, dispatch=dispatch))
             url = f"http://127.0.0.1:{port}/v1"
             sdk = AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http_client())
@@ -219,8 +224,7 @@ async def test_the_seats_of_a_relay_that_is_gone_are_freed_when_its_engine_has_s
         a, b = cell.relays
         lost = asyncio.create_task(a.call(500))
         await cell.until(lambda: engine.record()["running"] == 1)
-        assert a.dispatch._task is not None
-        a.dispatch._task.cancel()  # it is cut off, and its stream goes on
+        a.dispatch._tasks[0].cancel()  # it is cut off, and its stream goes on
         assert a.dispatch._link is not None
         a.dispatch._link.abort("cut off")
         await asyncio.sleep(1.6)

@@ -101,9 +101,9 @@ async def talk(address: Address, given: Security, of_relay: Security) -> None:
         await dispatcher.until(2)
         assert dispatcher.messages == [Hello("v", "relay-1", "run"), Events([Delivering("a")])]
         dispatcher.link.act(Cut("a"))
-        dispatcher.link.send(BeatEcho(1, is_ready=True))
+        dispatcher.link.send(BeatEcho(1, is_ready=True, renews=True))
         await relay.until(2)
-        assert relay.messages == [Actions([Cut("a")]), BeatEcho(1, is_ready=True)]
+        assert relay.messages == [Actions([Cut("a")]), BeatEcho(1, is_ready=True, renews=True)]
         relay.link.close("the relay ends")
         await relay.until(lost=True)
         await dispatcher.until(lost=True)
@@ -182,7 +182,7 @@ async def test_a_relay_that_does_not_read_loses_its_link(
         dispatcher = await sessions.first()
         writer.transport.pause_reading()  # type: ignore[attr-defined]
         for _ in range(200):  # far more than the buffers of the system take
-            dispatcher.link.send(Welcome(1, "x" * 2**20, 1.0))
+            dispatcher.link.send(Welcome(1, "x" * 2**20, 1.0, "leader"))
             await asyncio.sleep(0)
             if dispatcher.lost:
                 break

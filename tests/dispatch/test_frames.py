@@ -53,9 +53,9 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
 CONTROL: list[FromRelay | FromDispatcher] = [
     Hello(PROTOCOL, "relay-1", "run"),
     Beat(1, 2),
-    Welcome(3, "[gateway]\n", 0.5),
+    Welcome(3, "[gateway]\n", 0.5, "leader"),
     Turned("not the leader", "tcp://dispatcher-2:7000"),
-    BeatEcho(1, is_ready=True),
+    BeatEcho(1, is_ready=True, renews=True),
     Probe([("a", True), ("b", False)]),
     ProbeNow("a"),
     Count("r"),
@@ -154,7 +154,9 @@ def test_the_longest_batch_is_taken() -> None:
 
 def test_the_greeting_of_a_later_version_is_read() -> None:
     """So that both can say that they differ."""
-    assert decode_from_relay(msgspec.msgpack.encode([0, "v", "r", "run", "more"])) == Hello("v", "r", "run")
+    assert decode_from_relay(msgspec.msgpack.encode([0, "v", "r", "run", 3, "who", "more"])) == Hello(
+        "v", "r", "run", 3, "who"
+    )
     assert decode_from_dispatcher(msgspec.msgpack.encode([17, "why", "", "more"])) == Turned("why", "")
 
 

@@ -146,13 +146,13 @@ async def test_what_one_turn_sends_is_one_write_in_its_order() -> None:
     board, cut = Board("a", "r", "fast", 40.0), Cut("b")
     link.act(board)
     link.act(cut)
-    link.send(BeatEcho(1, is_ready=True))
+    link.send(BeatEcho(1, is_ready=True, renews=True))
     link.act(cut)
     assert wire.written == []
     await turn()
     [written] = wire.written
     received = [decode_from_dispatcher(payload) for payload in frames_in(written)]
-    assert received == [Actions([board, cut]), BeatEcho(1, is_ready=True), Actions([cut])]
+    assert received == [Actions([board, cut]), BeatEcho(1, is_ready=True, renews=True), Actions([cut])]
     link.act(board)
     await turn()
     assert len(wire.written) == 2
@@ -194,7 +194,7 @@ async def test_what_cannot_be_sent_fails_alone() -> None:
     with pytest.raises(ValueError, match="longer than"):
         link.tell(Delivering("x" * (MAX_BATCH_BYTES + 1)))
     with pytest.raises(ValueError, match="longer than"):
-        link.send(Welcome(1, "x" * MAX_FRAME, 1.0))
+        link.send(Welcome(1, "x" * MAX_FRAME, 1.0, "leader"))
     link.tell(Delivering("b"))
     await turn()
     [payload] = frames_in(wire.written[0])
@@ -284,7 +284,7 @@ async def test_a_close_does_not_wait_for_a_peer_that_does_not_read(monkeypatch: 
     await loop.create_connection(lambda: Link("a", decode_from_relay, make), "127.0.0.1", port)
     link = made[0].link
     for _ in range(3):
-        link.send(Welcome(1, "x" * (MAX_FRAME - 100), 1.0))
+        link.send(Welcome(1, "x" * (MAX_FRAME - 100), 1.0, "leader"))
     link.close("it is done")
     await made[0].until(lost=True)
     assert made[0].lost == ["it is done"]

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from headway.config import Config, LedgerTable
-from headway.dispatch.address import parse_unix_address
+from headway.dispatch.address import UnixAddress, parse_address
 from headway.dispatch.pages import read_page
 from headway.dispatch.parent import bind
 from headway.dispatch.record import replay
@@ -66,7 +66,9 @@ class Box:
     @property
     def directory(self) -> Path:
         words = Path(f"/proc/{self.children()['dispatcher']}/cmdline").read_text().split("\0")
-        return parse_unix_address(words[words.index("--listen") + 1]).path.parent
+        address = parse_address(words[words.index("--listen") + 1])
+        assert isinstance(address, UnixAddress)
+        return address.path.parent
 
     async def ask(self, request: bytes) -> bytes:
         """On a new connection."""
@@ -373,8 +375,3 @@ def test_a_port_in_use_is_refused_although_several_sockets_share_it() -> None:
     [[one], [two]] = bind("127.0.0.1", port, 2)
     with one, two:
         assert one.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT)
-
-
-def test_addresses_between_machines_are_not_supported_yet() -> None:
-    with pytest.raises(SetupError, match="not supported yet"):
-        parse_unix_address("tcp://10.0.0.1:7000")

@@ -22,7 +22,7 @@ from headway.core.types import Offer, PoolPolicy, own_pools
 from headway.dispatch.address import Address, UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.endpoints import listen
-from headway.dispatch.leading import Candidate
+from headway.dispatch.leading import LeaseCandidate
 from headway.dispatch.lease import LeaderLease
 from headway.dispatch.lease_etcd import EtcdLease
 from headway.dispatch.lease_file import FileLease
@@ -104,7 +104,7 @@ async def run_candidate(
         return make_dispatcher(config, text, epoch, cell.relays, record)
 
     lease = lease_of(cell, config.ledger)
-    candidate = Candidate(lease, cell.relays, make)
+    candidate = LeaseCandidate(lease, cell.relays, make)
     serving = _Deciding(candidate.run, candidate.make_session, candidate.metrics)
     try:
         await serving.until_told(address, security, on_listening)

@@ -17,7 +17,6 @@ class CommandInfo(NamedTuple):
     target: str  # "module:attribute": a function, or a typer app for a group of commands
     help: str
     example: str
-    hidden: bool = False  # only other commands use it
 
 
 COMMANDS = (

@@ -65,7 +65,7 @@ def _listed() -> None:
 
 
 for _info in COMMANDS:
-    app.command(_info.name, help=_info.help, rich_help_panel=_info.panel, hidden=_info.hidden)(_listed)
+    app.command(_info.name, help=_info.help, rich_help_panel=_info.panel)(_listed)
 
 
 def main() -> None:

@@ -117,7 +117,7 @@ def _is_table(field: FieldInfo) -> bool:
 
 def commands_page() -> str:
     parts = [f"# Commands\n\n{WRITTEN_BY}`headway COMMAND --help` shows the same.\n"]
-    for panel, infos in groupby([info for info in COMMANDS if not info.hidden], key=lambda info: info.panel):
+    for panel, infos in groupby(COMMANDS, key=lambda info: info.panel):
         parts.append(f"## {panel}\n")
         parts += [_command_section(name, one) for info in infos for name, one in leaves(info.name, load_command(info))]
     return "\n".join(parts)

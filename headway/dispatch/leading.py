@@ -33,7 +33,7 @@ MAX_WAITING = 200_000  # messages of relays that wait until it may decide
 Clock = Callable[[], float]
 
 
-class Candidate:
+class LeaseCandidate:
     def __init__(
         self,
         lease: LeaderLease,

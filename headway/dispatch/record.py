@@ -18,7 +18,7 @@ import msgspec
 
 from headway.core.machine import Machine
 from headway.core.trust import Trust, TrustDecision, TrustEvent, TrustPolicy
-from headway.core.types import Action, Event, Offer, PoolPolicy
+from headway.core.types import Action, Event, Offer, PoolPolicy, Ticked
 from headway.dispatch.rows import build
 from headway.errors import SetupError
 
@@ -42,11 +42,14 @@ class EventLog:
         self._file: IO[bytes] = path.open("wb")
         self._encode = msgspec.json.Encoder().encode
         self._write_line({"headway_events": FORMAT, "pools": pools, "offers": offers})
+        self._file.flush()
 
     def append(self, now: float, event: Event, actions: list[Action]) -> None:
         self._write_line(
             [now, type(event).__name__, event, [[type(action).__name__, action] for action in actions]],
         )
+        if isinstance(event, Ticked):  # so that the record of a process that is killed lacks little
+            self._file.flush()
 
     def begin_trust(self, model: str, policy: TrustPolicy) -> None:
         self._write_line([0.0, type(policy).__name__, policy, [], model])

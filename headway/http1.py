@@ -26,9 +26,31 @@ CONNECT_TIMEOUT_S = 5.0
 IDLE_REUSE_S = 2.0
 MAX_HEAD_BYTES = 64 * 1024
 MAX_WHOLE_BODY_BYTES = 32 * 2**20
+# A read of this size has the tokens of several steps of a busy engine, in as many chunks. They are passed on in one
+# piece, because a piece costs the relay more than a chunk costs the parser. A smaller read has one token, or few.
+MANY_CHUNKS_BYTES = 1024
 
 Headers = tuple[tuple[bytes, bytes], ...]
 Sink = Callable[[bytes], None]
+
+
+class _SinkErrors:
+    """Aborts a connection with whatever its sink raises, as httptools lets a callback do: the error is raised where the
+    body is piped. Errors of the parser pass."""
+
+    def __init__(self, connection: PooledConnection) -> None:
+        self._connection = connection
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        if not isinstance(error, Exception) or isinstance(
+            error, httptools.HttpParserError | httptools.HttpParserUpgrade
+        ):
+            return False
+        self._connection.abort(error)
+        return True
 
 
 class PooledConnection(asyncio.Protocol):
@@ -39,6 +61,7 @@ class PooledConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self.parser: httptools.HttpResponseParser
         self.transport: asyncio.Transport
+        self._sink_errors = _SinkErrors(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -54,13 +77,28 @@ class PooledConnection(asyncio.Protocol):
             self.transport.abort()
             return
         try:
-            self.parser.feed_data(data)
+            if len(data) < MANY_CHUNKS_BYTES:
+                self.parser.feed_data(data)
+            else:
+                self._feed_many(response, data)
             if not response.has_head:
                 response.count_head(len(data))
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             # httptools wraps an error raised by a callback; the context is then the sink's own error.
-            self._fail(error.__context__ or ConnectionFailed(f"the server's response is not valid HTTP: {error}"))
-            self.transport.abort()
+            self.abort(error.__context__ or ConnectionFailed(f"the server's response is not valid HTTP: {error}"))
+
+    def _feed_many(self, response: Response, data: bytes) -> None:
+        with self._sink_errors:
+            response.is_collecting = True
+            try:
+                self.parser.feed_data(data)
+            finally:  # also what came before something that is not valid
+                response.is_collecting = False
+                response.pass_on()
+
+    def abort(self, error: BaseException) -> None:
+        self._fail(error)
+        self.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(ConnectionFailed(f"the server closed the connection{f': {exc}' if exc else ''}"))
@@ -86,6 +124,8 @@ class Response:
         self._sink: Sink | None = None
         self._early: list[bytes] = []  # body received before `read` or `pipe`
         self._early_bytes = 0
+        self.is_collecting = False  # the chunks of a large read, which are passed on in one piece
+        self._chunks: list[bytes] = []
         loop = asyncio.get_running_loop()
         self._first: asyncio.Future[None] = loop.create_future()
         self._end: asyncio.Future[None] = loop.create_future()
@@ -102,6 +142,9 @@ class Response:
         self._keep_alive = parser.should_keep_alive()  # the parser no longer knows it later
 
     def on_body(self, data: bytes) -> None:
+        if self.is_collecting:
+            self._chunks.append(data)
+            return
         if self._sink is not None:
             self._sink(data)
             return
@@ -115,20 +158,30 @@ class Response:
         elif not self._first.done():
             self._first.set_result(None)
 
+    def on_message_complete(self) -> None:
+        if not self.has_head:
+            return
+        self.is_collecting = False
+        self.pass_on()
+        self.ended = True
+        for future in (self._first, self._end):
+            if not future.done():
+                future.set_result(None)
+
+    # --- called by the connection ---
+
+    def pass_on(self) -> None:
+        """Pass on the chunks that were collected."""
+        if self._chunks:
+            chunks, self._chunks = self._chunks, []
+            self.on_body(b"".join(chunks))
+
     def count_head(self, count: int) -> None:
         """Count bytes that came before the end of the head, so that a head without an end is not kept for ever."""
         self._head_bytes += count
         if self._head_bytes > MAX_HEAD_BYTES:
             self.fail(ConnectionFailed(f"the head of the server's response is larger than {MAX_HEAD_BYTES} bytes"))
             self._connection.transport.abort()
-
-    def on_message_complete(self) -> None:
-        if not self.has_head:
-            return
-        self.ended = True
-        for future in (self._first, self._end):
-            if not future.done():
-                future.set_result(None)
 
     # --- called by the user ---
 
@@ -146,7 +199,7 @@ class Response:
         return b"".join(self._early)
 
     async def pipe(self, sink: Sink) -> None:
-        """Call `sink` with each piece of the body, straight from the socket; returns at the end of the body.
+        """Call `sink` with what each read of the socket has of the body; returns at the end of the body.
 
         Raises ConnectionFailed if the body is cut off, and whatever `sink` raises.
         """

@@ -424,6 +424,57 @@ async def test_what_the_sink_raises_is_raised_where_the_body_is_piped(serving: S
         response.close()
 
 
+async def test_the_chunks_of_a_large_read_are_one_piece(serving: Serving) -> None:
+    async def say_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(CHUNKED + b"2\r\nhi\r\n" * 300 + b"0\r\n\r\n")
+
+    async with serving(say_all) as (server, pool):
+        for _ in range(2):
+            response = await pool.send(b"GET", "/")
+            got: list[bytes] = []
+            await response.pipe(got.append)
+            response.close()
+            assert got == [b"hi" * 300]
+        assert server.connections == 1
+
+
+@pytest.mark.parametrize("size", [1, 300])
+async def test_what_came_before_something_invalid_is_passed_on(serving: Serving, size: int) -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(CHUNKED + b"2\r\nhi\r\n" * size + b"no chunk\r\n")
+        await reader.read()
+
+    async with serving(break_off) as (_server, pool):
+        response = await pool.send(b"GET", "/")
+        got: list[bytes] = []
+        with pytest.raises(ConnectionFailed, match="not valid HTTP"):
+            await response.pipe(got.append)
+        response.close()
+        assert got == [b"hi" * size]
+
+
+@pytest.mark.parametrize("size", [1, 300])
+@pytest.mark.parametrize("end", [b"", b"0\r\n\r\n", b"no chunk\r\n"], ids=["open", "end", "invalid"])
+async def test_what_the_sink_raises_counts_more_than_what_follows_in_the_same_read(
+    serving: Serving, end: bytes, size: int
+) -> None:
+    async def say_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(CHUNKED + b"2\r\nhi\r\n" * size + end)
+        await reader.read()
+
+    def sink(_data: bytes) -> None:
+        raise AssertionError("enough")
+
+    async with serving(say_all) as (_server, pool):
+        response = await pool.send(b"GET", "/")
+        with pytest.raises(AssertionError, match="enough"):
+            await response.pipe(sink)
+        response.close()
+
+
 async def test_a_whole_body_is_bounded(serving: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http1, "MAX_WHOLE_BODY_BYTES", 1000)
 

@@ -102,8 +102,8 @@ class AnthropicMeter:
 
     def feed(self, data: bytes, now: float) -> bytes:
         if (
-            self._splitter.is_one_event(data)
-            and data.startswith(TOKEN)
+            data.startswith(TOKEN)
+            and (tokens := self._splitter.count_alike(data))
             and self._collector is None
             and not self.is_final
             and NO_TOKEN not in data
@@ -112,7 +112,7 @@ class AnthropicMeter:
             if self.first_at is None:
                 self.first_at = now
             self.last_at = now
-            self._deltas += 1
+            self._deltas += tokens
             return data
         with readable():
             return b"".join([self._read(event, now) for event in self._splitter.split(data)])

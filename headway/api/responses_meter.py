@@ -129,22 +129,22 @@ class ResponsesMeter:
 
     def feed(self, data: bytes, now: float) -> bytes:
         if (
-            self._splitter.is_one_event(data)
-            and data.startswith(TOKENS)
+            data.startswith(TOKENS)
+            and (tokens := self._splitter.count_alike(data))
             and not self.is_final
             and (data.isascii() or is_utf8(data))
         ):
-            self._count_token(now)
+            self._count_tokens(tokens, now)
             return data
         with readable():
             return b"".join([self._read(event, now) for event in self._splitter.split(data)])
 
-    def _count_token(self, now: float) -> None:
+    def _count_tokens(self, tokens: int, now: float) -> None:
         if self.first_at is None:
             self.first_at = now
         self.last_at = now
-        self._deltas += 1
-        self._so_far.events += 1
+        self._deltas += tokens
+        self._so_far.events += tokens
 
     def _read(self, event: bytes, now: float) -> bytes:
         if not is_utf8(event):
@@ -154,7 +154,7 @@ class ResponsesMeter:
         if self.is_final:
             raise ValueError("it went on after its end")
         if event.startswith(TOKENS):
-            self._count_token(now)
+            self._count_tokens(1, now)
         elif event.startswith(OPENINGS):
             return self._read_opening(read_fields(data_of(event)))
         elif event.startswith(LAST):

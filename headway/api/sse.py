@@ -29,8 +29,18 @@ class EventSplitter:
         self._bytes = self._events = 0  # that were split
 
     def is_one_event(self, data: bytes) -> bool:
-        """Whether `data` is exactly one complete event, as nearly every piece is."""
+        """Whether `data` is exactly one complete event."""
         return not self.rest and 0 <= data.find(END) == len(data) - 2
+
+    def count_alike(self, data: bytes) -> int:
+        """The number of events in `data` if it is nothing but complete events with the same first line, else 0. Nearly
+        every piece is."""
+        if self.is_one_event(data):
+            return 1
+        if self.rest:
+            return 0
+        events, begin_alike = data.count(END), data.count(END + data[: data.find(b"\n") + 1])
+        return events if begin_alike == events - 1 and data.endswith(END) and b"\n\n\n" not in data else 0
 
     def split(self, data: bytes) -> list[bytes]:
         """Returns the events that are now complete, each with its blank line."""

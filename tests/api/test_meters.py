@@ -667,6 +667,65 @@ def test_a_single_byte_is_not_an_event() -> None:
     assert EventSplitter().split(b"n") == []
 
 
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [
+        (b"event: a\ndata: 1\n\n", 1),
+        (b"event: a\ndata: 1\n\n" * 3, 3),
+        (b"event: a\ndata: 1\n\nevent: b\ndata: 1\n\n", 0),
+        (b"event: a\ndata: 1\n\nevent: a", 0),
+        (b"event: a\ndata: 1\n\nevent: a\n", 0),
+        (b"event: a\ndata: 1\n\n\nevent: a\ndata: 1\n\n", 0),
+        (b"event: a\ndata: 1\n\nevent: a\ndata: 1\n\n\n", 0),
+        (b"\n\n\n\n", 0),
+        (b"", 0),
+    ],
+    ids=["one", "three", "another", "begun", "half", "gap", "blank", "empty", "nothing"],
+)
+def test_events_with_the_same_first_line_are_counted_without_being_split(data: bytes, count: int) -> None:
+    assert EventSplitter().count_alike(data) == count
+    after_a_part = EventSplitter()
+    after_a_part.split(b"ev")
+    assert not after_a_part.count_alike(data)
+
+
+def test_the_tokens_of_one_read_are_cut_at_once() -> None:
+    tokens = "".join(token(word, n + 1) for n, word in enumerate(WORDS))
+    for wants_usage, shown in ((False, "".join(token(word, 0, usage=False) for word in WORDS)), (True, tokens)):
+        meter = openai_meter(wants_usage=wants_usage, wants_continuous_usage=wants_usage)
+        meter.feed(FIRST.encode(), 0.0)
+        assert meter._cut(tokens.encode(), 1.0).decode() == shown
+        assert (meter.usage(), meter.last_at) == (Usage(7, 0, (7,)), 1.0)
+        meter.feed((LAST + "data: [DONE]\n\n").encode(), 2.0)
+        assert meter.is_complete
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        ": a comment\n\n",
+        token("x", 2, usage=False),
+        "\n",
+        LAST.replace('"completion_tokens":7', '"completion_tokens":2'),
+    ],
+    ids=["comment", "uncounted", "blank", "last"],
+)
+def test_other_events_among_the_tokens_of_one_read_are_parsed(between: str) -> None:
+    stream = token("a", 1) + between + token("b", 3)
+    at_once, one_by_one = openai_meter(wants_usage=False), openai_meter(wants_usage=False)
+    for meter in (at_once, one_by_one):
+        meter.feed(FIRST.encode(), 0.0)
+    assert at_once.feed(stream.encode(), 1.0) == b"".join(one_by_one.feed(event, 1.0) for event in events(stream))
+    assert (at_once.usage(), at_once.is_final) == (one_by_one.usage(), one_by_one.is_final)
+
+
+@pytest.mark.parametrize("end", ["}\n\n", "}}\nx", "}} \n\n", "}]\n\n"], ids=["open", "line", "space", "list"])
+def test_what_only_looks_like_a_token_is_not_cut(end: str) -> None:
+    meter = openai_meter(wants_usage=False)
+    meter.feed(FIRST.encode(), 0.0)
+    assert not meter._cut((token("a", 1).removesuffix("}}\n\n") + end).encode(), 1.0)
+
+
 @pytest.mark.parametrize("event", [b"\n\n", b"x\n\n", b": x\n\n"])
 def test_a_flood_of_events_without_content_is_a_lost_engine(event: bytes) -> None:
     splitter = EventSplitter()

@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from headway.core import machine
 from headway.local.engine_process import free_port
 from runs.gateway.tax import all_complete, percentile, spread
 from runs.measure.streams import (
@@ -77,7 +78,8 @@ def headway() -> Gateway:
         with gateway(port, folder, model=MODEL, engine_urls=[engine_url], seats=SEATS) as pid:
             yield pid
 
-    return Gateway(OURS, version("headway"), f"one process, {SEATS} seats, default tiers, no ledger", start)
+    policy = "policy as source" if str(machine.__file__).endswith(".py") else "policy compiled"
+    return Gateway(OURS, version("headway"), f"one process, {policy}, {SEATS} seats, default tiers, no ledger", start)
 
 
 def all_gateways(progress: Progress) -> list[Gateway]:

@@ -16,7 +16,8 @@ from rich.console import Console
 
 from headway.evals.shares import Share
 from runs.bench import frontier, referee, truth
-from runs.cell import dispatcher, relays
+from runs.cell import dispatcher, limits, relays
+from runs.cell.races import Reached
 from runs.clients import run as clients
 from runs.engine import long_prompts, mixed_prompts, noise, speculation
 from runs.express import fast_mode, report, rule
@@ -95,6 +96,19 @@ def relays_case() -> Case:
     good = relays.Figures(0.2, 0.5, [1.0, 1.03, 1.2], 50.0, 0.3)
     bad = {"boarding_p50_ms": 0.31, "boarding_p99_above_ms": 1.1, "us_per_call": 61.0, "added_p50_ms": 0.41}
     return Case(relays.verdict, good, each(good, **bad, cpu_ratios=[1.0, 1.06, 1.07]))
+
+
+def cell_limits_case() -> Case:
+    race = limits.LimitRace((Reached(700.0, 764), Reached(2.0, 890)), early=0)
+    money = limits.BudgetRace(limits.BUDGET - 900, dearest=1_500)
+    good = limits.Figures((race, race), (money,), 1_200, 7_000, 0, 0.21, ())
+    races = [replace(race, reached=(*race.reached, Reached(765.0, 764))), replace(race, reached=race.reached[:1])]
+    races.append(replace(race, early=1))
+    budgets = [replace(money, billed=limits.BUDGET + 1), replace(money, billed=limits.BUDGET - 8_000)]
+    bad = [replace(good, limits=(race, one)) for one in races]
+    bad += [replace(good, budgets=(money, one)) for one in budgets]
+    bad += [replace(good, limits=()), replace(good, budgets=())]
+    return Case(limits.verdict, good, [*bad, *each(good, otherwise=1, least_share=0.09, problems=("billed twice",))])
 
 
 def leaks_case() -> Case:
@@ -367,6 +381,7 @@ def relay_change_case() -> Case:
 CASES = {
     "bench-truth": bench_truth(),
     "budget-race": budget_race_case(),
+    "cell-limits": cell_limits_case(),
     "clients": clients_case(),
     "dispatcher": dispatcher_case(),
     "distill": distill_case(),

@@ -193,7 +193,7 @@ class Books:
             except StoreUnavailable:
                 raise Refused("books_away", RETRY_AFTER_S) from None
             if not has_money:
-                raise Refused("over_budget", seconds_left_of_day())
+                raise Refused("over_budget", seconds_left_of_day(now_us()))
         return Account(self, call, session, key, worst, day)
 
     def reserve(self, account: Account, call: Call, grant: Grant, price: Price, worst: int, day: str) -> Entry:

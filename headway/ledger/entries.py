@@ -175,8 +175,9 @@ def _day(number: int) -> str:
     return datetime.fromtimestamp(number * DAY_US / 1e6, UTC).strftime("%Y-%m-%d")
 
 
-def seconds_left_of_day() -> int:
-    return (DAY_US - now_us() % DAY_US) // 1_000_000
+def seconds_left_of_day(at_us: int) -> int:
+    """Rounded up: a client that waits for so long calls on the next day."""
+    return -(-(DAY_US - at_us % DAY_US) // 1_000_000)
 
 
 def month_of(day: str) -> str:

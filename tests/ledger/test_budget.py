@@ -8,6 +8,7 @@ import random
 import pytest
 
 from headway.ledger.budget import IDLE_S, Budgets
+from headway.ledger.entries import DAY_US, day_of, seconds_left_of_day
 from headway.ledger.keys import Key
 from headway.ledger.sqlite import SQLiteStore
 from headway.ledger.store import Lease, Store, StoreUnavailable
@@ -101,3 +102,12 @@ async def test_no_overrun_when_answers_of_the_store_are_lost(
         out = sum(amount for *_, amount in store.slices())
         assert spent + held <= out <= 10_000
     store.close()
+
+
+@pytest.mark.parametrize(
+    ("before_midnight_us", "seconds"), [(1, 1), (1_000_000, 1), (1_000_001, 2), (DAY_US, 86_400)], ids=str
+)
+def test_who_is_told_to_wait_for_the_next_day_is_there_when_it_begins(before_midnight_us: int, seconds: int) -> None:
+    at_us = 20_000 * DAY_US - before_midnight_us
+    assert seconds_left_of_day(at_us) == seconds
+    assert day_of(at_us) != day_of(at_us + seconds * 1_000_000)

@@ -65,6 +65,10 @@ class Race:
     def refused(self) -> list[Answer]:
         return [one for one in self.answers if one.is_refusal_of(self.kind)]
 
+    @property
+    def otherwise(self) -> list[Answer]:
+        return [one for one in self.answers if not one.is_served and not one.is_refusal_of(self.kind)]
+
 
 @dataclass(frozen=True)
 class LimitRace:
@@ -111,8 +115,9 @@ def verdict(figures: Figures) -> Verdict:
         f"{len(figures.limits)} limits of {PER_MINUTE:,} tokens per minute, raced by {CALLERS} callers over {RELAYS} "
         f"relays, were reached {len(reached)} times: at most {over:.0f} tokens over, {share:.2f} of what was under way "
         f"(bar 1); {len(figures.budgets)} budgets: {overrun} micro-units over (bar 0); {figures.served:,} calls were "
-        f"served, {figures.refused:,} refused, {early} of them early (bar 0); each relay served at least "
-        f"{figures.least_share:.0%} of a key's calls; differences in the books {len(figures.problems)} (bar 0)"
+        f"served, {figures.refused:,} refused, {early} of them early (bar 0), {figures.otherwise} answered "
+        f"otherwise (bar 0); each relay served at least {figures.least_share:.0%} of a key's calls; differences in the "
+        f"books {len(figures.problems)} (bar 0)"
     )
     return Verdict(figure, bars)
 
@@ -290,11 +295,14 @@ async def main(seed: int, rounds: int) -> int:
     console.print(table)
     for problem in problems[:10]:
         console.print(problem, style="red", markup=False)
+    others = Counter((race.kind, one.status, one.reason, one.retry_after_s) for race in races for one in race.otherwise)
+    for (kind, status, reason, retry_after_s), count in others.most_common(10):
+        said = f"{kind}: {count} answers with status {status}, reason {reason!r}, retry-after {retry_after_s}"
+        console.print(said, style="red", markup=False)
     served, refused = sum(len(race.served) for race in races), sum(len(race.refused) for race in races)
-    otherwise = sum(len(race.answers) for race in races) - served - refused
     share = least_share(races, entries)
     figures = Figures(
-        tuple(limits.values()), tuple(budgets.values()), served, refused, otherwise, share, tuple(problems)
+        tuple(limits.values()), tuple(budgets.values()), served, refused, others.total(), share, tuple(problems)
     )
     return finish(console, verdict(figures))
 

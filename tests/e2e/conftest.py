@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smoll
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 
 SEATS = 8
+RELAYS = int(os.environ.get("HEADWAY_RELAYS", "1"))  # of each gateway; runs/e2e-relays.sh sets it
 # An engine stands still if nothing comes out of it for this long, so it must be far above the longest step. On two cores
 # with ten processes that want to run, a step of these engines took up to 2.8 s and a first token 3.8 s.
 STALL_S = 20.0
@@ -133,6 +135,12 @@ def engines() -> Iterator[list[EngineProcess]]:
             engine.stop()
 
 
+def serve_command(config: Path, *options: str) -> list[str]:
+    """The command of every gateway in this folder."""
+    relays = ("--relays", str(RELAYS)) if RELAYS > 1 else ()
+    return [sys.executable, "-m", "headway", "serve", "--config", str(config), *options, *relays]
+
+
 def start_gateway(engines: list[EngineProcess], folder: Path) -> GatewayProcess:
     replicas = "".join(f'[[models.replicas]]\nurl = "{engine.url}"\nseats = {SEATS}\n{CURVE}\n' for engine in engines)
     return start_gateway_of(f'[[models]]\nname = "{MODEL_NAME}"\n{TIERS}{replicas}', len(engines), folder)
@@ -144,9 +152,8 @@ def start_gateway_of(models: str, replicas: int, folder: Path) -> GatewayProcess
     config = folder / "headway.toml"
     config.write_text(f"[gateway]\nport = {port}\nprobe_interval_s = 0.5\nstall_s = {STALL_S}\n{models}")
     log, record = folder / "gateway.log", folder / "record.jsonl"
-    command = [sys.executable, "-m", "headway", "serve", "--config", str(config), "--record", str(record)]
     with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=output)
+        process = subprocess.Popen(serve_command(config, "--record", str(record)), stdout=output, stderr=output)
     gateway = GatewayProcess(process, f"http://127.0.0.1:{port}", log, record)
 
     def is_up() -> bool:

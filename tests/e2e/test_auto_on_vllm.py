@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import urllib.error
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +19,7 @@ from headway.auto.gate import Gate, GateCalibration, Isotonic
 from headway.auto.risk import Judged
 from headway.local.engine_env import MODEL_NAME as MODEL
 from headway.local.engine_process import EngineProcess, free_port
-from tests.e2e.conftest import SEATS, SPARK_NAME, get, wait_until
+from tests.e2e.conftest import SEATS, SPARK_NAME, get, serve_command, wait_until
 
 pytestmark = pytest.mark.engine
 CONFIG = """\
@@ -64,7 +63,7 @@ def url(engines: list[EngineProcess], tmp_path_factory: pytest.TempPathFactory) 
         CONFIG.format(port=port, model=MODEL, spark=SPARK_NAME, full=full, student=student, seats=SEATS,
                       calibration=calibration)
     )  # fmt: skip
-    process = subprocess.Popen([sys.executable, "-m", "headway", "serve", "--config", str(config)])
+    process = subprocess.Popen(serve_command(config))
     url = f"http://127.0.0.1:{port}"
 
     def are_up() -> bool:

@@ -19,7 +19,7 @@ from headway.ledger.sqlite import SQLiteStore
 from headway.ledger.verify import verify
 from headway.local.engine_env import MODEL_NAME as MODEL
 from headway.local.engine_process import EngineProcess, free_port
-from tests.e2e.conftest import CURVE, SEATS, get, wait_until
+from tests.e2e.conftest import CURVE, SEATS, get, serve_command, wait_until
 
 pytestmark = pytest.mark.engine
 FIRST, SECOND = "hw-first-tenant", "hw-second-tenant"
@@ -49,8 +49,7 @@ class Books:
         self.url = f"http://127.0.0.1:{port}"
         self.folder = folder
         self.config = config
-        command = [sys.executable, "-m", "headway", "serve", "--config", str(config)]
-        self.process = subprocess.Popen(command)
+        self.process = subprocess.Popen(serve_command(config))
 
     def openai(self, key: str) -> OpenAI:
         return OpenAI(base_url=self.url + "/v1", api_key=key, max_retries=0)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from headway.evals.shares import Share
 from runs.bench import frontier, referee, truth
-from runs.cell import dispatcher, limits, relays
+from runs.cell import dispatcher, end_to_end, limits, relays
 from runs.cell.races import Reached
 from runs.clients import run as clients
 from runs.engine import long_prompts, mixed_prompts, noise, speculation
@@ -109,6 +109,13 @@ def cell_limits_case() -> Case:
     bad += [replace(good, budgets=(money, one)) for one in budgets]
     bad += [replace(good, limits=()), replace(good, budgets=())]
     return Case(limits.verdict, good, [*bad, *each(good, otherwise=1, least_share=0.09, problems=("billed twice",))])
+
+
+def e2e_relays_case() -> Case:
+    good = end_to_end.Figures(141, Counter(passed=141), 3, 90, with_relays=6, without_relays=0)
+    outcomes = (Counter(passed=140, failed=1), Counter(passed=140, skipped=1), Counter(passed=140))
+    bad = [replace(good, outcomes=one) for one in outcomes]
+    return Case(end_to_end.verdict, good, [*bad, *each(good, through=0, with_relays=0, without_relays=1)])
 
 
 def leaks_case() -> Case:
@@ -387,6 +394,7 @@ CASES = {
     "distill": distill_case(),
     "drafter": drafter_case(),
     "express-live": express_live(),
+    "e2e-relays": e2e_relays_case(),
     "engine-noise": engine_noise_case(),
     "express-rule": express_rule(),
     "fast-mode": fast_mode_case(),

@@ -5,8 +5,8 @@ has not sent cannot be. So two bounds are certain, whatever the delays:
 
 - All that callers have read, less all that can have been refilled, is at most what the limit's bucket has lost. While
   that is above the limit, no call that is sent is served.
-- All that callers have sent, less all that must have been refilled, is at least what the bucket has lost. While that is
-  below the limit, no call is refused.
+- All that callers have sent, less all that must have been refilled since the bucket was last full, is at least what it
+  has lost. While that is below the limit, no call is refused.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def tokens_of(kind: Kind, answers: list[Answer]) -> list[Tokens]:
 
 
 def times_reached(served: list[Tokens], per_minute: int) -> list[Reached]:
-    """Each time that a limit was reached, for a bucket that is full before the first call and never again."""
+    """Each time that a limit was reached. The bucket is full before the first call. That it may be full again later,
+    and does not refill then, is left out: it would only add to what was spent."""
     if not served:
         return []
     first_at = min(one.sent_at for one in served)
@@ -94,13 +95,17 @@ def times_reached(served: list[Tokens], per_minute: int) -> list[Reached]:
 
 
 def refused_early(served: list[Tokens], refused: list[Answer], per_minute: int) -> int:
-    """How many calls were refused although the limit cannot have been reached."""
-    if not served:
-        return len(refused)
-    first_at = min(one.ended_at for one in served)
+    """How many calls were refused although the limit cannot have been reached.
+
+    A bucket that is full does not refill. So what it has lost since each time at which it may have been full is
+    looked at, and the most of these counts."""
+    latest_first = sorted(served, key=lambda one: one.ended_at, reverse=True)
     early = 0
     for one in refused:
-        spent = sum(other.count for other in served if other.sent_at < one.ended_at)
-        refilled = per_minute * max(0.0, one.sent_at - first_at) / MINUTE_S
-        early += spent - refilled <= per_minute - 1  # less than a whole token left counts as none
+        spent, most = 0, 0.0
+        for other in latest_first:
+            if other.sent_at < one.ended_at:
+                spent += other.count
+                most = max(most, spent - per_minute * max(0.0, one.sent_at - other.ended_at) / MINUTE_S)
+        early += most <= per_minute - 1  # less than a whole token left counts as none
     return early

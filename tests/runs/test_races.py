@@ -42,6 +42,13 @@ def test_refused_early() -> None:
     assert refused_early([], [refusal(0.0)], LIMIT) == 1
 
 
+def test_a_bucket_that_is_full_does_not_refill() -> None:
+    """The first call has refilled after a second. What follows finds a full bucket, not one with more than the limit."""
+    served = [Tokens(0.0, 1.0, 10), Tokens(9.0, 10.0, 605)]
+    assert refused_early(served, [refusal(10.2)], LIMIT) == 0
+    assert refused_early(served, [refusal(11.0)], LIMIT) == 1
+
+
 def test_what_counts_as_refused() -> None:
     over = refusal(0.0)
     assert over.is_refusal_of("input")

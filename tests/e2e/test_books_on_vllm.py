@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -57,7 +56,7 @@ class Books:
     def is_ready(self) -> bool:
         try:
             return get(self.url + "/ready") == b"ready\n"
-        except (urllib.error.URLError, ConnectionError):
+        except OSError:  # refused, or not answered in time
             return False
 
 

@@ -100,6 +100,7 @@ class RemoteDispatch:
         self._max_hold_s: dict[str, float] = {}  # of each call that has not ended
         self._unanswered: set[str] = set()  # calls that wait for the dispatcher's word, and have no deadline yet
         self._overdue: set[str] = set()  # calls whose deadline has passed, and that wait for its word
+        self._unsent: list[Failed] = []  # calls that could not be sent and are told once the lease is renewed
         self._ends: deque[Finished | Left] = deque(maxlen=MAX_ENDS)
         self._refused: dict[str, str] = {}  # by dispatcher: why it turned this relay away
         self._is_alone = asyncio.Event()  # it has no dispatcher, and looks for one
@@ -120,6 +121,9 @@ class RemoteDispatch:
             self._wait_for_answer(call.id)
         elif isinstance(event, Failed):
             self._wait_for_answer(event.call_id)
+            if event.stage == "unsent" and self._link is not None and not self.may_send(self.epoch):
+                self._unsent.append(event)  # with a new seat it would only be back at once
+                return
         elif isinstance(event, Finished | Left):
             self._forget(event.call_id)
             if self._link is None:
@@ -177,12 +181,19 @@ class RemoteDispatch:
             sent_at = session.answered(message.number)
             if message.renews and sent_at is not None:
                 self._leased_until = max(self._leased_until, sent_at + session.lease_s)
+                self._tell_unsent()
         elif isinstance(message, Probe):
             self._driver.probe_only(dict(message.replicas))
         elif isinstance(message, ProbeNow):
             self._driver.probe_now(message.replica)
         elif isinstance(message, Count):
             self._driver.count_streams(message.replica)
+
+    def _tell_unsent(self) -> None:
+        unsent, self._unsent = self._unsent, []
+        for event in unsent:
+            if event.call_id in self._unanswered:  # else it has left
+                self.tell(event)
 
     def _do(self, action: Action) -> None:
         assert self._driver is not None
@@ -208,6 +219,7 @@ class RemoteDispatch:
         if earlier is not None:
             earlier.close("another dispatcher has a higher epoch")
         self._is_alone.clear()
+        self._unsent = []  # each call is told anew
         self.epoch, self._leader = welcome.epoch, welcome.leader
         session.lease_s = welcome.lease_s
         self._leased_until = max(self._leased_until, session.began_at + welcome.lease_s)
@@ -227,6 +239,7 @@ class RemoteDispatch:
             log.warning("no dispatcher: %s", reason)
             self._link, self.is_ready = None, False
             self._is_alone.set()
+            self._unsent = []  # each call is told anew to the next dispatcher
             self._hold_unanswered()
 
     def _turned_away(self, why: str, link: Link) -> None:
@@ -261,7 +274,7 @@ class RemoteDispatch:
             sessions: list[_Session] = []
 
             def meet(link: Link, sessions: list[_Session] = sessions) -> _Session:
-                sessions.append(_Session(self, link, self._clock))
+                sessions.append(_Session(self, link))
                 return sessions[0]
 
             try:
@@ -276,12 +289,11 @@ class RemoteDispatch:
 class _Session:
     """One link, from its Hello to its end."""
 
-    def __init__(self, dispatch: RemoteDispatch, link: Link, clock: Callable[[], float]) -> None:
+    def __init__(self, dispatch: RemoteDispatch, link: Link) -> None:
         self.link = link
-        self.began_at = clock()
+        self.began_at = dispatch._clock()
         self.lease_s = 0.0
         self._dispatch = dispatch
-        self._clock = clock
         self._heard_at = self.began_at
         self._sent_at: dict[int, float] = {}  # beats that were not answered yet
         self._answered = 0  # the last beat that was
@@ -289,7 +301,7 @@ class _Session:
         link.send(dispatch.hello())
 
     def on_message(self, message: FromDispatcher) -> None:
-        self._heard_at = self._clock()
+        self._heard_at = self._dispatch._clock()
         if isinstance(message, Welcome):
             self._dispatch._welcomed(message, self)
         elif isinstance(message, Turned):
@@ -310,7 +322,7 @@ class _Session:
         """Until the link is lost. One that is silent is lost: a dispatcher that is stopped does not close it."""
         number = 0
         while not self._is_lost.is_set():
-            now = self._clock()
+            now = self._dispatch._clock()
             if now - self._heard_at > SILENT_S:
                 self.link.abort("the dispatcher is silent")
             elif self._dispatch._link is self.link:

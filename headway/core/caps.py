@@ -11,10 +11,13 @@ calls board (replicas.py), against the longest time of a token.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Iterator
+from itertools import islice
 
-from headway.core.curve import longest_s
+from headway.core.curve import Curve, longest_s
 from headway.core.doors import Doors
-from headway.core.feedback import Feedback, Spread
+from headway.core.feedback import LEAST, MOST, Feedback, Spread
+from headway.core.learnt import MAX_REPLICAS, LearntCaps, LearntReplica, within
 from headway.core.replicas import ReplicaState
 from headway.core.types import Replica
 
@@ -56,7 +59,10 @@ class Caps:
 
     def refresh(self, state: ReplicaState) -> None:
         """Compute the caps of the replica again. The caller must call Doors.place afterwards."""
-        state.caps_slowness = self._slowness(state)
+        self._refresh_with(state, self._slowness(state))
+
+    def _refresh_with(self, state: ReplicaState, slowness: float) -> None:
+        state.caps_slowness = slowness
         is_shut_out = self.is_shut_out(state)
         state.caps = {
             floor_tps: 0 if is_shut_out else self._cap(state.replica, floor_tps, state.caps_slowness)
@@ -143,3 +149,54 @@ class Caps:
         state.feedback = self.unmeasured()
         state.is_behind = False
         self._retried.pop(state.replica.name, None)
+
+    # --- what another core learns or has learnt ---
+
+    def learnt(self, now: float) -> LearntCaps:
+        return self._spread.learnt(self._caps_share, list(islice(self._learnt_replicas(now), MAX_REPLICAS)))
+
+    def _learnt_replicas(self, now: float) -> Iterator[LearntReplica]:
+        for name, state in self._doors.replicas.items():
+            mean, curve = state.feedback.mean, state.replica.curve
+            retried = self._retried.get(name)
+            is_measured = mean != 1.0 or retried is not None or state.caps_slowness != self._slowness(state)
+            if curve is not None and is_measured:
+                retry_in_s = None if retried is None else retried[0] - now
+                yield LearntReplica(name, _curve_s(curve), mean, state.caps_slowness, retry_in_s)
+
+    def recall(self, learnt: LearntCaps, age_s: float, now: float) -> None:
+        """Compute all caps again, by what another core has measured. Its replicas that have another curve here say
+        nothing."""
+        self._spread.recall(learnt)
+        self._caps_share = within(learnt.caps_share, 0.0)
+        self._outdated.clear()
+        by_name = {one.name: one for one in learnt.replicas}
+        for name, state in self._doors.replicas.items():
+            one, curve = by_name.get(name), state.replica.curve
+            if one is not None and curve is not None and _curve_s(curve) == one.curve_s:
+                self._recall_replica(state, one, age_s, now)
+            else:
+                self.refresh(state)
+            is_slower = state.caps_slowness > 1.0 + self._margin
+            if not state.light_seats and is_slower and curve is not None and not self.is_shut_out(state):
+                self._retry_later(state, now)
+            self._doors.place(state, now)
+        self._retried = OrderedDict(sorted(self._retried.items(), key=_until))
+
+    def _recall_replica(self, state: ReplicaState, learnt: LearntReplica, age_s: float, now: float) -> None:
+        state.feedback.mean = within(learnt.mean, LEAST, MOST)
+        if learnt.retry_in_s is not None:
+            self._retried[learnt.name] = (now + within(learnt.retry_in_s - age_s, 0.0, RETRY_S), state)
+        slowness = self._slowness(state)
+        caps_slowness = within(learnt.caps_slowness, LEAST)
+        is_near = abs(slowness / caps_slowness - 1.0) <= FEEDBACK_STEP
+        self._refresh_with(state, caps_slowness if is_near else slowness)
+
+
+def _curve_s(curve: Curve) -> float:
+    """Tells curves apart."""
+    return curve.seconds_per_token(1, 1)
+
+
+def _until(retried: tuple[str, tuple[float, ReplicaState]]) -> float:
+    return retried[1][0]

@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nlargest
 from itertools import islice
 
+from headway.core.learnt import MAX_TENANTS, LearntTenant, within
 from headway.core.types import Call
 
+MOST_SERVED = 1e15  # tokens of a tenant, taken from another core
 SPARE = 64  # stale entries that a heap may always have, however few calls are held
 
 
@@ -144,6 +146,19 @@ class FairQueue:
         self._served[tenant] = served = self._served.get(tenant, 0.0) + tokens
         if tenant in self._lines:
             heappush(self._order, (served, tenant))
+
+    def learnt(self, max_tenants: int) -> list[LearntTenant]:
+        """The tokens that tenants were served. Of more tenants than this, those that were served the most: the others
+        begin anew, as if they had been served as much as the least of these."""
+        if len(self._served) <= max_tenants:
+            return [LearntTenant(tenant, served) for tenant, served in self._served.items()]
+        kept = nlargest(max_tenants, [(served, tenant) for tenant, served in self._served.items()])
+        return [LearntTenant(tenant, served - kept[-1][0]) for served, tenant in kept]
+
+    def recall(self, tenants: list[LearntTenant]) -> None:
+        """Add what another core has served."""
+        for one in tenants[:MAX_TENANTS]:
+            self.charge(one.name, within(one.served, 0.0, MOST_SERVED))
 
     def expired(self, now: float) -> list[Call]:
         """Remove and return the calls whose deadline has passed."""

@@ -23,6 +23,8 @@ from __future__ import annotations
 from math import sqrt
 from statistics import NormalDist
 
+from headway.core.learnt import LearntCaps, LearntReplica, within
+
 MEAN_PULL = 0.2  # of one stream
 FIRST_STREAMS, REMEMBERED_STREAMS = 10, 500  # as if so many streams had been as fast as predicted; and later
 MOST_ONE_STREAM_SAYS = 1.5  # times the current mean; for the mean, a slower stream counts as this
@@ -32,6 +34,7 @@ AIMED_SHARE = 0.5  # of the misses that the kept target allows
 WIDTH_GAIN, LEAST_WIDTH, MOST_WIDTH = 0.2, 0.25, 20.0
 # A stream further above the mean than both, as a share of it and in standard deviations, counts as this far.
 FAR, FAR_DEVIATIONS = 0.1, 3.0
+MOST_SQUARE = 16.0  # taken from another core
 
 
 class Spread:
@@ -60,6 +63,14 @@ class Spread:
         # Fast streams do not say how slow others are. Half of the streams are above the mean, so these count twice.
         above = min(max(0.0, above_mean), max(FAR, FAR_DEVIATIONS * sqrt(self._square)))
         self._square += (2.0 * above * above - self._square) / self._streams
+
+    def learnt(self, caps_share: float, replicas: list[LearntReplica]) -> LearntCaps:
+        return LearntCaps(self._width, self._square, self._streams, caps_share, replicas)
+
+    def recall(self, learnt: LearntCaps) -> None:
+        self._width = within(learnt.width, 0.0, MOST_WIDTH)
+        self._square = within(learnt.square, 0.0, MOST_SQUARE)
+        self._streams = int(within(learnt.streams, FIRST_STREAMS, REMEMBERED_STREAMS))
 
     def forget(self) -> None:
         """No replica may carry a stream, so nothing is learnt: assume less, to try again."""

@@ -11,6 +11,7 @@ from headway.core.boarding import TRIED_AGAIN
 from headway.core.doors import Doors
 from headway.core.fairness import HeldCall
 from headway.core.fare import FINE
+from headway.core.journey import Journey
 from headway.core.pool import Pool
 from headway.core.replicas import ReplicaState
 from headway.core.types import EXPRESS
@@ -30,6 +31,19 @@ def check_pool(pool: Pool, now: float) -> None:
         queue.check(now)
         is_short = len(queue) <= TRIED_AGAIN  # boarding.py
         _check_held(pool, [held for held in queue if is_short or not held.avoid], now)
+
+
+def check_calls(pool: Pool, calls: list[Journey]) -> None:
+    """Check that each call of the pool is either aboard or held, and that nobody else is."""
+    held = [journey.call for journey in calls if journey.replica is None]
+    assert all(pool.waiting.is_held(call) for call in held), "a call is neither aboard nor held"
+    assert pool.waiting.held == len(held), "a call is held that is aboard or has ended"
+    present = sum(journey.call.choices for journey in calls if journey.counted)
+    assert pool.express_streams == present, "the reserve miscounts the streams with a floor"
+    replica_of = {journey.call.id: journey.replica for journey in calls}
+    for name, state in pool.doors.replicas.items():
+        for call_id in state.aboard:
+            assert replica_of.get(call_id) == name, f"{call_id} has a seat on {name} and is not there"
 
 
 def _check_replica(state: ReplicaState) -> None:

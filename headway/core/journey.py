@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from headway.core.pool import Pool
-from headway.core.rate_limit import RateLimit
+from headway.core.rate_limit import RateLimit, TokenLimit
 from headway.core.types import EXPRESS, Call
 from headway.errors import RefusalReason
 
@@ -30,6 +30,18 @@ class Journey:
         """Whether the call may be served as standard, and some replica could carry all its choices then."""
         call = self.call
         return call.falls_back and call.tier in EXPRESS and self.pool.could_seat(replace(call, tier="standard"))
+
+    @property
+    def bucket(self) -> tuple[str, TokenLimit] | None:
+        """The key and the limit of the bucket that the call uses; None if there is no limit. An API key with its own
+        limits has one bucket for the express tiers and one for the others, whatever the model. Otherwise each tier of
+        each model has its own bucket."""
+        call = self.call
+        own = call.express_limit if call.tier in EXPRESS else call.other_limit
+        if own is not None:
+            return f"{call.tenant} {'express' if call.tier in EXPRESS else 'other'}", own
+        limit = self.pool.offers[call.model].tiers[call.tier].limit
+        return None if limit.is_none else (f"{call.tenant} {call.tier} {call.model}", limit)
 
     def give_back(self, now: float, speed_tps: float | None = None) -> None:
         """Give back the call's seats, or its place among the held calls. `speed_tps` is of its stream, if known."""

@@ -21,17 +21,17 @@ from dataclasses import replace
 from typing import Any
 
 from headway.core.boarding import board_held
-from headway.core.invariants import check_pool
+from headway.core.invariants import check_calls, check_pool
 from headway.core.journey import Journey
+from headway.core.learnt import MAX_TENANTS, Learnt, within
 from headway.core.pool import Pool
-from headway.core.rate_limit import RateLimiter, TokenLimit
+from headway.core.rate_limit import RateLimiter
 from headway.core.types import (
     EXPRESS,
     Action,
     Adopted,
     Arrived,
     Board,
-    Call,
     Cut,
     Delivering,
     Downgrade,
@@ -45,6 +45,7 @@ from headway.core.types import (
     PoolPolicy,
     Preempt,
     Refuse,
+    Remembered,
     ReplicaBehind,
     ReplicaChanged,
     ReplicaDown,
@@ -94,6 +95,7 @@ class Machine:
             ReplicaDraining: self._replica_draining,
             ReplicaDown: self._replica_gone,
             ReplicaRemoved: self._replica_gone,
+            Remembered: self._remembered,
             Ticked: self._ticked,
             Draining: self._drain,
         }
@@ -108,16 +110,7 @@ class Machine:
         call and replica. Call it between two steps, and only if the driver ticks at every deadline."""
         for pool in self.pools.values():
             check_pool(pool, now)
-            mine = [journey for journey in self._journeys.values() if journey.pool is pool]
-            held = [journey.call for journey in mine if journey.replica is None]
-            assert all(pool.waiting.is_held(call) for call in held), "a call is neither aboard nor held"
-            assert pool.waiting.held == len(held), "a call is held that is aboard or has ended"
-            present = sum(journey.call.choices for journey in mine if journey.counted)
-            assert pool.express_streams == present, "the reserve miscounts the streams with a floor"
-            replica_of = {journey.call.id: journey.replica for journey in mine}
-            for name, state in pool.doors.replicas.items():
-                for call_id in state.aboard:
-                    assert replica_of.get(call_id) == name, f"{call_id} has a seat on {name} and is not there"
+            check_calls(pool, [journey for journey in self._journeys.values() if journey.pool is pool])
 
     @property
     def models(self) -> Iterable[str]:
@@ -136,15 +129,12 @@ class Machine:
         """The number of calls that have arrived and not ended."""
         return len(self._journeys)
 
-    def _bucket(self, call: Call) -> tuple[str, TokenLimit] | None:
-        """Return the key and the limit of the bucket that the call uses; None if there is no limit. An API key with its
-        own limits has one bucket for the express tiers and one for the others, whatever the model. Otherwise each tier
-        of each model has its own bucket."""
-        own = call.express_limit if call.tier in EXPRESS else call.other_limit
-        if own is not None:
-            return f"{call.tenant} {'express' if call.tier in EXPRESS else 'other'}", own
-        limit = self._pool_of_model[call.model].offers[call.model].tiers[call.tier].limit
-        return None if limit.is_none else (f"{call.tenant} {call.tier} {call.model}", limit)
+    def learnt(self, now: float) -> Learnt:
+        """What the core that follows this one should know beside calls and replicas."""
+        queues = sum(len(pool.waiting.queues) for pool in self.pools.values())
+        max_tenants = MAX_TENANTS // max(1, queues)
+        pools = [pool.learnt(name, max_tenants, now) for name, pool in self.pools.items()]
+        return Learnt(pools, self._rate_limiter.learnt(now))
 
     # --- calls ---
 
@@ -162,7 +152,7 @@ class Machine:
                 self._refuse(journey, "too_many_choices", now, actions)
                 return
             self._downgrade(journey, "too_many_choices", now, actions)
-        bucket = self._bucket(journey.call)
+        bucket = journey.bucket
         if bucket is not None:
             journey.rate_limit = self._rate_limiter.of(*bucket, now)
         if journey.rate_limit is not None and journey.rate_limit.is_used_up:
@@ -304,7 +294,15 @@ class Machine:
                 actions.append(Cut(call_id))
             self._settle(pool, now, actions)
 
-    # --- time and shutdown ---
+    # --- what another core has learnt, time and shutdown ---
+
+    def _remembered(self, event: Remembered, now: float, actions: list[Action]) -> None:
+        age_s = within(event.age_s, 0.0)
+        self._rate_limiter.recall(event.learnt.buckets, age_s, now)
+        for learnt in event.learnt.pools:
+            if (pool := self.pools.get(learnt.name)) is not None:
+                pool.recall(learnt, age_s, now)
+                self._settle(pool, now, actions)
 
     def _ticked(self, _event: Ticked, now: float, actions: list[Action]) -> None:
         for pool in self.pools.values():
@@ -393,7 +391,7 @@ class Machine:
             return  # it has ended already: a driver may report the end twice
         pool = journey.pool
         pool.waiting.charge(journey.call, sum(tokens))
-        if (bucket := self._bucket(journey.call)) is not None:
+        if (bucket := journey.bucket) is not None:
             self._rate_limiter.spend(*bucket, now, input=tokens[0], output=tokens[1])
         journey.give_back(now, speed_tps)
         actions.append(Settled(call_id, journey.seat_us, estimated_tokens))

@@ -6,6 +6,8 @@ was aboard says more about what it cost others than the tokens that came of it.
 
 from __future__ import annotations
 
+from headway.core.learnt import LearntPace, within
+
 # Tokens per second before any call was served: a common speed of one stream on one GPU. Without it the work of a new
 # replica would be free for clients that leave.
 UNKNOWN_TPS = 40.0
@@ -24,6 +26,14 @@ class Pace:
         self.answer_tokens = KEPT * self.answer_tokens + (1.0 - KEPT) * tokens / choices
         self._tokens = KEPT * self._tokens + tokens
         self._seat_s = KEPT * self._seat_s + seat_s
+
+    def learnt(self) -> LearntPace:
+        return LearntPace(self._tokens, self._seat_s, self.answer_tokens)
+
+    def recall(self, learnt: LearntPace) -> None:
+        self._tokens = within(learnt.tokens, 0.0)
+        self._seat_s = within(learnt.seat_s, 0.0)
+        self.answer_tokens = within(learnt.answer_tokens, 0.0)
 
     def tokens(self, seat_s: float) -> int:
         """The output tokens of this time aboard."""

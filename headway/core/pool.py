@@ -27,6 +27,7 @@ from collections.abc import Iterator, Set
 from headway.core.caps import Caps
 from headway.core.doors import Doors
 from headway.core.fare import SeatTime
+from headway.core.learnt import LearntPool
 from headway.core.pace import Pace
 from headway.core.preemption import Preemption
 from headway.core.prefix_affinity import PrefixAffinity
@@ -351,3 +352,16 @@ class Pool:
         self._caps.let_back_in(now)
         self._caps.catch_up(now)
         self.doors.provide(self._reserve.wanted_seats(now), now)
+
+    # --- what another core learns or has learnt ---
+
+    def learnt(self, name: str, max_tenants: int, now: float) -> LearntPool:
+        """`max_tenants` is for each queue."""
+        waiting = self.waiting.learnt(max_tenants, now)
+        return LearntPool(name, self.pace.learnt(), self._caps.learnt(now), self._reserve.learnt(now), waiting)
+
+    def recall(self, learnt: LearntPool, age_s: float, now: float) -> None:
+        self.pace.recall(learnt.pace)
+        self._caps.recall(learnt.caps, age_s, now)
+        self._reserve.recall(learnt.reserve, age_s, now)
+        self.waiting.recall(learnt.waiting, age_s, now)

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil
+
+from headway.core.learnt import MAX_BUCKETS, LearntBucket, within
 
 MINUTE_S = 60.0
 MAX_TENANTS = 65_536
@@ -89,6 +92,28 @@ class RateLimiter:
         self._missing.move_to_end(tenant)
         if len(self._missing) > MAX_TENANTS:
             self._missing.popitem(last=False)
+
+    def learnt(self, now: float) -> list[LearntBucket]:
+        """The buckets that were used last, and those before them first: they have refilled the least."""
+        latest = list(islice(reversed(self._missing.items()), MAX_BUCKETS))
+        latest.reverse()
+        return [
+            LearntBucket(tenant, now - missing[0], missing[1], missing[2], missing[3]) for tenant, missing in latest
+        ]
+
+    def recall(self, buckets: list[LearntBucket], age_s: float, now: float) -> None:
+        """Take over the buckets of another core. What was spent here since counts as spent then."""
+        for one in buckets[:MAX_BUCKETS]:
+            _, spent_input, spent_output, spent_requests = self._missing.get(one.name, (now, 0.0, 0.0, 0.0))
+            self._missing[one.name] = (
+                now - within(one.since_s + age_s, 0.0),
+                spent_input + within(one.input, 0.0),
+                spent_output + within(one.output, 0.0),
+                spent_requests + within(one.requests, 0.0),
+            )
+            self._missing.move_to_end(one.name)
+            if len(self._missing) > MAX_TENANTS:
+                self._missing.popitem(last=False)
 
     def _missing_now(self, tenant: str, limit: TokenLimit, now: float) -> tuple[float, float, float]:
         at, missing_input, missing_output, missing_requests = self._missing.get(tenant, (now, 0.0, 0.0, 0.0))

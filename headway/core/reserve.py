@@ -25,10 +25,13 @@ from collections import deque
 from dataclasses import dataclass, field
 from math import ceil, inf, sqrt
 
+from headway.core.learnt import MOST, LearntForecaster, LearntReserve, within
+
 STEP_S = 0.5
 FIRST_LEAD_S, LONGEST_LEAD_S = 8.0, 120.0
 LEAST_DISPERSION = 1.0  # of arrivals that are independent of each other
 ERRORS_REMEMBERED = 8.0  # leads
+MOST_MADE = int(LONGEST_LEAD_S / STEP_S)  # forecasts of one lead
 MOST_SAID = 9.0  # times the dispersion: a larger error of a forecast counts as this
 # Both widths are numbers of standard deviations.
 FIRST_WIDTH, MOST_WIDTH = 2.0, 8.0
@@ -67,6 +70,15 @@ class Forecaster:
         self.level = expected + (present - expected) / max(1.0, self.level_leads * lead_steps)
         self.slope += (self.level - before - self.slope) / max(1.0, self.slope_leads * lead_steps)
         self.made.append(max(0.0, self.level + self.slope * lead_steps))
+
+    def learnt(self) -> LearntForecaster:
+        return LearntForecaster(self.level, self.slope, self.dispersion, list(self.made))
+
+    def recall(self, learnt: LearntForecaster) -> None:
+        self.level = within(learnt.level, -MOST)
+        self.slope = within(learnt.slope, -MOST)
+        self.dispersion = within(learnt.dispersion, 0.0)
+        self.made = deque(within(one, 0.0) for one in learnt.made[-MOST_MADE:])
 
     def settle(self, present: int) -> None:
         """Demand was the same for a long time."""
@@ -121,6 +133,38 @@ class Reserve:
             is_after_ride = now - self._last_ride_at < waited_s + RIDE_S
             self._late += not is_after_ride
             self._late_after_ride += is_after_ride
+
+    def learnt(self, now: float) -> LearntReserve:
+        return LearntReserve(
+            self.lead_s,
+            self._width,
+            self._free_width,
+            self._calls,
+            self._late,
+            self._late_after_ride,
+            self._forecast,
+            self._deviation,
+            None if self._last_ride_at == -inf else now - self._last_ride_at,
+            None if self._stepped_at is None else now - self._stepped_at,
+            now - self._steered_at,
+            [one.learnt() for one in self._forecasters],
+        )
+
+    def recall(self, learnt: LearntReserve, age_s: float, now: float) -> None:
+        """Go on from what another core had seen of demand. The streams that are present are known already."""
+        self.lead_s = within(learnt.lead_s, 0.0)
+        self._width = within(learnt.width, 0.0, MOST_WIDTH)
+        self._free_width = within(learnt.free_width, 0.0, MOST_FREE)
+        self._calls = int(within(learnt.calls, 0))
+        self._late = int(within(learnt.late, 0, self._calls))
+        self._late_after_ride = int(within(learnt.late_after_ride, 0, self._calls))
+        self._forecast = within(learnt.forecast, 0.0)
+        self._deviation = within(learnt.deviation, 0.0)
+        self._last_ride_at = -inf if learnt.since_ride_s is None else now - within(learnt.since_ride_s + age_s, 0.0)
+        self._stepped_at = None if learnt.since_step_s is None else now - within(learnt.since_step_s + age_s, 0.0)
+        self._steered_at = now - within(learnt.since_steered_s + age_s, 0.0)
+        for mine, other in zip(self._forecasters, learnt.forecasters, strict=False):
+            mine.recall(other)
 
     def _steer(self) -> None:
         if self._calls:

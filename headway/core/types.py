@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from headway.core.curve import Curve
+from headway.core.learnt import Learnt
 from headway.core.rate_limit import RateLimit, TokenLimit
 from headway.errors import RefusalReason
 
@@ -243,6 +244,15 @@ class ReplicaRemoved:
 
 
 @dataclass(slots=True)
+class Remembered:
+    """Another core decided before this one, and had learnt this `age_s` ago. For a core that has just taken over: what
+    it has learnt itself since then is replaced, and what it has served is added."""
+
+    learnt: Learnt
+    age_s: float = 0.0
+
+
+@dataclass(slots=True)
 class Ticked:
     """Time has passed: core checks the deadlines."""
 
@@ -269,6 +279,7 @@ Event = (
     | ReplicaDraining
     | ReplicaDown
     | ReplicaRemoved
+    | Remembered
     | Ticked
     | Draining
 )

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Set
 
 from headway.core.fairness import FairQueue, HeldCall
+from headway.core.learnt import LearntQueue, LearntWaiting, within
 from headway.core.types import EXPRESS, TIERS, Call, Offer, Tier
 
 MAX_RETRY_AFTER_S = 60
@@ -87,3 +88,19 @@ class WaitingRoom:
     def retry_after_s(self, tier: Tier) -> int:
         """Estimate the seconds until a seat is free: the queue's length times the recent time per freed seat."""
         return min(MAX_RETRY_AFTER_S, 1 + int(self._pace_s * len(self.queues[tier])))
+
+    # --- what another core learns or has learnt ---
+
+    def learnt(self, max_tenants: int, now: float) -> LearntWaiting:
+        """`max_tenants` is for each queue."""
+        since_freed_s = None if self._last_freed_at is None else now - self._last_freed_at
+        queues = [LearntQueue(tier, queue.learnt(max_tenants)) for tier, queue in self.queues.items()]
+        return LearntWaiting(self._pace_s, since_freed_s, queues)
+
+    def recall(self, learnt: LearntWaiting, age_s: float, now: float) -> None:
+        self._pace_s = within(learnt.freed_each_s, 0.0)
+        if learnt.since_freed_s is not None:
+            self._last_freed_at = now - within(learnt.since_freed_s + age_s, 0.0)
+        tenants = {one.tier: one.tenants for one in learnt.queues}
+        for tier, queue in self.queues.items():
+            queue.recall(tenants.get(tier, []))

@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush, nlargest
+from heapq import heapify, heappop, heappush
 from itertools import islice
+from operator import itemgetter
 
 from headway.core.learnt import MAX_TENANTS, LearntTenant, within
 from headway.core.types import Call
@@ -152,8 +153,8 @@ class FairQueue:
         begin anew, as if they had been served as much as the least of these."""
         if len(self._served) <= max_tenants:
             return [LearntTenant(tenant, served) for tenant, served in self._served.items()]
-        kept = nlargest(max_tenants, [(served, tenant) for tenant, served in self._served.items()])
-        return [LearntTenant(tenant, served - kept[-1][0]) for served, tenant in kept]
+        kept = sorted(self._served.items(), key=itemgetter(1), reverse=True)[:max_tenants]
+        return [LearntTenant(tenant, served - kept[-1][1]) for tenant, served in kept]
 
     def recall(self, tenants: list[LearntTenant]) -> None:
         """Add what another core has served."""

@@ -132,7 +132,7 @@ class Machine:
     def learnt(self, now: float) -> Learnt:
         """What the core that follows this one should know beside calls and replicas."""
         queues = sum(len(pool.waiting.queues) for pool in self.pools.values())
-        max_tenants = MAX_TENANTS // max(1, queues)
+        max_tenants = max(1, MAX_TENANTS // max(1, queues))
         pools = [pool.learnt(name, max_tenants, now) for name, pool in self.pools.items()]
         return Learnt(pools, self._rate_limiter.learnt(now))
 

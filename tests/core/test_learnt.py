@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite, nan
+from dataclasses import asdict
+from math import inf, isclose, isfinite, nan
 from typing import Any
 
 import pytest
@@ -135,7 +136,16 @@ def test_the_next_core_decides_as_the_one_before_would_have(before: Any, after: 
             assert second.step(event, driver.now + CLOCKS_APART) == actions
             driver.seen(actions)
     second.check(driver.now + CLOCKS_APART)
-    assert second.learnt(driver.now + CLOCKS_APART) == first.learnt(driver.now)
+    assert is_alike(asdict(second.learnt(driver.now + CLOCKS_APART)), asdict(first.learnt(driver.now)))
+
+
+def is_alike(one: Any, other: Any) -> bool:
+    """Whether they are the same up to rounding: tokens are counted from when a core began."""
+    if isinstance(one, dict):
+        return all(is_alike(one[name], other[name]) for name in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(is_alike, one, other))
+    return isclose(one, other, rel_tol=1e-9, abs_tol=1e-12) if isinstance(one, float) else bool(one == other)
 
 
 def serve(m: Machine, speed_tps: float, calls: int, now: float, tenant: str = "a") -> float:

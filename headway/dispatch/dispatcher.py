@@ -4,7 +4,7 @@ It holds nothing that its relays cannot tell it. Calls live in relays; seats and
 that starts, after another one or for the first time, lets relays say what they have aboard and what they hold
 (sessions.py). It opens a replica once every relay that is listed has reported or stayed silent for REPORT_S, and the
 replica's engine has said how many streams it runs. What it runs beyond what is known are strangers: they take seats
-until it has stopped them.
+until it has stopped them. What the dispatcher before it had learnt comes from relays too (handover.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from itertools import islice
 
 from prometheus_client.core import Metric
 
@@ -25,6 +26,7 @@ from headway.core.types import (
     Event,
     Left,
     Refuse,
+    Remembered,
     Replica,
     ReplicaBehind,
     ReplicaChanged,
@@ -38,7 +40,8 @@ from headway.core.types import (
     Ticked,
 )
 from headway.dispatch.dealing import Dealing
-from headway.dispatch.frames import Count, Counted, Events, FromRelay, Hello, Probe, ProbeNow, Reported
+from headway.dispatch.frames import Count, Counted, Events, FromRelay, Hello, Kept, Probe, ProbeNow, Reported
+from headway.dispatch.handover import KEEPERS, Handover
 from headway.dispatch.link import Link
 from headway.dispatch.policy_metrics import policy_metrics
 from headway.dispatch.record import EventLog
@@ -83,6 +86,7 @@ class Dispatcher:
         self._behind: dict[str, set[str]] = {}  # by replica: runs of relays that have a stream behind its floor there
         self._strangers: dict[str, int] = {}  # by replica; no zeros
         self._asked_at = 0.0
+        self._handover = Handover(machine, epoch, clock)
         for replica in self._fleet.values():
             self._step(ReplicaKnown(replica))
 
@@ -120,6 +124,8 @@ class Dispatcher:
             self._counted(message.replica, message.streams)
         elif isinstance(message, Reported):
             self._reported(session)
+        elif isinstance(message, Kept):
+            self._handover.offered(message)
 
     def on_lost(self, session: RelaySession) -> None:
         """Its streams go on: their seats are kept until it is back, or gone for good. Held calls are not boarded
@@ -149,6 +155,8 @@ class Dispatcher:
             self._is_settled = bool(self.sessions) and all(one.has_reported for one in self.sessions.values())
             if self._is_settled and self._unheard:
                 log.warning("relays that were not heard: %s", ", ".join(sorted(self._unheard)))
+            if self._is_settled and (remembered := self._handover.take()) is not None:
+                self._step(remembered)
             self._deal()
         if self._is_settled:
             for name in [name for name in self._ready if name not in self._uncounted]:
@@ -183,6 +191,8 @@ class Dispatcher:
                 self._step(event)
                 self._step(ReplicaKnown(self._fleet[event.name]))
                 return
+        elif isinstance(event, Remembered):
+            return  # this is not for a relay to say: see handover.py
         elif isinstance(event, ReplicaSuspect):
             if (prober := self._prober_of(event.name)) is not None:
                 prober.link.send(ProbeNow(event.name))
@@ -329,6 +339,13 @@ class Dispatcher:
         self._settle()
         self._drop_silent()
         self._ask_again()
+        self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let relays keep what was learnt. Before this dispatcher is settled, they have what it has not got yet."""
+        if self._is_settled and (keep := self._handover.keep()) is not None:
+            for session in islice((one for one in self.sessions.values() if one.lost_at is None), KEEPERS):
+                session.link.send(keep)
 
     def _drop_silent(self) -> None:
         """A relay that is stopped, or whose machine is gone, does not close its connection."""

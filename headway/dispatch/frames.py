@@ -20,6 +20,7 @@ from headway.dispatch.rows import RowSet, describe
 
 MAX_BATCH = 256  # events or actions in one message
 MAX_PROBED = 100_000  # replicas in one message
+MAX_LEARNT = 6 * 2**20  # bytes of what a dispatcher has learnt: less than a frame may have
 
 Row = bytes  # an encoded event or action
 
@@ -61,6 +62,15 @@ class Counted(msgspec.Struct, array_like=True, tag=4, forbid_unknown_fields=True
 
     replica: str
     streams: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+
+
+class Kept(msgspec.Struct, array_like=True, tag=5, forbid_unknown_fields=True):
+    """What a dispatcher of an earlier epoch had learnt `age_s` ago, as it said in Keep. Comes before Reported."""
+
+    epoch: int
+    number: int
+    age_s: float
+    learnt: Annotated[bytes, msgspec.Meta(max_length=MAX_LEARNT)]
 
 
 # --- from the dispatcher ---------------------------------------------------------------------------------------------
@@ -113,8 +123,16 @@ class Count(msgspec.Struct, array_like=True, tag=22, forbid_unknown_fields=True)
     replica: str
 
 
-FromRelay = Hello | Events | Beat | Reported | Counted
-FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Count
+class Keep(msgspec.Struct, array_like=True, tag=23, forbid_unknown_fields=True):
+    """Keep this for the next dispatcher, instead of what was kept before: what this one has learnt (handover.py). The
+    number grows. A relay does not look into it."""
+
+    number: int
+    learnt: Annotated[bytes, msgspec.Meta(max_length=MAX_LEARNT)]
+
+
+FromRelay = Hello | Events | Beat | Reported | Counted | Kept
+FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Count | Keep
 Message = FromRelay | FromDispatcher
 
 _events = RowSet(get_args(Event))

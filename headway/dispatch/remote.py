@@ -49,12 +49,14 @@ from headway.dispatch.frames import (
     Counted,
     FromDispatcher,
     Hello,
+    Keep,
     Probe,
     ProbeNow,
     Reported,
     Turned,
     Welcome,
 )
+from headway.dispatch.handover import Keeper
 from headway.dispatch.link import Link
 from headway.dispatch.security import Security
 from headway.errors import ConnectionFailed
@@ -102,6 +104,7 @@ class RemoteDispatch:
         self._overdue: set[str] = set()  # calls whose deadline has passed, and that wait for its word
         self._unsent: list[Failed] = []  # calls that could not be sent and are told once the lease is renewed
         self._ends: deque[Finished | Left] = deque(maxlen=MAX_ENDS)
+        self._keeper = Keeper(clock)
         self._refused: dict[str, str] = {}  # by dispatcher: why it turned this relay away
         self._is_alone = asyncio.Event()  # it has no dispatcher, and looks for one
         self._is_alone.set()
@@ -188,6 +191,8 @@ class RemoteDispatch:
             self._driver.probe_now(message.replica)
         elif isinstance(message, Count):
             self._driver.count_streams(message.replica)
+        elif isinstance(message, Keep):
+            self._keeper.keep(message, self.epoch)
 
     def _tell_unsent(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -230,6 +235,8 @@ class RemoteDispatch:
             if call.replica is None:
                 self._unanswered.add(call.call.id)
             session.link.tell(call)
+        if (kept := self._keeper.kept_for(self.epoch)) is not None:
+            session.link.send(kept)
         session.link.send(Reported())
         self._refused.clear()
         log.info("dispatcher %s decides, epoch %d", session.link.name, self.epoch)

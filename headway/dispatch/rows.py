@@ -21,7 +21,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-PLAIN = (str, int, float, bool, NoneType)
+PLAIN = (str, int, float, bool, bytes, NoneType)
 
 
 class RowSet:

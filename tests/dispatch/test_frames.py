@@ -30,6 +30,8 @@ from headway.dispatch.frames import (
     FromDispatcher,
     FromRelay,
     Hello,
+    Keep,
+    Kept,
     Probe,
     ProbeNow,
     Reported,
@@ -61,6 +63,8 @@ CONTROL: list[FromRelay | FromDispatcher] = [
     Count("r"),
     Reported(),
     Counted("r", 2),
+    Keep(1, b"learnt"),
+    Kept(3, 1, 0.5, b"learnt"),
 ]
 
 

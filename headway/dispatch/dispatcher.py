@@ -23,7 +23,10 @@ from headway.core.types import (
     Action,
     Adopted,
     Arrived,
+    Delivering,
     Event,
+    Failed,
+    Finished,
     Left,
     Refuse,
     Remembered,
@@ -54,6 +57,11 @@ SILENT_S = 1.0  # after which a relay that sends no beats is taken for lost
 MARGIN_S = 0.25  # clocks do not run at exactly the same rate, and an engine needs a moment to notice
 SENT_S = 1.0  # after which a call that boarded has reached its engine
 COUNT_S = 0.5  # between two questions to an engine that runs strangers
+# Kinds of events and actions. Tuples: `isinstance` with A | B makes a new union each time, and this is for every event.
+UNDER_WAY = (Delivering, Finished, Failed, Left)  # most events; core alone decides what follows
+ARRIVALS = (Arrived, Adopted)
+PROBED = (ReplicaUp, ReplicaChanged, ReplicaDown)
+ENDS = (Refuse, Settled)
 
 
 class Dispatcher:
@@ -170,7 +178,9 @@ class Dispatcher:
 
     def _tell(self, session: RelaySession, event: Event) -> None:
         """Events about replicas are those of several relays; core is told what follows from all of them."""
-        if isinstance(event, Arrived | Adopted):
+        if isinstance(event, UNDER_WAY):
+            pass
+        elif isinstance(event, ARRIVALS):
             if event.call.model not in self.machine.models:
                 log.warning("relay %s has a call to %r, which is not configured", session.relay, event.call.model)
                 return
@@ -178,7 +188,7 @@ class Dispatcher:
             session.calls.add(event.call.id)
             if isinstance(event, Adopted):
                 session.named.add(event.call.id)
-        elif isinstance(event, ReplicaUp | ReplicaChanged | ReplicaDown):
+        elif isinstance(event, PROBED):
             if not self._is_from_prober(session, event):
                 return
             if isinstance(event, ReplicaUp) and not self._may_open(event.replica.name):
@@ -221,7 +231,7 @@ class Dispatcher:
         owner = self._owner.get(action.call_id)
         if owner is None:
             return
-        if isinstance(action, Refuse | Settled):
+        if isinstance(action, ENDS):
             del self._owner[action.call_id]
             owner.calls.discard(action.call_id)
         owner.link.act(action)

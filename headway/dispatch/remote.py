@@ -25,6 +25,7 @@ from prometheus_client.core import Metric
 from headway.core.types import (
     Action,
     Arrived,
+    Delivering,
     Downgrade,
     Draining,
     Event,
@@ -101,6 +102,7 @@ class RemoteDispatch:
         self._leased_until = 0.0
         self._max_hold_s: dict[str, float] = {}  # of each call that has not ended
         self._unanswered: set[str] = set()  # calls that wait for the dispatcher's word, and have no deadline yet
+        self._flex: set[str] = set()  # flex calls that have not ended
         self._overdue: set[str] = set()  # calls whose deadline has passed, and that wait for its word
         self._unsent: list[Failed] = []  # calls that could not be sent and are told once the lease is renewed
         self._ends: deque[Finished | Left] = deque(maxlen=MAX_ENDS)
@@ -121,7 +123,12 @@ class RemoteDispatch:
         if isinstance(event, Arrived):
             call = event.call
             self._max_hold_s[call.id] = self._offers[call.model].tiers[call.tier].max_hold_s
+            if call.tier == "flex":
+                self._flex.add(call.id)
             self._wait_for_answer(call.id)
+        elif isinstance(event, Delivering):
+            if event.call_id not in self._flex:
+                return  # only a flex call can be preempted, so this would change nothing but wake the dispatcher
         elif isinstance(event, Failed):
             self._wait_for_answer(event.call_id)
             if event.stage == "unsent" and self._link is not None and not self.may_send(self.epoch):
@@ -164,6 +171,7 @@ class RemoteDispatch:
         self._max_hold_s.pop(call_id, None)
         self._unanswered.discard(call_id)
         self._overdue.discard(call_id)
+        self._flex.discard(call_id)
 
     def counted(self, replica: str, streams: int) -> None:
         if self._link is not None:

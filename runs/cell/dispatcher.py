@@ -140,7 +140,8 @@ class Load:
 
     def boarded(self, relay: OneRelay, action: Board) -> None:
         self.boarding_s.append(time.perf_counter() - self._arrived.pop(action.call_id))
-        relay.link.tell(Delivering(action.call_id))
+        if action.tier == "flex":  # as remote.py does
+            relay.link.tell(Delivering(action.call_id))
         finished = Finished(action.call_id, 500, 200, self._dice.gauss(SPEED_TPS, NOISE * SPEED_TPS))
         if self._is_closed_loop:
             relay.link.tell(finished)

@@ -139,6 +139,20 @@ async def test_a_floor_holds_over_all_relays(tmp_path: Path) -> None:
             assert engine.record()["highest_running"] <= most < 8
 
 
+async def test_only_of_flex_calls_the_dispatcher_hears_that_they_are_answered(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    async with (
+        running(QUICK) as engine,
+        running_cell(tmp_path, config_for([engine], express=[{"name": "flex"}]), relays=1, record=record) as cell,
+    ):
+        for tier in ("default", "flex"):
+            async for _ in await cell.relays[0].call(tier=tier, stream=True):
+                pass
+        await cell.until_empty()
+    assert record.read_text().count('"Arrived"') == 2
+    assert record.read_text().count('"Delivering"') == 1
+
+
 async def test_each_replica_is_probed_by_one_relay(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(running(QUICK)) for _ in range(5)]

@@ -69,7 +69,7 @@ class Caps:
             for floor_tps in self.floors
         }
         state.longest_s = {one: longest_s(one, state.caps_slowness - 1.0) for one in self.floors}
-        self._doors.caps_changed(state)
+        state.light_seats = max(state.caps.values(), default=0)
 
     def _slowness(self, state: ReplicaState) -> float:
         """How slow streams may be, compared with the curve, without missing their floor."""

@@ -25,7 +25,10 @@ class Doors:
         self.emptying_seats = 0  # of these, not taken by express streams and not usable before other streams have left
         self.ready = 0  # free seats of open light replicas that do not retire
         self.free_heavy = 0  # free seats of open heavy replicas
-        self.heavy = BucketQueue()  # heavy, open and with a free seat, by load
+        # Heavy, open and with a free seat, by load: those that could be light, and those that cannot keep any floor
+        # because they have no curve or are too slow. Two queues, so that neither is searched past the others.
+        self.heavy = BucketQueue()
+        self.never_light = BucketQueue()
         self.heavy_by_free = BucketQueue()  # heavy and open, by free seats; full ones are in bucket 0
         self.light = BucketQueue()  # light, open, not retiring, with a free light seat, by free seats
         self.retiring = BucketQueue()  # retiring and open, by free seats
@@ -33,9 +36,10 @@ class Doors:
         self._by_express = BucketQueue()  # light, open, not retiring, with express streams aboard, by their seats
         self.light_with_flex: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, with a flex call to preempt
         self.idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, no express stream aboard
-        self.never_light: set[str] = set()  # replicas that cannot keep any floor: no curve, or too slow
+        self.full_heavy: OrderedDict[str, ReplicaState] = OrderedDict()  # heavy, open and full, and could be light
         self.draining: set[str] = set()
         self._standard_share = standard_share
+        self._placed = 0
 
     # --- replicas come and go ---
 
@@ -63,7 +67,6 @@ class Doors:
         self.close(state, now)
         self.set_light(state, now, value=False)
         self._count_light(state)
-        self.never_light.discard(name)
         self.draining.discard(name)
         del self.replicas[name]
 
@@ -88,9 +91,14 @@ class Doors:
 
     def emptiest_heavy(self, avoid: Set[str] = frozenset()) -> ReplicaState | None:
         """The emptiest heavy replica that could be light; None if there is none with a free seat."""
-        if len(self.never_light) == len(self.replicas):
-            return None
-        return self.heavy.lowest(self.never_light | avoid if avoid else self.never_light)
+        return self.heavy.lowest(avoid)
+
+    def emptiest(self, avoid: Set[str]) -> ReplicaState | None:
+        """The emptiest heavy replica, or of several the one that was placed first; None if none has a free seat."""
+        one, other = self.heavy.lowest(avoid), self.never_light.lowest(avoid)
+        if one is None or other is None:
+            return one or other
+        return one if (one.bucket, one.placed) < (other.bucket, other.placed) else other
 
     def provide(self, wanted: int, now: float) -> None:
         """Make replicas light or heavy until there are as many light seats, taken or ready, as wanted, if possible."""
@@ -101,8 +109,7 @@ class Doors:
             state.retiring = False
             self.place(state, now)
         while self.light_seats < wanted and self.may_another_be_light:
-            full = (state for state in self.heavy_by_free.bucket(0) if state.light_seats)
-            state = self.emptiest_heavy() or next(full, None)
+            state = self.emptiest_heavy() or next(iter(self.full_heavy.values()), None)
             if state is None:
                 break
             self.set_light(state, now, value=True)
@@ -157,17 +164,23 @@ class Doors:
             state.is_among_heavy = True
             self.heavy_by_free.put(state, state.free)
             if state.free:
-                state.bucket = state.load
-                self.heavy.put(state, state.bucket)
+                self._placed += 1
+                state.bucket, state.placed = state.load, self._placed
+                state.is_never_light = not state.light_seats
+                (self.never_light if state.is_never_light else self.heavy).put(state, state.bucket)
                 self.free_heavy += state.free
+            elif state.light_seats:
+                self.full_heavy[state.replica.name] = state
 
     def _take_out(self, state: ReplicaState) -> None:
         if state.is_among_heavy:
             state.is_among_heavy = False
             self.heavy_by_free.take(state, state.free)
             if state.free:
-                self.heavy.take(state, state.bucket)
+                (self.never_light if state.is_never_light else self.heavy).take(state, state.bucket)
                 self.free_heavy -= state.free
+            else:
+                self.full_heavy.pop(state.replica.name, None)
         elif state.is_among_light:
             state.is_among_light = False
             if state.is_among_retiring:
@@ -195,11 +208,3 @@ class Doors:
         self.light_replicas += replicas - state.counted_replicas
         self.light_seats += seats - state.counted_seats
         state.counted_replicas, state.counted_seats = replicas, seats
-
-    def caps_changed(self, state: ReplicaState) -> None:
-        """The caps of the replica have changed. The caller must call `place` afterwards."""
-        state.light_seats = max(state.caps.values(), default=0)
-        if state.light_seats:
-            self.never_light.discard(state.replica.name)
-        else:
-            self.never_light.add(state.replica.name)

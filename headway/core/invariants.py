@@ -74,7 +74,12 @@ def _check_place(state: ReplicaState, doors: Doors) -> None:
     name, has_free = state.replica.name, state.load < state.limit
     is_light, is_heavy = state.open and state.light, state.open and not state.light
     assert state.open or not state.light or state.express, f"{name} is closed and light for nobody"
-    assert (state in doors.heavy) == (is_heavy and has_free), f"{name} is wrongly among the heavy replicas"
+    is_free, could_be_light = is_heavy and has_free, state.light_seats > 0
+    assert (state in doors.heavy) == (is_free and could_be_light), f"{name} is wrongly among the heavy replicas"
+    is_never_light = is_free and not could_be_light
+    assert (state in doors.never_light) == is_never_light, f"{name} is wrongly among those that cannot be light"
+    is_full = is_heavy and not has_free and could_be_light
+    assert (name in doors.full_heavy) == is_full, f"{name} is wrongly among the full replicas"
     assert (state in doors.heavy_by_free) == is_heavy, f"{name} is wrongly among the heavy replicas by free seats"
     assert state.light or not state.retiring, f"{name} is retiring and not light"
     is_for_express = is_light and not state.retiring
@@ -83,7 +88,6 @@ def _check_place(state: ReplicaState, doors: Doors) -> None:
     assert (name in doors.idle_light) == (is_light and not state.express), f"{name} is wrongly among the idle ones"
     has_flex = is_for_express and bool(state.flex)
     assert (name in doors.light_with_flex) == has_flex, f"{name} is wrongly among those with calls to preempt"
-    assert (name in doors.never_light) == (not state.light_seats), f"{name} is wrongly among those that cannot be light"
     assert (name in doors.draining) == state.draining, f"{name} is wrongly among the draining ones"
 
 

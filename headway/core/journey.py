@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from headway.core.pool import Pool
 from headway.core.rate_limit import RateLimit, TokenLimit
@@ -10,20 +10,22 @@ from headway.core.types import EXPRESS, Call
 from headway.errors import RefusalReason
 
 
-@dataclass(slots=True)
 class Journey:
-    """Aboard `replica`, or held if that is None."""
+    """Aboard `replica`, or held if that is None.
 
-    call: Call
-    pool: Pool
-    arrived_at: float
-    replica: str | None = None
-    avoid: set[str] = field(default_factory=set)  # replicas that failed this call and have not come up again since
-    engines_reached: int = 0
-    counted: bool = False  # in the reserve, as an express call that is present
-    seat_us: int = 0  # from the replicas that it has left
-    reason: RefusalReason | None = None  # why it was downgraded
-    rate_limit: RateLimit | None = None  # what its tenant had left when it arrived, this request counted
+    Not a dataclass: the __init__ of a compiled dataclass is interpreted, and a journey is made for every call."""
+
+    def __init__(self, call: Call, pool: Pool, arrived_at: float) -> None:
+        self.call = call
+        self.pool = pool
+        self.arrived_at = arrived_at
+        self.replica: str | None = None
+        self.avoid: set[str] = set()  # replicas that failed this call and have not come up again since
+        self.engines_reached = 0
+        self.counted = False  # in the reserve, as an express call that is present
+        self.seat_us = 0  # from the replicas that it has left
+        self.reason: RefusalReason | None = None  # why it was downgraded
+        self.rate_limit: RateLimit | None = None  # what its tenant had left when it arrived, this request counted
 
     @property
     def falls_back(self) -> bool:

@@ -222,7 +222,7 @@ class Pool:
 
     def heavy_seat(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
         """The heavy replica that a call without a floor would board; None if there is none."""
-        emptiest = self.doors.heavy.lowest(avoid)
+        emptiest = self.doors.emptiest(avoid)
         if emptiest is not None and not (emptiest.free >= call.choices and emptiest.has_memory_for(call)):
             # A larger replica may have more free seats and more memory.
             larger = self.doors.heavy_by_free.from_highest(avoid, call.choices)

@@ -7,9 +7,8 @@ pool.py decides which replica a call boards.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
-from itertools import islice
 from math import inf
 
 from headway.core.fare import SeatTime
@@ -20,19 +19,32 @@ from headway.core.types import Call, Replica
 LOOKED_AT = 4  # replicas of a bucket, if the first cannot take a call
 
 
-@dataclass(slots=True)
 class Stream:
-    """A call aboard. It has a seat for each of its choices. `floor_tps` is 0 if nothing is promised."""
+    """A call aboard. It has a seat for each of its choices. `floor_tps` is 0 if nothing is promised.
 
-    call: Call
-    floor_tps: float
-    boarded_at: float
-    boarded_given: float  # the replica's `given` when the call boarded
-    boarded_taken: int  # the time that one stream of its kind had taken when the call boarded (fare.py)
-    first_at: float  # when its prompt and those before it have been read
-    boarded_read_s: float  # the replica's `read_s` when the call boarded, with its own prompt
-    kv_tokens: int  # that its prompt and its answers are expected to take
-    context: int  # the tokens that its choices are expected to read in each step
+    Not a dataclass: the __init__ of a compiled dataclass is interpreted, and a stream is made for every call."""
+
+    def __init__(
+        self,
+        call: Call,
+        floor_tps: float,
+        boarded_at: float,
+        boarded_given: float,
+        boarded_taken: int,
+        first_at: float,
+        boarded_read_s: float,
+        kv_tokens: int,
+        context: int,
+    ) -> None:
+        self.call = call
+        self.floor_tps = floor_tps
+        self.boarded_at = boarded_at
+        self.boarded_given = boarded_given  # the replica's `given` when the call boarded
+        self.boarded_taken = boarded_taken  # the time that one stream of its kind had taken then (fare.py)
+        self.first_at = first_at  # when its prompt and those before it have been read
+        self.boarded_read_s = boarded_read_s  # the replica's `read_s` when the call boarded, with its own prompt
+        self.kv_tokens = kv_tokens  # that its prompt and its answers are expected to take
+        self.context = context  # the tokens that its choices are expected to read in each step
 
 
 @dataclass(slots=True)
@@ -69,8 +81,10 @@ class ReplicaState:
     is_among_light: bool = False
     is_among_retiring: bool = False
     is_among_heavy: bool = False
+    is_never_light: bool = False
     express_bucket: int = 0
     bucket: int = 0
+    placed: int = 0  # orders replicas of the same bucket
     free: int = 0
     counted_replicas: int = 0
     counted_seats: int = 0
@@ -132,15 +146,18 @@ class ReplicaState:
         """Whether the streams aboard keep their floors while the call's prompt is read."""
         if not self.express_seats or not self.replica.prompt_tps:
             return True
-        return self._prompt_s(call) <= max(0.0, self.slack_s(now))
+        prompt_s = self._prompt_s(call)
+        return prompt_s <= max(0.0, self.slack_s(now, enough_s=prompt_s))
 
-    def slack_s(self, now: float) -> float:
-        """By how many seconds the slowest express stream aboard is ahead of its floor.
+    def slack_s(self, now: float, enough_s: float = -inf) -> float:
+        """By how many seconds the slowest express stream aboard is ahead of its floor; if that is less than `enough_s`,
+        any number that is less.
 
         While an engine reads a prompt, no stream gets tokens; the total delay is the same if the prompt is read in
         chunks. So this is how long the prompts of calls that board now may take."""
         self.advance(now)
         unread_s = max(0.0, self.read_until - now)
+        slowness = self.feedback.slowness
         slack_s = inf
         for stream in self.aboard.values():
             if stream.floor_tps:
@@ -148,9 +165,11 @@ class ReplicaState:
                 decoding_s = now - stream.first_at - max(0.0, delay_s - unread_s)
                 ahead_s = -delay_s
                 if decoding_s > 0.0:
-                    given = (self.given - stream.boarded_given) / self.feedback.slowness
+                    given = (self.given - stream.boarded_given) / slowness
                     ahead_s += decoding_s * (given / (now - stream.boarded_at) / stream.floor_tps - 1.0)
                 slack_s = min(slack_s, ahead_s)
+                if slack_s < enough_s:
+                    break
         return slack_s
 
     def _prompt_s(self, call: Call) -> float:
@@ -226,6 +245,8 @@ class ReplicaState:
     def advance(self, now: float) -> None:
         """Count the time until now with the current state. Call this before every change of the streams aboard, of
         light or heavy, and of the replica's settings."""
+        if now == self.given_at:
+            return  # one step asks for this several times
         express = self.express_seats
         self.time.advance(now, express=express, others=self.load - self.strangers - express, light=self.light)
         if self.load and self.replica.curve is not None:
@@ -247,8 +268,10 @@ class BucketQueue:
     def put(self, state: ReplicaState, bucket: int) -> None:
         while len(self._buckets) <= bucket:
             self._buckets.append(OrderedDict())
-        self._buckets[bucket][state.replica.name] = state
-        self._mask |= 1 << bucket
+        replicas = self._buckets[bucket]
+        if not replicas:
+            self._mask |= 1 << bucket
+        replicas[state.replica.name] = state
 
     def take(self, state: ReplicaState, bucket: int) -> None:
         replicas = self._buckets[bucket]
@@ -256,15 +279,12 @@ class BucketQueue:
         if not replicas:
             self._mask &= ~(1 << bucket)
 
-    def bucket(self, number: int) -> Iterable[ReplicaState]:
-        return self._buckets[number].values() if number < len(self._buckets) else ()
-
     def lowest(self, avoid: Set[str], least: int = 0) -> ReplicaState | None:
         """The first replica, not in `avoid`, of the lowest non-empty bucket that is at least `least`."""
         mask = self._mask >> least << least
         while mask:
-            for name, state in self._buckets[(mask & -mask).bit_length() - 1].items():
-                if name not in avoid:
+            for state in self._buckets[(mask & -mask).bit_length() - 1].values():
+                if not avoid or state.replica.name not in avoid:
                     return state
             mask &= mask - 1
         return None
@@ -274,5 +294,11 @@ class BucketQueue:
         mask = self._mask >> least << least
         while mask:
             number = mask.bit_length() - 1
-            yield from islice((one for name, one in self._buckets[number].items() if name not in avoid), LOOKED_AT)
+            looked_at = 0
+            for state in self._buckets[number].values():
+                if not avoid or state.replica.name not in avoid:
+                    yield state
+                    looked_at += 1
+                    if looked_at == LOOKED_AT:
+                        break
             mask ^= 1 << number

@@ -24,6 +24,7 @@ from headway.core.types import (
     TierPolicy,
     own_pools,
 )
+from headway.deciding import DISPATCHER_GC_THRESHOLDS
 from headway.dispatch.address import UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.endpoints import listen
@@ -83,6 +84,7 @@ async def serve(path: Path, replicas: int, relays: int) -> None:
     ticking = asyncio.create_task(dispatcher.run())
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, ticking.cancel)
     gc.freeze()
+    gc.set_threshold(*DISPATCHER_GC_THRESHOLDS)
     await asyncio.gather(ticking, return_exceptions=True)
     dispatcher.close()
     await listener.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 from headway.core.machine import MAX_ENGINES_REACHED, Machine
 from headway.core.types import (
     Action,
@@ -207,3 +209,19 @@ def test_ten_thousand_replicas_are_filled_evenly() -> None:
         [action] = arrive(m, str(number))
         assert isinstance(action, Board)
     assert all(m.pools["m"].aboard(f"r{number}") == 3 for number in range(10_000))
+
+
+def test_an_ended_call_leaves_no_cycle_of_objects() -> None:
+    """The dispatcher relies on that: it makes hardly any full garbage collections (deciding.py)."""
+    m = machine(1)
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(100):
+            arrive(m, f"c{number}", now=float(number))  # every other one is held first
+            if number % 2:
+                m.step(Finished(f"c{number - 1}", 1, 1), float(number))
+                m.step(Left(f"c{number}"), float(number))
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

@@ -69,6 +69,10 @@ BEAT_S = 0.2
 SILENT_S = 1.0  # after which a dispatcher that answers no beat is taken for lost
 RETRY_S = (0.05, 0.2)  # between two attempts to connect: at random, so that relays do not come in step
 ANSWER_S = 1.0  # for which a call waits for the dispatcher's word after its deadline
+# Tuples: `isinstance` with A | B makes a new union each time.
+OWN_MATTERS = (Ticked, Draining)  # the dispatcher has its own clock, and goes on when one relay drains
+ENDS = (Finished, Left)
+NO_ANSWERS = (Settled, Downgrade)  # a call that waits for the dispatcher's word goes on waiting
 MAX_ENDS = 10_000  # calls that ended while there was no dispatcher, which are reported later
 
 
@@ -118,8 +122,8 @@ class RemoteDispatch:
     # --- from the gateway ---
 
     def tell(self, event: Event) -> None:
-        if isinstance(event, Ticked | Draining):
-            return  # the dispatcher has its own clock, and goes on when one relay drains
+        if isinstance(event, OWN_MATTERS):
+            return
         if isinstance(event, Arrived):
             call = event.call
             self._max_hold_s[call.id] = self._offers[call.model].tiers[call.tier].max_hold_s
@@ -134,7 +138,7 @@ class RemoteDispatch:
             if event.stage == "unsent" and self._link is not None and not self.may_send(self.epoch):
                 self._unsent.append(event)  # with a new seat it would only be back at once
                 return
-        elif isinstance(event, Finished | Left):
+        elif isinstance(event, ENDS):
             self._forget(event.call_id)
             if self._link is None:
                 self._ends.append(event)
@@ -212,7 +216,7 @@ class RemoteDispatch:
         assert self._driver is not None
         if isinstance(action, Refuse):
             self._forget(action.call_id)
-        elif not isinstance(action, Settled | Downgrade):
+        elif not isinstance(action, NO_ANSWERS):
             self._unanswered.discard(action.call_id)
             self._overdue.discard(action.call_id)
         self._driver.do(action)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
+from typing import Final
 
 from headway.core.fairness import FairQueue
 from headway.core.pool import Pool
 from headway.core.types import EXPRESS, Call, Tier
 
 # The most held calls of a tier that are tried in one step and do not fit:
-TRIED_AGAIN = 4  # calls that were set aside in earlier steps
-SET_ASIDE = 4  # other calls,
-SET_ASIDE_OF_ONE = 2  # of one tenant
+TRIED_AGAIN: Final = 4  # calls that were set aside in earlier steps
+SET_ASIDE: Final = 4  # other calls,
+SET_ASIDE_OF_ONE: Final = 2  # of one tenant
 
 
 def board_held(pool: Pool, now: float) -> Iterator[tuple[Call, str]]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from itertools import islice
+from typing import Final
 
 from headway.core.curve import Curve, longest_s
 from headway.core.doors import Doors
@@ -21,11 +22,12 @@ from headway.core.learnt import MAX_REPLICAS, LearntCaps, LearntReplica, within
 from headway.core.replicas import ReplicaState
 from headway.core.types import Replica
 
-FEEDBACK_STEP = 0.01  # caps are computed again when the measured slowness has changed by more than this share
-RETRY_S = 10.0
+FEEDBACK_STEP: Final = 0.01  # caps are computed again when the measured slowness has changed by more than this share
+RETRY_S: Final = 10.0
 # If the streams of a pool differ more or less than before, the caps of all its replicas change: of more than AT_ONCE
 # replicas a few in each step, because no step may take long.
-AT_ONCE, IN_EACH_STEP = 64, 2
+AT_ONCE: Final = 64
+IN_EACH_STEP: Final = 2
 
 
 class Caps:

@@ -18,12 +18,13 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from operator import itemgetter
+from typing import Final
 
 from headway.core.learnt import MAX_TENANTS, LearntTenant, within
 from headway.core.types import Call
 
 MOST_SERVED = 1e15  # tokens of a tenant, taken from another core
-SPARE = 64  # stale entries that a heap may always have, however few calls are held
+SPARE: Final = 64  # stale entries that a heap may always have, however few calls are held
 
 
 @dataclass(slots=True)

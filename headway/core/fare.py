@@ -14,7 +14,9 @@ stream takes. A call pays the growth of its counter between boarding and leaving
 
 from __future__ import annotations
 
-FINE = 1 << 40  # units per microsecond
+from typing import Final
+
+FINE: Final = 1 << 40  # units per microsecond
 
 
 class SeatTime:

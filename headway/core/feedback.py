@@ -22,13 +22,14 @@ from __future__ import annotations
 
 from math import sqrt
 from statistics import NormalDist
+from typing import Final
 
 from headway.core.learnt import LearntCaps, LearntReplica, within
 
-MEAN_PULL = 0.2  # of one stream
+MEAN_PULL: Final = 0.2  # of one stream
 FIRST_STREAMS, REMEMBERED_STREAMS = 10, 500  # as if so many streams had been as fast as predicted; and later
-MOST_ONE_STREAM_SAYS = 1.5  # times the current mean; for the mean, a slower stream counts as this
-ROUNDING = 1e-3
+MOST_ONE_STREAM_SAYS: Final = 1.5  # times the current mean; for the mean, a slower stream counts as this
+ROUNDING: Final = 1e-3
 LEAST, MOST = 0.5, 4.0  # outside this range the curve does not describe the replica and must be measured again
 AIMED_SHARE = 0.5  # of the misses that the kept target allows
 WIDTH_GAIN, LEAST_WIDTH, MOST_WIDTH = 0.2, 0.25, 20.0

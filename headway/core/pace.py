@@ -6,13 +6,15 @@ was aboard says more about what it cost others than the tokens that came of it.
 
 from __future__ import annotations
 
+from typing import Final
+
 from headway.core.learnt import LearntPace, within
 
 # Tokens per second before any call was served: a common speed of one stream on one GPU. Without it the work of a new
 # replica would be free for clients that leave.
-UNKNOWN_TPS = 40.0
-FIRST_ANSWER_TOKENS = 300.0
-KEPT = 0.99  # of the past, with each call
+UNKNOWN_TPS: Final = 40.0
+FIRST_ANSWER_TOKENS: Final = 300.0
+KEPT: Final = 0.99  # of the past, with each call
 
 
 class Pace:

@@ -23,6 +23,7 @@ in buckets by load or free seats, and a bit mask says which buckets are not empt
 from __future__ import annotations
 
 from collections.abc import Iterator, Set
+from typing import Final
 
 from headway.core.caps import Caps
 from headway.core.doors import Doors
@@ -36,7 +37,8 @@ from headway.core.reserve import Reserve
 from headway.core.types import EXPRESS, Call, Offer, PoolPolicy, Replica, Tier
 from headway.core.waiting import WaitingRoom
 
-AFFINITY_SLACK = 2  # a call accepts this many more streams than on the emptiest replica if its prefix was read there
+# A call accepts this many more streams than on the emptiest replica if its prefix was read there.
+AFFINITY_SLACK: Final = 2
 
 
 class Pool:

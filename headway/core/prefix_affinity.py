@@ -7,12 +7,14 @@ then a busy engine has given its memory to others. At most MAX_REMEMBERED are ke
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Final
 
 from headway.core.types import Call
 
-REMEMBERED_S = 300.0  # as long as hosted models keep cached prompts by default
+REMEMBERED_S: Final = 300.0  # as long as hosted models keep cached prompts by default
 MAX_REMEMBERED = 65_536
-FORGOTTEN_AT_ONCE = 2  # at most; more than the one that is added, so that the memory shrinks when calls become fewer
+# At most; more than the one that is added, so that the memory shrinks when calls become fewer.
+FORGOTTEN_AT_ONCE: Final = 2
 
 
 class PrefixAffinity:

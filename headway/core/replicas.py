@@ -10,13 +10,14 @@ from collections import OrderedDict
 from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from math import inf
+from typing import Final
 
 from headway.core.fare import SeatTime
 from headway.core.feedback import Feedback
 from headway.core.pace import Pace
 from headway.core.types import Call, Replica
 
-LOOKED_AT = 4  # replicas of a bucket, if the first cannot take a call
+LOOKED_AT: Final = 4  # replicas of a bucket, if the first cannot take a call
 
 
 class Stream:

@@ -24,10 +24,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from math import ceil, inf, sqrt
+from typing import Final
 
 from headway.core.learnt import MOST, LearntForecaster, LearntReserve, within
 
-STEP_S = 0.5
+STEP_S: Final = 0.5
 FIRST_LEAD_S, LONGEST_LEAD_S = 8.0, 120.0
 LEAST_DISPERSION = 1.0  # of arrivals that are independent of each other
 ERRORS_REMEMBERED = 8.0  # leads
@@ -92,6 +93,7 @@ class Reserve:
         self.present = 0
         self.lead_s = FIRST_LEAD_S  # set by the pool
         self._max_wait_s = max_wait_s
+        self._keeps_none = max_wait_s == inf
         self._width = FIRST_WIDTH
         self._free_width = FIRST_FREE
         self._last_ride_at = -inf
@@ -108,7 +110,7 @@ class Reserve:
 
     def wanted_seats(self, now: float) -> int:
         """The total number of light seats that there should be, taken or ready."""
-        if self._max_wait_s == inf:
+        if self._keeps_none:
             return self.present
         self._advance(now)
         return max(self.present, ceil(self._forecast + self._width * self._deviation - 0.5))
@@ -116,7 +118,7 @@ class Reserve:
     def wanted_free(self, now: float) -> int:
         """The number of light seats that calls without a floor must leave free."""
         self._advance(now)
-        if self._max_wait_s == inf or self._forecast < 0.5:
+        if self._keeps_none or self._forecast < 0.5:
             return 0
         missing = RETURNING * max(0.0, self._forecast - self.present)
         return ceil(missing + self._free_width * self._deviation - 0.01)

@@ -10,7 +10,7 @@ another process.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from headway.core.curve import Curve
 from headway.core.learnt import Learnt
@@ -19,7 +19,7 @@ from headway.errors import RefusalReason
 
 Tier = Literal["ultrafast", "fast", "standard", "flex"]
 TIERS: tuple[Tier, ...] = get_args(Tier)  # in the order in which their held calls board
-EXPRESS: tuple[Tier, ...] = ("ultrafast", "fast")  # the tiers with a promised floor
+EXPRESS: Final[tuple[Tier, ...]] = ("ultrafast", "fast")  # the tiers with a promised floor
 Stage = Literal["connect", "full", "waiting", "preempted", "unsent"]
 MIN_TOKENS_FOR_PROMISE = 16  # a shorter answer is too short to measure its speed
 TICK_S = 0.1  # the drivers send Ticked this often

@@ -52,7 +52,11 @@ class SQLiteStore(Store):
 
 def _keep_private(path: Path) -> None:
     """Create the database so that only its owner can read it; SQLite gives its other files the same mode."""
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    # A file that exists is not opened: to close it again would drop the locks of every other connection that this
+    # process has to it. Then another process that closes the database believes to be the last one, and deletes the
+    # journal that this one goes on writing to.
+    with suppress(FileExistsError):
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
     for file in (path, path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")):
         with suppress(FileNotFoundError, PermissionError):  # it may belong to another user
             file.chmod(0o600)

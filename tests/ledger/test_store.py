@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import stat
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -21,6 +23,7 @@ from headway.ledger.identity import Claim
 from headway.ledger.keys import Key
 from headway.ledger.migrations import MIGRATIONS
 from headway.ledger.opening import open_store
+from headway.ledger.sqlite import SQLiteStore
 from headway.ledger.store import Lease, Store, StoreRefused, StoreUnavailable
 from headway.price import Bill
 from headway.wire import Grant, Receipt, Usage
@@ -248,3 +251,23 @@ def test_tables_only_gain_nullable_columns() -> None:
                     continue
                 added = re.fullmatch(r"ALTER TABLE \w+ ADD COLUMN \w+ (TEXT|INTEGER|BIGINT)", step)
                 assert added, f"{name}: {step!r} is not a new nullable column"
+
+
+def test_what_is_committed_stays_when_another_process_closes_the_database(tmp_path: Path) -> None:
+    """This process has two connections, as a gateway with books and audits. POSIX drops its locks on a file when it
+    closes any descriptor of it."""
+    path = tmp_path / "books.db"
+    one = SQLiteStore(path)
+    one.migrate()
+    two = SQLiteStore(path)
+
+    def count_elsewhere() -> str:
+        ask = f"import sqlite3; db = sqlite3.connect({str(path)!r}); print(*db.execute('SELECT name FROM gateways'))"
+        return subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True).stdout.strip()
+
+    assert count_elsewhere() == ""
+    with one.transaction() as cursor:
+        cursor.execute("INSERT INTO gateways (name, number, nonce) VALUES ('gw-a', 1, 'x')")
+    assert count_elsewhere() == "('gw-a',)"
+    one.close()
+    two.close()

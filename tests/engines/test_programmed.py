@@ -56,6 +56,18 @@ def events_of(chunks: list[bytes]) -> list[dict[str, Any]]:
 # --- the dialects ---
 
 
+def test_a_whole_chat_answer_has_log_probabilities_if_asked(with_answers: WithAnswers) -> None:
+    async def scenario(engine: ScriptedEngine) -> None:
+        asked = await fetch_json(engine.url, CHAT, body_for(CHAT, max_tokens=99, logprobs=True, top_logprobs=2))
+        tokens = asked["choices"][0]["logprobs"]["content"]
+        assert len(tokens) == asked["usage"]["completion_tokens"]
+        assert [one["logprob"] for one in tokens[0]["top_logprobs"]] == [0.0, -20.0]
+        plain = await fetch_json(engine.url, CHAT, body_for(CHAT, max_tokens=99))
+        assert plain["choices"][0]["logprobs"] is None
+
+    with_answers(WEATHER, scenario)
+
+
 def test_chat_stream(with_answers: WithAnswers) -> None:
     async def scenario(engine: ScriptedEngine) -> None:
         chunks = await stream(engine.url, CHAT, max_tokens=99, **USAGE)

@@ -112,6 +112,7 @@ class ChoicePlan:
     finish_reason: str
     stop: str | None  # the stop string that ends it
     tool_choice: ToolChoice  # of the request
+    logprobs: bool = False  # wanted by the request; only whole chat answers have them
 
     def text_of(self, kind: str) -> str:
         return "".join(piece.text for piece in self.pieces if piece.kind == kind)
@@ -139,6 +140,7 @@ class AskedConversation(msgspec.Struct):
     tools: Any = None
     tool_choice: Any = None
     parallel_tool_calls: Any = None
+    logprobs: Any = None  # a number in completions
     input: Any = None  # of /v1/responses
 
     def __post_init__(self) -> None:
@@ -289,7 +291,7 @@ def _plan(choice: ProgrammedChoice, asked: AskedConversation, stops: list[str], 
         pieces.append(Piece("end"))  # the end-of-text token: counted and not sent
     if len(pieces) > max_tokens:
         pieces, finish_reason, stop = pieces[:max_tokens], "length", None
-    return ChoicePlan(tuple(pieces), finish_reason, stop, tool_choice)
+    return ChoicePlan(tuple(pieces), finish_reason, stop, tool_choice, asked.logprobs is True)
 
 
 def _error(error: ProgrammedError) -> WireError:

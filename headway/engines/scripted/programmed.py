@@ -32,6 +32,15 @@ def _digest(*names: object) -> str:
     return hashlib.blake2b("/".join(map(str, names)).encode(), digest_size=8).hexdigest()
 
 
+def _certain(token: str) -> dict[str, Any]:
+    """The log-probabilities of a token that the model is sure of, and of the likeliest other one."""
+    likeliest = [
+        {"token": one, "logprob": logprob, "bytes": list(one.encode())}
+        for one, logprob in ((token, 0.0), ("" if token else " ", -20.0))
+    ]
+    return {**likeliest[0], "top_logprobs": likeliest}
+
+
 class _ProgrammedOpenAI:
     """What chat and completions share: one object for each choice."""
 
@@ -163,7 +172,8 @@ class ProgrammedChat(_ProgrammedOpenAI):
             ]
         message["reasoning"] = plan.text_of("reasoning") or None
         ending = {"finish_reason": plan.finish_reason, "stop_reason": plan.stop, "token_ids": None}
-        return {"index": index, "message": message, "logprobs": None, **ending, "routed_experts": None}
+        logprobs = {"content": [_certain(piece.text) for piece in plan.pieces]} if plan.logprobs else None
+        return {"index": index, "message": message, "logprobs": logprobs, **ending, "routed_experts": None}
 
 
 class ProgrammedCompletion(_ProgrammedOpenAI):

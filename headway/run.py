@@ -32,7 +32,6 @@ from headway.core.types import Replica, Tier
 from headway.deciding import GC_THRESHOLDS, decide_here, policies_of
 from headway.dispatch.address import Address, UnixAddress
 from headway.dispatch.base import Dispatch
-from headway.dispatch.local import LocalDispatch
 from headway.dispatch.pages import MetricPages
 from headway.dispatch.remote import RemoteDispatch
 from headway.dispatch.security import Security
@@ -79,14 +78,13 @@ def keeping_of(table: KeepPromptsTable) -> Keeping:
 
 def make_auto(config: Config, gateway: Gateway) -> Auto:
     settings = [gate_of(model, model.auto) for model in config.models if model.auto is not None]
-    record = gateway.dispatch.record if isinstance(gateway.dispatch, LocalDispatch) else None
     store = audit_store_of(config, gateway.books) if settings else None
     gates = {}
     for one in settings:
         audits: Audits = MemoryAudits()
         if store is not None:
             audits = StoredAudits(store, one.model, calibration_id(one.calibration))
-        gates[one.model] = LiveGate(one, audits, read_chat, gateway.metrics, record)
+        gates[one.model] = LiveGate(one, audits, read_chat, gateway.metrics, gateway.dispatch.gates)
     return Auto(gateway.handle, gates, gateway.price_of, gateway.metrics, store)
 
 

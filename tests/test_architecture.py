@@ -71,6 +71,7 @@ ALLOWED = {
         "headway.core.trust",
         "headway.core.types",
         "headway.core.watch",
+        "headway.dispatch.base",
         "headway.errors",
         "headway.evals",
         "headway.gateway.metrics",

@@ -9,10 +9,11 @@ An `AuditedCall` is all that an audit needs: the call as the full model gets it,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import msgspec
 
+from headway.core.trust import Verdict
 from headway.ledger.audits import AuditRow, AuditSample, AuditStore
 
 
@@ -36,13 +37,18 @@ class Audits(Protocol):
     @property
     def is_available(self) -> bool: ...
 
-    async def begin(self) -> list[AuditRow]:
-        """Return what is known of earlier runs, in the order of the sample."""
+    async def page(self, after: int) -> list[AuditRow]:
+        """Return what is known of the sample after this number, in its order: PAGE rows, or fewer if these are all."""
 
-    async def keep(self, row: AuditRow, call: AuditedCall) -> None: ...
+    async def keep(self, row: AuditRow, call: AuditedCall) -> bool:
+        """Returns False if another call has this number."""
 
-    async def read(self, number: int) -> AuditedCall | None:
-        """None if the audit has ended. Raises SealBroken if the secret has changed."""
+    async def withdraw(self, number: int) -> None:
+        """Delete a call whose answer is not delivered."""
+
+    async def read(self, number: int) -> AuditedCall | Verdict | None:
+        """Return the call, or the verdict if the audit has ended. None if there is no such audit. Raises SealBroken if
+        the secret has changed."""
 
     async def end(self, rows: Sequence[AuditRow]) -> None:
         """Write verdicts, and delete the calls that they are about."""
@@ -60,15 +66,18 @@ class StoredAudits:
     def is_available(self) -> bool:
         return self._store.is_available
 
-    async def begin(self) -> list[AuditRow]:
-        return await self._store.begin(self._sample)
+    async def page(self, after: int) -> list[AuditRow]:
+        return await self._store.page(self._sample, after)
 
-    async def keep(self, row: AuditRow, call: AuditedCall) -> None:
-        await self._store.keep(self._sample, row, call.as_bytes())
+    async def keep(self, row: AuditRow, call: AuditedCall) -> bool:
+        return await self._store.keep(self._sample, row, call.as_bytes())
 
-    async def read(self, number: int) -> AuditedCall | None:
-        data = await self._store.read(self._sample, number)
-        return AuditedCall.from_bytes(data) if data is not None else None
+    async def withdraw(self, number: int) -> None:
+        await self._store.withdraw(self._sample, number)
+
+    async def read(self, number: int) -> AuditedCall | Verdict | None:
+        found = await self._store.read(self._sample, number)
+        return AuditedCall.from_bytes(found) if isinstance(found, bytes) else cast(Verdict | None, found)
 
     async def end(self, rows: Sequence[AuditRow]) -> None:
         await self._store.end(self._sample, rows)
@@ -83,13 +92,17 @@ class MemoryAudits:
     def __init__(self) -> None:
         self._calls: dict[int, AuditedCall] = {}
 
-    async def begin(self) -> list[AuditRow]:
+    async def page(self, after: int) -> list[AuditRow]:  # noqa: ARG002 (there are none)
         return []
 
-    async def keep(self, row: AuditRow, call: AuditedCall) -> None:
+    async def keep(self, row: AuditRow, call: AuditedCall) -> bool:
         self._calls[row.number] = call
+        return True
 
-    async def read(self, number: int) -> AuditedCall | None:
+    async def withdraw(self, number: int) -> None:
+        self._calls.pop(number, None)
+
+    async def read(self, number: int) -> AuditedCall | Verdict | None:
         return self._calls.get(number)
 
     async def end(self, rows: Sequence[AuditRow]) -> None:

@@ -88,7 +88,7 @@ class Auto:
     async def handle(self, rungs: CallRungs, client: Client) -> Receipt:
         call, began = rungs.call, time.monotonic()
         gate = self._gates[call.model]
-        full_price = self._price_of(gate.calibration.full, call.tier)
+        full_price = self._price_of(gate.scores.full, call.tier)
         rung = Rung(call.model, "student", full_price=full_price, tier_asked=call.tier)
         try:
             outcome = await self._ask_student(gate, rungs, rung, client)
@@ -108,13 +108,13 @@ class Auto:
 
     async def _ask_student(self, gate: LiveGate, rungs: CallRungs, rung: Rung, client: Client) -> Receipt | _Escalated:
         gate_call = rungs.gate_call
-        decision = gate.tell(
+        decision = await gate.ask(
             AutoArrived(
                 rungs.call.id,
                 rungs.call.tenant,
                 self._dice.random(),
                 can_weigh=gate_call is not None,
-                is_calibrated=gate_call is not None and gate.calibration.covers(gate_call),
+                is_calibrated=gate_call is not None and gate.scores.covers(gate_call),
                 can_keep=gate.can_keep,
                 prompt_score=_prompt_score(gate, gate_call),
             )
@@ -135,7 +135,7 @@ class Auto:
             if client.started:
                 raise
             log.info("the student did not answer call %s: %s", rungs.call.id, error)
-            return _failed(gate, rungs, "student failed")
+            return await _failed(gate, rungs, "student failed")
 
     async def _hold_student(
         self, gate: LiveGate, rungs: CallRungs, gate_call: GateCall, rung: Rung, client: Client
@@ -146,16 +146,16 @@ class Auto:
             receipt = await self._handle(replace(rungs.to_student(is_held=True), rung=rung), held)
         except HeadwayError as error:
             log.info("the student did not answer call %s: %s", call_id, error)
-            return _failed(gate, rungs, "student failed")
+            return await _failed(gate, rungs, "student failed")
         try:
             evidence = weigh(gate_call, rungs.read(held.body))
-            score = gate.calibration.gate.score(evidence)
+            score = gate.scores.gate.score(evidence)
             whole = rungs.release(held.body) if score > 0 else b""  # a score of 0 is never taken
         except Exception:
             # If the gate fails, the answer is not trusted, and the call does not fail.
             log.exception("the gate failed on the answer to call %s", call_id)
-            return _failed(gate, rungs, "gate failed", receipt)
-        decision = gate.tell(StudentAnswered(call_id, score, evidence.doubt))
+            return await _failed(gate, rungs, "gate failed", receipt)
+        decision = await gate.ask(StudentAnswered(call_id, score, evidence.doubt))
         if isinstance(decision, TakeAnswer) and decision.audit:
             decision = await gate.keep(decision, rungs.to_audit(held.body)) or decision
         if isinstance(decision, AskFull):
@@ -183,10 +183,10 @@ def _prompt_score(gate: LiveGate, gate_call: GateCall | None) -> float | None:
     """Of free text; None for other calls."""
     if gate_call is None or not gate_call.is_free_text:
         return None
-    return gate.calibration.gate.score(gate.calibration.gate.before(gate_call))
+    return gate.scores.gate.score(gate.scores.gate.before(gate_call))
 
 
-def _failed(gate: LiveGate, rungs: CallRungs, why: str, receipt: Receipt | None = None) -> _Escalated:
-    decision = gate.tell(StudentFailed(rungs.call.id, why))
+async def _failed(gate: LiveGate, rungs: CallRungs, why: str, receipt: Receipt | None = None) -> _Escalated:
+    decision = await gate.ask(StudentFailed(rungs.call.id, why))
     assert isinstance(decision, AskFull)
     return _Escalated(decision, receipt)

@@ -33,7 +33,7 @@ from headway.config import (
 )
 from headway.core.machine import Machine
 from headway.dispatch.pages import unanswered_processes
-from headway.dispatch.policy_metrics import policy_metrics
+from headway.dispatch.policy_metrics import gate_metrics, policy_metrics
 from headway.gateway.metrics import Metrics
 from headway.supervise import Supervisor
 
@@ -158,7 +158,7 @@ def _default(parameter: TyperOption | TyperArgument) -> str:
 
 
 def metrics_page() -> str:
-    metrics = Metrics(lambda: policy_metrics(Machine({}, {}), {}), Supervisor())
+    metrics = Metrics(lambda: (*policy_metrics(Machine({}, {}), {}), *gate_metrics({})), Supervisor())
     rows = [
         f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} | {family.documentation} |\n"
         for family in (*metrics.registry.collect(), unanswered_processes(0))

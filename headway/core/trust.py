@@ -120,6 +120,13 @@ class AuditRecalled:
     verdict: Verdict | None = None
 
 
+@dataclass(slots=True)
+class NumbersUsed:
+    """Numbers up to this one are in use, also by sampled calls of which nothing was written."""
+
+    up_to: int
+
+
 TrustEvent = (
     AutoArrived
     | StudentAnswered
@@ -129,6 +136,7 @@ TrustEvent = (
     | AuditEnded
     | ComparisonLost
     | AuditRecalled
+    | NumbersUsed
     | Ticked
 )
 
@@ -247,6 +255,9 @@ class Trust:
             return self._withdraw(self._compared.pop(event.number).limit, event.number)
         if isinstance(event, AuditRecalled):
             return self._recalled(event)
+        if isinstance(event, NumbersUsed):
+            self._last_number = max(self._last_number, event.up_to)
+            return []
         expired = [number for number, audit in self.waiting.items() if now - audit.asked_at >= KEEP_S]
         return [decision for number in expired for decision in self._audited(number, "expired")]
 

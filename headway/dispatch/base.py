@@ -1,16 +1,29 @@
 """The seam between a gateway and whoever decides for it.
 
 A gateway reports events and carries out actions. It does not know whether core answers in the same process (local.py)
-or in another one (remote.py).
+or in another one (remote.py). The same holds for the gates of auto models (core/trust.py), which have a seam of their
+own: `GateDriver` and `GateDispatch`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from prometheus_client.core import Metric
 
+from headway.core.trust import (
+    AuditEnded,
+    AuditNotKept,
+    AutoArrived,
+    AutoLeft,
+    ComparisonLost,
+    StudentAnswered,
+    StudentFailed,
+    TrustDecision,
+    TrustPolicy,
+    Verdict,
+)
 from headway.core.types import Action, Adopted, Event
 from headway.supervise import Supervisor
 
@@ -36,8 +49,74 @@ class Driver(Protocol):
         """Ask a replica's engine how many streams it runs; `Dispatch.counted` gets the answer."""
 
 
+# What a gate tells. Each of the first four is a question: one decision about the call answers it.
+CallEvent = AutoArrived | StudentAnswered | StudentFailed | AuditNotKept
+GateEvent = CallEvent | AutoLeft | AuditEnded | ComparisonLost
+RecalledRow = tuple[int, float, float, Verdict | None]  # number, budget, seconds since it was asked, verdict
+NOT_WATCHED = "not watched"  # why the full model is asked while nobody decides who knows all verdicts
+
+
+class GateDriver(Protocol):
+    """The gate of an auto model at one gateway, as the one who decides for it sees it."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def calibration(self) -> str:
+        """Names the calibration that its scores are by."""
+
+    @property
+    def policy(self) -> TrustPolicy:
+        """Closed if the gate is known to be."""
+
+    @property
+    def last_number(self) -> int:
+        """The highest number of a sampled call that it has been told."""
+
+    def audits(self) -> list[int]:
+        """Those that it keeps or asks."""
+
+    def decide(self, decision: TrustDecision) -> None: ...
+
+    def ask_audits(self, numbers: Sequence[int]) -> None:
+        """Ask these too; they are in the store."""
+
+    def drop_audits(self, numbers: Sequence[int]) -> None:
+        """These are not its own any more."""
+
+    def recall(self, after: int) -> None:
+        """Read the rows of the sample after this number; `GateDispatch.recalled` gets them."""
+
+    def forget_calls(self) -> None:
+        """Whoever decided is gone: nothing of the calls under way is taken."""
+
+
+class GateDispatch(Protocol):
+    """Where the events of gates go, and where decisions about them come from."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    def may_send(self, epoch: int) -> bool:
+        """Whether an answer that was taken in this epoch may be delivered now."""
+
+    def join(self, gate: GateDriver) -> None: ...
+
+    def tell(self, model: str, event: GateEvent) -> None: ...
+
+    def recalled(self, model: str, after: int, rows: Sequence[RecalledRow], *, is_all: bool) -> None:
+        """The rows of the sample after a number, in its order, and whether there are no more."""
+
+    def written(self, model: str, numbers: Sequence[int]) -> None:
+        """These verdicts are in the store."""
+
+
 class Dispatch(Protocol):
     """Where a gateway's events go, and where its actions come from."""
+
+    @property
+    def gates(self) -> GateDispatch: ...
 
     @property
     def is_ready(self) -> bool:

@@ -42,6 +42,7 @@ from headway.core.types import (
     Settled,
     Ticked,
 )
+from headway.dispatch.cell_gates import CellGates
 from headway.dispatch.dealing import Dealing
 from headway.dispatch.frames import Count, Counted, Events, FromRelay, Hello, Kept, Probe, ProbeNow, Reported
 from headway.dispatch.handover import KEEPERS, Handover
@@ -82,6 +83,7 @@ class Dispatcher:
         self.leader = ""  # there is no other
         self.sessions: dict[str, RelaySession] = {}  # by run; those that are lost stay until they are gone for good
         self._fleet = {replica.name: replica for replica in fleet}
+        self.gates = CellGates(record, LEASE_S + MARGIN_S, clock)
         self._record = record
         self._clock = clock
         self._dealing = Dealing(self._fleet)
@@ -134,10 +136,13 @@ class Dispatcher:
             self._reported(session)
         elif isinstance(message, Kept):
             self._handover.offered(message)
+        else:
+            self.gates.on_message(session, message)
 
     def on_lost(self, session: RelaySession) -> None:
         """Its streams go on: their seats are kept until it is back, or gone for good. Held calls are not boarded
         meanwhile: they come back with the relay."""
+        self.gates.on_lost(session)
         if self.sessions.get(session.run) is not session:
             return
         session.lost_at = self._clock()
@@ -350,6 +355,9 @@ class Dispatcher:
         self._drop_silent()
         self._ask_again()
         self._hand_over()
+        # By then, no relay that was not heard delivers what an earlier dispatcher decided.
+        is_over = self._clock() - self._began_at >= LEASE_S + MARGIN_S
+        self.gates.tick(may_begin=self._is_settled and is_over)
 
     def _hand_over(self) -> None:
         """Let relays keep what was learnt. Before this dispatcher is settled, they have what it has not got yet."""
@@ -365,4 +373,5 @@ class Dispatcher:
                 session.link.abort("it is silent")
 
     def metrics(self) -> Iterable[Metric]:
-        return policy_metrics(self.machine, {name: replica.pool for name, replica in self._fleet.items()})
+        of_machine = policy_metrics(self.machine, {name: replica.pool for name, replica in self._fleet.items()})
+        return (*of_machine, *self.gates.metrics())

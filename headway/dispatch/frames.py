@@ -11,16 +11,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, Union, get_args
 
 import msgspec
+from msgspec.structs import astuple
 
+from headway.core.trust import TrustDecision
 from headway.core.types import Action, Event
-from headway.dispatch.rows import RowSet, describe
+from headway.dispatch.base import GateEvent, RecalledRow
+from headway.dispatch.rows import RowSet, describe, fields_of
 
 MAX_BATCH = 256  # events or actions in one message
 MAX_PROBED = 100_000  # replicas in one message
 MAX_LEARNT = 6 * 2**20  # bytes of what a dispatcher has learnt: less than a frame may have
+MAX_AUDITS = 20_000  # audits, or rows of audits, in one message
 
 Row = bytes  # an encoded event or action
 
@@ -64,13 +68,46 @@ class Counted(msgspec.Struct, array_like=True, tag=4, forbid_unknown_fields=True
     streams: Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 
 
-class Kept(msgspec.Struct, array_like=True, tag=5, forbid_unknown_fields=True):
+class Kept(msgspec.Struct, array_like=True, tag=9, forbid_unknown_fields=True):
     """What a dispatcher of an earlier epoch had learnt `age_s` ago, as it said in Keep. Comes before Reported."""
 
     epoch: int
     number: int
     age_s: float
     learnt: Annotated[bytes, msgspec.Meta(max_length=MAX_LEARNT)]
+
+
+class GateJoined(msgspec.Struct, array_like=True, tag=5, forbid_unknown_fields=True):
+    """The relay has the gate of an auto model. `calibration` names the file that its scores are by, and `policy` is
+    core's TrustPolicy as JSON. `audits` are those that it keeps or asks; no sampled call that it knows of has a higher
+    number than `last_number`."""
+
+    model: str
+    calibration: str
+    policy: str
+    last_number: int
+    audits: Annotated[list[int], msgspec.Meta(max_length=MAX_AUDITS)]
+
+
+class GateTold(msgspec.Struct, array_like=True, tag=6):
+    model: str
+    events: list[GateEvent]
+
+
+class GateRecalled(msgspec.Struct, array_like=True, tag=7, forbid_unknown_fields=True):
+    """The answer to Recall: the rows of the sample that follow, and whether there are no more."""
+
+    model: str
+    after: int
+    rows: Annotated[list[RecalledRow], msgspec.Meta(max_length=MAX_AUDITS)]
+    is_all: bool
+
+
+class VerdictsWritten(msgspec.Struct, array_like=True, tag=8, forbid_unknown_fields=True):
+    """These verdicts are in the store."""
+
+    model: str
+    numbers: Annotated[list[int], msgspec.Meta(max_length=MAX_AUDITS)]
 
 
 # --- from the dispatcher ---------------------------------------------------------------------------------------------
@@ -123,7 +160,7 @@ class Count(msgspec.Struct, array_like=True, tag=22, forbid_unknown_fields=True)
     replica: str
 
 
-class Keep(msgspec.Struct, array_like=True, tag=23, forbid_unknown_fields=True):
+class Keep(msgspec.Struct, array_like=True, tag=26, forbid_unknown_fields=True):
     """Keep this for the next dispatcher, instead of what was kept before: what this one has learnt (handover.py). The
     number grows. A relay does not look into it."""
 
@@ -131,12 +168,36 @@ class Keep(msgspec.Struct, array_like=True, tag=23, forbid_unknown_fields=True):
     learnt: Annotated[bytes, msgspec.Meta(max_length=MAX_LEARNT)]
 
 
-FromRelay = Hello | Events | Beat | Reported | Counted | Kept
-FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Count | Keep
+class GateDecided(msgspec.Struct, array_like=True, tag=23):
+    model: str
+    decisions: list[TrustDecision]
+
+
+class Recall(msgspec.Struct, array_like=True, tag=24, forbid_unknown_fields=True):
+    """Read the rows of the model's sample after this number. The answer is GateRecalled."""
+
+    model: str
+    after: int
+
+
+class DealAudits(msgspec.Struct, array_like=True, tag=25, forbid_unknown_fields=True):
+    """The relay asks these audits, too, and no longer those."""
+
+    model: str
+    ask: Annotated[list[int], msgspec.Meta(max_length=MAX_AUDITS)]
+    drop: Annotated[list[int], msgspec.Meta(max_length=MAX_AUDITS)]
+
+
+_GateFromRelay = GateJoined | GateTold | GateRecalled | VerdictsWritten
+_GateFromDispatcher = GateDecided | Recall | DealAudits
+FromRelay = Hello | Events | Beat | Reported | Counted | Kept | _GateFromRelay
+FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Count | Keep | _GateFromDispatcher
 Message = FromRelay | FromDispatcher
 
 _events = RowSet(get_args(Event))
 _actions = RowSet(get_args(Action))
+_gate_events = RowSet(get_args(GateEvent))
+_gate_decisions = RowSet(get_args(TrustDecision))
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -148,7 +209,14 @@ def _describe_message(kind: Any) -> str:
     return f"{kind.__struct_config__.tag} {describe(kind)}"
 
 
-PROTOCOL = protocol_of(_events.description, _actions.description, *map(_describe_message, get_args(Message)))
+PROTOCOL = protocol_of(
+    *(rows.description for rows in (_events, _actions, _gate_events, _gate_decisions)),
+    *map(_describe_message, get_args(Message)),
+)
+
+
+def _tag(message: Message) -> Any:
+    return message.__struct_config__.tag
 
 
 def encode(message: Message) -> bytes:
@@ -158,6 +226,14 @@ def encode(message: Message) -> bytes:
         return join_events([event_row(event) for event in message.events])
     if isinstance(message, Actions):
         return join_actions([action_row(action) for action in message.actions])
+    if isinstance(message, GateTold):
+        return _encode(
+            (_tag(message), message.model, [_gate_events.to_row[type(event)](event) for event in message.events])
+        )
+    if isinstance(message, GateDecided):
+        return _encode(
+            (_tag(message), message.model, [_gate_decisions.to_row[type(one)](one) for one in message.decisions])
+        )
     return _encode(message)
 
 
@@ -189,26 +265,33 @@ join_actions = _joiner(Actions)
 # --- decoding --------------------------------------------------------------------------------------------------------
 
 
-def _decoder(messages: Any, batch: Any, rows: RowSet) -> Callable[[bytes | bytearray], Any]:
-    field = batch.__struct_fields__[0]
-    listed = Annotated[list[rows.union], msgspec.Meta(max_length=MAX_BATCH)]  # type: ignore[name-defined]
-    tag = batch.__struct_config__.tag
-    encoded = msgspec.defstruct(batch.__name__, [(field, listed)], array_like=True, tag=tag, forbid_unknown_fields=True)
-    others = [kind for kind in get_args(messages) if kind is not batch]
-    union: Any = encoded
-    for kind in others:
-        union |= kind
+def _decoder(messages: Any, batches: dict[Any, RowSet]) -> Callable[[bytes | bytearray], Any]:
+    """`batches` are the messages whose last field is a list of rows."""
+    encoded: dict[Any, tuple[Any, Any]] = {}
+    for batch, rows in batches.items():
+        *others, (last, _) = fields_of(batch).items()
+        listed = Annotated[list[rows.union], msgspec.Meta(max_length=MAX_BATCH)]  # type: ignore[name-defined]
+        tag = batch.__struct_config__.tag
+        fields = [*others, (last, listed)]
+        made = msgspec.defstruct(batch.__name__, fields, array_like=True, tag=tag, forbid_unknown_fields=True)
+        encoded[made] = batch, rows.from_row
+    union: Any = Union[tuple(encoded) + tuple(kind for kind in get_args(messages) if kind not in batches)]  # noqa: UP007
     decode = msgspec.msgpack.Decoder(union).decode
-    from_row = rows.from_row
 
     def decode_whole(payload: bytes | bytearray) -> Any:
         message = decode(payload)
-        if type(message) is encoded:
-            return batch([from_row[type(row)](row) for row in getattr(message, field)])
-        return message
+        if (found := encoded.get(type(message))) is None:
+            return message
+        batch, from_row = found
+        *head, rows = astuple(message)
+        return batch(*head, [from_row[type(row)](row) for row in rows])
 
     return decode_whole
 
 
-decode_from_relay: Callable[[bytes | bytearray], FromRelay] = _decoder(FromRelay, Events, _events)
-decode_from_dispatcher: Callable[[bytes | bytearray], FromDispatcher] = _decoder(FromDispatcher, Actions, _actions)
+decode_from_relay: Callable[[bytes | bytearray], FromRelay] = _decoder(
+    FromRelay, {Events: _events, GateTold: _gate_events}
+)
+decode_from_dispatcher: Callable[[bytes | bytearray], FromDispatcher] = _decoder(
+    FromDispatcher, {Actions: _actions, GateDecided: _gate_decisions}
+)

@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from headway.core.machine import Machine
 from headway.core.types import TICK_S, Action, Event, Ticked
 from headway.dispatch.base import Driver
+from headway.dispatch.local_gates import LocalGates
 from headway.dispatch.policy_metrics import policy_metrics
 from headway.dispatch.record import EventLog
 from headway.supervise import Supervisor
@@ -21,7 +22,8 @@ class LocalDispatch:
         self, machine: Machine, record: EventLog | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.machine = machine
-        self.record = record
+        self.gates = LocalGates(record)
+        self._record = record
         self._clock = clock
         self._do: Callable[[Action], None] = _nobody
         self._ticking: asyncio.Task[None] | None = None
@@ -40,8 +42,8 @@ class LocalDispatch:
     def tell(self, event: Event) -> None:
         now = self._clock()
         actions = self.machine.step(event, now)
-        if self.record is not None:
-            self.record.append(now, event, actions)
+        if self._record is not None:
+            self._record.append(now, event, actions)
         for action in actions:
             self._do(action)
 
@@ -52,7 +54,7 @@ class LocalDispatch:
         """Not needed: no other process has calls aboard that this one could have lost."""
 
     def metrics(self, replicas: Mapping[str, str]) -> Iterable[Metric]:
-        return policy_metrics(self.machine, replicas)
+        return (*policy_metrics(self.machine, replicas), *self.gates.metrics())
 
     def start(self, driver: Driver, supervisor: Supervisor) -> None:
         self._do = driver.do
@@ -64,13 +66,14 @@ class LocalDispatch:
         while True:
             await asyncio.sleep(TICK_S)
             self.tell(Ticked())
+            self.gates.tick()
 
     async def stop(self) -> None:
         if self._ticking is not None:
             self._ticking.cancel()
             await asyncio.gather(self._ticking, return_exceptions=True)
-        if self.record is not None:
-            self.record.close()
+        if self._record is not None:
+            self._record.close()
 
 
 def _nobody(action: Action) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from headway.core.machine import Machine
+from headway.core.trust import Trust
 
 
 def policy_metrics(machine: Machine, replicas: Mapping[str, str]) -> Iterable[Metric]:
@@ -31,3 +32,17 @@ def policy_metrics(machine: Machine, replicas: Mapping[str, str]) -> Iterable[Me
                 seat_time.add_metric((model, tier), seat_us / 1e6)
         seat_time.add_metric((pool_name, "reserve"), pool.reserve_us / 1e6)
     return aboard, is_open, held, seat_time
+
+
+def gate_metrics(trusts: Mapping[str, Trust | None]) -> Iterable[Metric]:
+    """`trusts` maps each auto model to its trust; None while nothing is decided about it."""
+    waiting = GaugeMetricFamily(
+        "headway_auto_audits_waiting",
+        "Audits that are due and wait for an idle seat. Above a bound, the student is not asked.",
+        labels=("model",),
+    )
+    is_open = GaugeMetricFamily("headway_auto_gate_open", "1 while an auto model uses its student.", labels=("model",))
+    for model, trust in trusts.items():
+        waiting.add_metric((model,), len(trust.waiting) if trust is not None else 0)
+        is_open.add_metric((model,), float(trust is not None and not trust.is_closed))
+    return waiting, is_open

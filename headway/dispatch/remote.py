@@ -59,6 +59,7 @@ from headway.dispatch.frames import (
 )
 from headway.dispatch.handover import Keeper
 from headway.dispatch.link import Link
+from headway.dispatch.relay_gates import RelayGates
 from headway.dispatch.security import Security
 from headway.errors import ConnectionFailed
 from headway.supervise import Supervisor
@@ -93,6 +94,7 @@ class RemoteDispatch:
         self.epoch = 0
         self.is_ready = False
         self._leader = ""
+        self.gates = RelayGates(lambda: self.epoch, self.may_send)
         self._addresses = addresses
         self._security = security
         self._relay = relay
@@ -205,6 +207,8 @@ class RemoteDispatch:
             self._driver.count_streams(message.replica)
         elif isinstance(message, Keep):
             self._keeper.keep(message, self.epoch)
+        else:
+            self.gates.obey(message)
 
     def _tell_unsent(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -249,6 +253,7 @@ class RemoteDispatch:
             session.link.tell(call)
         if (kept := self._keeper.kept_for(self.epoch)) is not None:
             session.link.send(kept)
+        self.gates.welcomed(session.link)
         session.link.send(Reported())
         self._refused.clear()
         log.info("dispatcher %s decides, epoch %d", session.link.name, self.epoch)
@@ -259,6 +264,7 @@ class RemoteDispatch:
             self._link, self.is_ready = None, False
             self._is_alone.set()
             self._unsent = []  # each call is told anew to the next dispatcher
+            self.gates.left()
             self._hold_unanswered()
 
     def _turned_away(self, why: str, link: Link) -> None:

@@ -64,18 +64,6 @@ class Metrics:
             ("model", "verdict"),
             registry=self.registry,
         )
-        self.auto_waiting = Gauge(
-            "headway_auto_audits_waiting",
-            "Audits that are due and wait for an idle seat. Above a bound, the student is not asked.",
-            ("model",),
-            registry=self.registry,
-        )
-        self.auto_gate = Gauge(
-            "headway_auto_gate_open",
-            "1 while an auto model uses its student.",
-            ("model",),
-            registry=self.registry,
-        )
         self._watch_process()
         self.registry.register(_Policy(of_policy))
         self.registry.register(_Tasks(supervisor))

@@ -22,6 +22,7 @@ from headway.ledger.sealing import Sealer
 from headway.ledger.store import Store, StoreRefused, StoreUnavailable
 
 KEEP_US = 24 * 3600 * 1_000_000
+PAGE = 5000  # rows that are read at once
 
 Result = TypeVar("Result")
 
@@ -36,7 +37,7 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True)
 class AuditSample:
-    """Whose calls are numbered together: an auto model, under one calibration, at one gateway."""
+    """Whose calls are numbered together: an auto model, under one calibration, at one gateway or in one cell."""
 
     gateway: str
     model: str
@@ -56,33 +57,48 @@ class AuditRows:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def begin(self, sample: AuditSample) -> list[AuditRow]:
-        """Return the rows of the sample by number, and delete those of earlier calibrations."""
+    def page(self, sample: AuditSample, after: int) -> list[AuditRow]:
+        """Return the next PAGE rows of the sample after this number; fewer if there are no more. The first page deletes
+        the rows of earlier calibrations."""
         with self._store.transaction(lock="audits") as cursor:
-            cursor.execute("DELETE FROM audits WHERE gateway = ? AND model = ? AND calibration <> ?", sample.key)
+            if after == 0:
+                cursor.execute("DELETE FROM audits WHERE gateway = ? AND model = ? AND calibration <> ?", sample.key)
             cursor.execute(
                 "SELECT number, budget, asked_us, verdict FROM audits "
-                "WHERE gateway = ? AND model = ? AND calibration = ? ORDER BY number",
-                sample.key,
+                f"WHERE gateway = ? AND model = ? AND calibration = ? AND number > ? ORDER BY number LIMIT {PAGE}",
+                (*sample.key, after),
             )
             return [AuditRow(int(row[0]), float(row[1]), int(row[2]), row[3]) for row in cursor.fetchall()]
 
-    def keep(self, sample: AuditSample, row: AuditRow, sealed: str) -> None:
+    def keep(self, sample: AuditSample, row: AuditRow, sealed: str) -> bool:
+        """Returns False if another call has this number."""
         with self._store.transaction() as cursor:
             cursor.execute(
                 "INSERT INTO audits (gateway, model, calibration, number, budget, asked_us, sealed) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (gateway, model, calibration, number) DO NOTHING",
+                "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (gateway, model, calibration, number) DO NOTHING "
+                "RETURNING number",
                 (*sample.key, row.number, repr(row.budget), row.asked_us, sealed),
             )
+            return cursor.fetchone() is not None
 
-    def sealed(self, sample: AuditSample, number: int) -> str | None:
+    def withdraw(self, sample: AuditSample, number: int) -> None:
+        """Delete a call that waits, because its answer is not delivered."""
         with self._store.transaction() as cursor:
             cursor.execute(
-                "SELECT sealed FROM audits WHERE gateway = ? AND model = ? AND calibration = ? AND number = ?",
+                "DELETE FROM audits WHERE gateway = ? AND model = ? AND calibration = ? AND number = ? "
+                "AND verdict IS NULL",
+                (*sample.key, number),
+            )
+
+    def read(self, sample: AuditSample, number: int) -> tuple[str | None, str | None] | None:
+        """Return what is sealed, and the verdict. None if there is no such row."""
+        with self._store.transaction() as cursor:
+            cursor.execute(
+                "SELECT sealed, verdict FROM audits WHERE gateway = ? AND model = ? AND calibration = ? AND number = ?",
                 (*sample.key, number),
             )
             row = cursor.fetchone()
-            return row[0] if row is not None else None
+            return (row[0], row[1]) if row is not None else None
 
     def end(self, sample: AuditSample, rows: Sequence[AuditRow]) -> None:
         """Write verdicts, and delete what was sealed. A call that was never kept gets its row now."""
@@ -112,17 +128,25 @@ class AuditStore:
         self._store: Store | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="audits")
 
-    async def begin(self, sample: AuditSample) -> list[AuditRow]:
-        return await self._run(lambda rows: rows.begin(sample))
+    async def page(self, sample: AuditSample, after: int) -> list[AuditRow]:
+        return await self._run(lambda rows: rows.page(sample, after))
 
-    async def keep(self, sample: AuditSample, row: AuditRow, plain: bytes) -> None:
+    async def keep(self, sample: AuditSample, row: AuditRow, plain: bytes) -> bool:
+        """Returns False if another call has this number."""
         sealed = self._sealer.seal(plain, sample.name_of(row.number))
-        await self._run(lambda rows: rows.keep(sample, row, sealed))
+        return await self._run(lambda rows: rows.keep(sample, row, sealed))
 
-    async def read(self, sample: AuditSample, number: int) -> bytes | None:
-        """None if the audit has ended. Raises SealBroken if the secret has changed."""
-        sealed = await self._run(lambda rows: rows.sealed(sample, number))
-        return self._sealer.open(sealed, sample.name_of(number)) if sealed is not None else None
+    async def withdraw(self, sample: AuditSample, number: int) -> None:
+        await self._run(lambda rows: rows.withdraw(sample, number))
+
+    async def read(self, sample: AuditSample, number: int) -> bytes | str | None:
+        """Return what was kept, or the verdict if the audit has ended. None if there is no such audit. Raises
+        SealBroken if the secret has changed."""
+        found = await self._run(lambda rows: rows.read(sample, number))
+        if found is None:
+            return None
+        sealed, verdict = found
+        return self._sealer.open(sealed, sample.name_of(number)) if sealed is not None else verdict
 
     async def end(self, sample: AuditSample, ended: Sequence[AuditRow]) -> None:
         await self._run(lambda rows: rows.end(sample, ended))

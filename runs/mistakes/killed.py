@@ -37,9 +37,10 @@ from headway.core.trust import (
     TrustPolicy,
     WriteVerdict,
 )
+from headway.dispatch.local_gates import LocalGates
 from headway.gateway.billing import make_receipt
 from headway.gateway.metrics import Metrics
-from headway.ledger.audits import AuditRows, AuditSample, AuditStore
+from headway.ledger.audits import AuditRow, AuditRows, AuditSample, AuditStore
 from headway.ledger.sqlite import SQLiteStore
 from headway.supervise import Supervisor
 from headway.wire import Client, Grant, Receipt, Request
@@ -119,10 +120,11 @@ async def serve(database: Path, first_call: int, calls: int) -> None:
     settings = GateSettings(MODEL, calibration, POLICY, database.with_name("closed"), "standard")
     store, told = AuditStore(lambda: SQLiteStore(database), GATEWAY, SECRET), Told()
     metrics = Metrics(lambda: (), Supervisor())
-    gate = LiveGate(settings, StoredAudits(store, MODEL, CALIBRATION), read_chat, metrics, told)
+    gates = LocalGates(told)
+    gate = LiveGate(settings, StoredAudits(store, MODEL, CALIBRATION), read_chat, metrics, gates)
     auto = Auto(handle, {MODEL: gate}, lambda *_: None, metrics, store)
     auto.start(Supervisor())
-    while not gate.can_keep:
+    while not gates.watched[MODEL].is_rebuilt:
         await asyncio.sleep(0.001)
     for number in range(first_call, first_call + calls):
         asked = {"model": MODEL, "messages": [{"role": "user", "content": f"set {number}"}], "tools": [TOOL]}
@@ -135,7 +137,7 @@ async def serve(database: Path, first_call: int, calls: int) -> None:
         await auto.handle(rungs, client)
         if call_id in told.audits:
             say("delivered", told.audits[call_id], number)
-    while gate.trust.waiting:
+    while gates.watched[MODEL].trust.waiting:
         await asyncio.sleep(0.001)
     await auto.stop()
     say("done", 0)
@@ -167,7 +169,9 @@ def kill_between_verdicts(kills: int, seed: int = 1) -> Killed:
 
 def judge(database: Path, delivered: dict[int, int], kills: int) -> Killed:
     store = SQLiteStore(database)
-    rows = AuditRows(store).begin(AuditSample(GATEWAY, MODEL, CALIBRATION))
+    sample, rows = AuditSample(GATEWAY, MODEL, CALIBRATION), list[AuditRow]()
+    while page := AuditRows(store).page(sample, rows[-1].number if rows else 0):
+        rows += page
     store.close()
     found = {row.number: row.verdict for row in rows}
     right = {number: "differs" if differs(call) else "same" for number, call in delivered.items()}

@@ -27,8 +27,10 @@ from headway.auto.requests import CallRungs
 from headway.auto.risk import Judged, limit_of
 from headway.auto.serve import Auto
 from headway.config import AutoTable, Config, ModelTable, ReplicaTable
-from headway.core.trust import NEVER, AuditRecalled, TrustPolicy
+from headway.core.trust import NEVER, AuditRecalled, Trust, TrustPolicy
+from headway.dispatch.local_gates import LocalGates
 from headway.dispatch.record import EventLog, replay
+from headway.dispatch.watched import WatchedModel
 from headway.engines.scripted import Script, running
 from headway.errors import EngineAnswered, Refused
 from headway.gateway.billing import make_receipt
@@ -164,7 +166,29 @@ def live_gate(
     closed = tmp_path / "closed"
     policy = TrustPolicy([limit], is_closed=closed.exists(), **more)
     settings = GateSettings("m-auto", made, policy, closed, "flex")
-    return LiveGate(settings, audits or MemoryAudits(), openai.read_chat, metrics(), record)
+    return LiveGate(settings, audits or MemoryAudits(), openai.read_chat, metrics(), LocalGates(record))
+
+
+def watched(gate: LiveGate) -> WatchedModel:
+    assert isinstance(gate._dispatch, LocalGates)
+    return gate._dispatch.watched[gate.model]
+
+
+def trust_of(gate: LiveGate) -> Trust:
+    return watched(gate).trust
+
+
+async def recall(gate: LiveGate) -> None:
+    """As the gate does in the background when it has been started. Does nothing if it has."""
+    assert isinstance(gate._dispatch, LocalGates)
+    if gate.model not in gate._dispatch.watched:
+        gate._dispatch.join(gate)
+        await gate._audits.expire()
+        await gate._read_page()
+
+
+def is_ready(gate: LiveGate) -> bool:
+    return watched(gate).is_rebuilt and gate.can_keep
 
 
 def metrics() -> Metrics:
@@ -201,9 +225,9 @@ def rungs_of(asked: dict[str, Any], dialect: Any = None) -> CallRungs:
 
 async def ask(engines: Engines, gate: LiveGate, asked: dict[str, Any] | None = None, dialect: Any = None) -> Screen:
     screen = Screen()
-    await gate.recall()
+    await recall(gate)
     await auto_of(engines, gate).handle(rungs_of(asked or ASK, dialect), screen)
-    gate.trust.check()
+    trust_of(gate).check()
     return screen
 
 
@@ -289,7 +313,8 @@ def test_no_tool_call_is_ever_released_unverified(
 
     async def run() -> Screen:
         gate = live_gate(tmp_path_factory.getbasetemp() / "none", level=0.5)
-        gate.trust.is_closed = closed
+        await recall(gate)
+        trust_of(gate).is_closed = closed
         return await ask(engines, gate, {**ASK, "stream": streaming})
 
     screen = asyncio.run(run())
@@ -368,10 +393,10 @@ async def test_tool_calls_of_the_messages_dialect_are_weighed_too(tmp_path: Path
 async def test_a_message_streams_in_doubt_and_is_audited_as_chat(tmp_path: Path) -> None:
     same = tool_answer('{"minutes": 5}', 9.0)
     gate, engines = live_gate(tmp_path), Engines(same, same)
-    await gate.recall()
-    gate.tell(AuditRecalled(1, 0.02, 0.0, "differs"))
+    await recall(gate)
+    watched(gate).step(AuditRecalled(1, 0.02, 0.0, "differs"))
     screen = await ask(engines, gate, {**MESSAGE, "stream": True, "speed": "fast"}, anthropic.read_messages)
-    assert gate.trust.watch_of("").audited == 2
+    assert trust_of(gate).watch_of("").audited == 2
     assert [(one.path, one.call.tier) for one in engines.asked][-1] == ("/v1/chat/completions", "fast")
     names = [line for line in screen.seen.decode().splitlines() if line.startswith("event: ")]
     assert names[0] == "event: message_start"
@@ -382,10 +407,10 @@ async def test_a_message_streams_in_doubt_and_is_audited_as_chat(tmp_path: Path)
     assert events[-2]["usage"]["headway"]["escalated"] == "in doubt"
     audited = live_gate(tmp_path, share=1.0)
     async with asking(Engines(same, same), audited) as auto:
-        await until(lambda: audited.can_keep)
+        await until(lambda: is_ready(audited))
         await auto.handle(rungs_of(MESSAGE, anthropic.read_messages), Screen())
-        await until(lambda: not audited.trust.waiting)
-    assert (audited.trust.watch_of("").audited, audited.trust.watch_of("").excess) == (1, 0)
+        await until(lambda: not trust_of(audited).waiting)
+    assert (trust_of(audited).watch_of("").audited, trust_of(audited).watch_of("").excess) == (1, 0)
 
 
 async def test_a_call_that_the_calibration_does_not_cover_is_the_full_models(tmp_path: Path) -> None:
@@ -422,11 +447,11 @@ async def test_differences_close_the_gate_also_after_a_restart(tmp_path: Path) -
     engines = Engines(tool_answer('{"minutes": 5}', 9.0))  # the full model says 7
     screens = []
     async with asking(engines, gate) as auto:
-        await until(lambda: gate.can_keep)
-        while not gate.trust.is_closed:
+        await until(lambda: is_ready(gate))
+        while not trust_of(gate).is_closed:
             screens.append(Screen())
             await auto.handle(rungs_of(ASK), screens[-1])
-            await until(lambda: not gate.trust.waiting)
+            await until(lambda: not trust_of(gate).waiting)
             assert len(screens) < 20
     audits = [one for one in engines.asked if one.call.id == "id1-audit"]
     assert all(one.call.tier == "flex" and one.call.tenant == "" for one in audits)
@@ -436,14 +461,14 @@ async def test_differences_close_the_gate_also_after_a_restart(tmp_path: Path) -
     assert {said_by(one)["why"] for one in screens[1:]} == {"in doubt"}
     assert "differ" in (tmp_path / "closed").read_text()
     again = live_gate(tmp_path)
-    assert again.trust.is_closed
+    assert again.policy.is_closed
     assert said_by(await ask(engines, again))["why"] == "closed"
 
 
 async def test_a_call_in_doubt_streams_as_the_client_asked(tmp_path: Path) -> None:
     gate = live_gate(tmp_path)
-    await gate.recall()
-    gate.tell(AuditRecalled(1, 0.02, 0.0, "differs"))
+    await recall(gate)
+    watched(gate).step(AuditRecalled(1, 0.02, 0.0, "differs"))
     asked = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
     same = tool_answer('{"minutes": 5}', 9.0)
     screen = await ask(Engines(same, same), gate, asked)
@@ -451,31 +476,31 @@ async def test_a_call_in_doubt_streams_as_the_client_asked(tmp_path: Path) -> No
     assert events[-1] == "data: [DONE]"
     last = json.loads(events[-2].removeprefix("data: "))
     assert last["usage"]["headway"]["escalated"] == "in doubt"
-    assert gate.trust.watch_of("").audited == 2
+    assert trust_of(gate).watch_of("").audited == 2
 
 
 async def test_a_call_in_doubt_that_the_full_model_does_not_serve_counts_for_nothing(tmp_path: Path) -> None:
     gate = live_gate(tmp_path)
-    await gate.recall()
-    gate.tell(AuditRecalled(1, 0.02, 0.0, "differs"))
+    await recall(gate)
+    watched(gate).step(AuditRecalled(1, 0.02, 0.0, "differs"))
     engines = Engines(tool_answer('{"minutes": 5}', 9.0))
     engines.answers["m"] = Refused("full", 1)
     with pytest.raises(Refused):
         await ask(engines, gate)
-    gate.trust.check()
-    assert gate.trust.watch_of("").audited == 1
+    trust_of(gate).check()
+    assert trust_of(gate).watch_of("").audited == 1
 
 
 async def test_a_student_that_agrees_stays_trusted(tmp_path: Path) -> None:
     gate = live_gate(tmp_path, share=0.5)
     same = tool_answer('{"minutes": 5}', 9.0)
     async with asking(Engines(same, same), gate) as auto:
-        await until(lambda: gate.can_keep)
+        await until(lambda: is_ready(gate))
         for _ in range(200):
             await auto.handle(rungs_of(ASK), Screen())
-            await until(lambda: not gate.trust.waiting)
-    assert not gate.trust.is_closed
-    assert 60 < gate.trust.watch_of("").audited < 140
+            await until(lambda: not trust_of(gate).waiting)
+    assert not trust_of(gate).is_closed
+    assert 60 < trust_of(gate).watch_of("").audited < 140
 
 
 async def test_an_audit_without_a_seat_waits_and_is_asked_again(
@@ -487,16 +512,16 @@ async def test_an_audit_without_a_seat_waits_and_is_asked_again(
     engines = Engines(same)
     engines.answers["m"] = Refused("hold_timeout", 1)
     async with asking(engines, gate) as auto:
-        await until(lambda: gate.can_keep)
+        await until(lambda: is_ready(gate))
         for _ in range(3):
             await auto.handle(rungs_of(ASK), Screen())
         with pytest.raises(Refused):  # too many wait: the student is not asked, and the full model has no seat
             await auto.handle(rungs_of(ASK), Screen())
         await until(lambda: sum(one.call.id == "id1-audit" for one in engines.asked) > 6)
-        assert len(gate.trust.waiting) == 3
+        assert len(trust_of(gate).waiting) == 3
         engines.answers["m"] = same
-        await until(lambda: not gate.trust.waiting)
-    assert (gate.trust.watch_of("").audited, gate.trust.watch_of("").excess) == (3, 0)
+        await until(lambda: not trust_of(gate).waiting)
+    assert (trust_of(gate).watch_of("").audited, trust_of(gate).watch_of("").excess) == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -508,10 +533,10 @@ async def test_what_the_full_model_refuses_differs(refusal: bytes | Exception, t
     engines = Engines(tool_answer('{"minutes": 5}', 9.0))
     engines.answers["m"] = refusal
     async with asking(engines, gate) as auto:
-        await until(lambda: gate.can_keep)
+        await until(lambda: is_ready(gate))
         await auto.handle(rungs_of(ASK), Screen())
-        await until(lambda: not gate.trust.waiting)
-    assert gate.trust.watch_of("").excess == 1
+        await until(lambda: not trust_of(gate).waiting)
+    assert trust_of(gate).watch_of("").excess == 1
 
 
 def stored(tmp_path: Path) -> AuditStore:
@@ -527,13 +552,13 @@ async def test_audits_wait_in_the_store_over_a_restart(tmp_path: Path) -> None:
     again = live_gate(tmp_path, StoredAudits(store, "m-auto", "cal"), share=1.0)
     engines = Engines(b"", same)
     async with asking(engines, again):
-        await until(lambda: again.can_keep and not again.trust.waiting)
+        await until(lambda: is_ready(again) and not trust_of(again).waiting)
     assert [one.call.id for one in engines.asked] == ["id1-audit"] * 3
-    assert again.trust.watch_of("").audited == 3
+    assert trust_of(again).watch_of("").audited == 3
     third = live_gate(tmp_path, StoredAudits(store, "m-auto", "cal"), share=1.0)
-    await third.recall()
-    assert third.trust.watch_of("") == again.trust.watch_of("")
-    assert third.trust.waiting == {}
+    await recall(third)
+    assert trust_of(third).watch_of("") == trust_of(again).watch_of("")
+    assert trust_of(third).waiting == {}
     store.close()
 
 
@@ -545,14 +570,15 @@ async def test_without_the_store_the_student_is_not_asked(tmp_path: Path) -> Non
     gate = live_gate(tmp_path, StoredAudits(store, "m-auto", "cal"), share=1.0)
     engines = Engines(tool_answer('{"minutes": 5}', 9.0))
     screen = Screen()
+    gate._dispatch.join(gate)
     await auto_of(engines, gate).handle(rungs_of(ASK), screen)
-    assert said_by(screen)["why"] == "audit not kept"
-    gate._is_recalled, store.is_available = True, True  # it is lost between the question and the answer
+    assert said_by(screen)["why"] == "not watched"
+    watched(gate).is_rebuilt, store.is_available = True, True  # it is lost between the question and the answer
     screen = Screen()
     await auto_of(engines, gate).handle(rungs_of(ASK), screen)
     assert said_by(screen)["why"] == "audit not kept"
     assert [one.call.model for one in engines.asked] == ["m", "m-spark", "m"]
-    gate.trust.check()
+    trust_of(gate).check()
     store.close()
 
 
@@ -564,12 +590,13 @@ async def test_a_client_that_leaves_takes_nothing_with_it(tmp_path: Path, monkey
         raise AssertionError
 
     monkeypatch.setattr(engines, "handle", never)
+    await recall(gate)
     call = asyncio.create_task(ask(engines, gate))
-    await until(lambda: gate.trust.has_asked("id1"))
+    await until(lambda: trust_of(gate).has_asked("id1"))
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
-    assert not gate.trust.has_asked("id1")
-    gate.trust.check()
+    assert not trust_of(gate).has_asked("id1")
+    trust_of(gate).check()
 
 
 async def test_the_proof_names_the_tier_asked(tmp_path: Path) -> None:
@@ -594,10 +621,10 @@ async def test_a_record_replays_the_decisions(tmp_path: Path) -> None:
     record = EventLog(tmp_path / "events", {}, {})
     gate = live_gate(tmp_path, share=0.5, record=record)
     async with asking(Engines(tool_answer('{"minutes": 5}', 9.0)), gate) as auto:
-        await until(lambda: gate.can_keep)
-        while not gate.trust.is_closed:
+        await until(lambda: is_ready(gate))
+        while not trust_of(gate).is_closed:
             await auto.handle(rungs_of(ASK), Screen())
-            await until(lambda: not gate.trust.waiting)
+            await until(lambda: not trust_of(gate).waiting)
     record.close()
     result = replay(tmp_path / "events")
     assert result.first_difference is None

@@ -17,7 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.rate_limit import RateLimit, TokenLimit
+from headway.core.trust import TrustDecision
 from headway.core.types import Action, Arrived, Board, Call, Delivering, Event, Left
+from headway.dispatch.base import GateEvent
 from headway.dispatch.frames import (
     MAX_BATCH,
     PROTOCOL,
@@ -26,16 +28,23 @@ from headway.dispatch.frames import (
     BeatEcho,
     Count,
     Counted,
+    DealAudits,
     Events,
     FromDispatcher,
     FromRelay,
+    GateDecided,
+    GateJoined,
+    GateRecalled,
+    GateTold,
     Hello,
     Keep,
     Kept,
     Probe,
     ProbeNow,
+    Recall,
     Reported,
     Turned,
+    VerdictsWritten,
     Welcome,
     decode_from_dispatcher,
     decode_from_relay,
@@ -65,6 +74,11 @@ CONTROL: list[FromRelay | FromDispatcher] = [
     Counted("r", 2),
     Keep(1, b"learnt"),
     Kept(3, 1, 0.5, b"learnt"),
+    GateJoined("m-auto", "calibration", "{}", 3, [1, 2]),
+    GateRecalled("m-auto", 0, [(1, 0.02, 5.5, None), (2, 0.02, 0.0, "differs")], is_all=True),
+    VerdictsWritten("m-auto", [1, 2]),
+    Recall("m-auto", 7),
+    DealAudits("m-auto", [1], [2, 3]),
 ]
 
 
@@ -108,6 +122,28 @@ def test_every_action_comes_out_as_it_went_in(kind: Any, data: st.DataObject) ->
     assert received == sent
     assert isinstance(received, Actions)
     assert all(type(action) is kind for action in received.actions)
+
+
+@pytest.mark.parametrize("kind", get_args(GateEvent), ids=lambda kind: kind.__name__)
+@given(data=st.data())
+@settings(max_examples=40)
+def test_every_event_of_a_gate_comes_out_as_it_went_in(kind: Any, data: st.DataObject) -> None:
+    sent = GateTold("m-auto", data.draw(st.lists(values(kind), max_size=4)))
+    received = decode(sent, encode(sent))
+    assert received == sent
+    assert isinstance(received, GateTold)
+    assert all(type(event) is kind for event in received.events)
+
+
+@pytest.mark.parametrize("kind", get_args(TrustDecision), ids=lambda kind: kind.__name__)
+@given(data=st.data())
+@settings(max_examples=40)
+def test_every_decision_about_a_gate_comes_out_as_it_went_in(kind: Any, data: st.DataObject) -> None:
+    sent = GateDecided("m-auto", data.draw(st.lists(values(kind), max_size=4)))
+    received = decode(sent, encode(sent))
+    assert received == sent
+    assert isinstance(received, GateDecided)
+    assert all(type(decision) is kind for decision in received.decisions)
 
 
 @pytest.mark.parametrize("message", CONTROL, ids=lambda message: type(message).__name__)

@@ -57,6 +57,21 @@ def policies_of(config: Config) -> tuple[dict[str, PoolPolicy], dict[str, Offer]
     return pools, offers
 
 
+def check_can_be_shared(config: Config) -> None:
+    """Raises SetupError for what works in one process only."""
+    for model in config.models:
+        if model.auto is not None and config.ledger is None:
+            raise SetupError(
+                f"Model {model.name!r} has [models.auto]: relays share its audits in the store of a [ledger]. Add one, "
+                "or serve it in one process."
+            )
+        if model.keep_prompts is not None:
+            raise SetupError(
+                f"Model {model.name!r} has [models.keep_prompts]: the size of its file is counted in one process. "
+                "Serve it without relays."
+            )
+
+
 def decide_here(config: Config, record_to: Path | None = None) -> LocalDispatch:
     pools, offers = policies_of(config)
     return LocalDispatch(Machine(pools, offers), EventLog(record_to, pools, offers) if record_to else None)
@@ -100,6 +115,7 @@ async def run_candidate(
     """Lead a cell, or stand by for whoever leads it, until SIGTERM. `text` is the configuration as it is written."""
     if (cell := config.cell) is None:
         raise SetupError("`headway dispatch` needs the table [cell] in the configuration: add it with your `relays`.")
+    check_can_be_shared(config)
     terms = itertools.count(1)
 
     def make(epoch: int) -> Dispatcher:

@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import Config, LedgerTable
-from headway.deciding import DISPATCHER
+from headway.deciding import DISPATCHER, check_can_be_shared
 from headway.dispatch.address import parse_address
 from headway.dispatch.pages import SUFFIX
 from headway.dispatch.parent import Child, Parent, bind
 from headway.dispatch.record import record_of
 from headway.errors import SetupError
+from headway.ledger.identity import lock_spool, shared_name
 from headway.ledger.keys import read_secret
 from headway.ledger.segments import NAMES
 
@@ -40,6 +41,7 @@ def serve_processes(
     names = [f"relay-{number}" for number in range(1, relays + 1)]
     if config.ledger is not None:
         prepare_ledger(config.ledger, names)
+        lock_spool(Path(config.ledger.spool))  # until this process ends
     sockets = bind(config.gateway.host, config.gateway.port, relays)
     port: int = sockets[0][0].getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="headway-") as directory, tempfile.TemporaryFile() as written:
@@ -87,27 +89,13 @@ class _Common:
         return ["--config", f"/dev/fd/{self.config}", "--parent-pipe", str(self.pipe)]
 
 
-def check_can_be_shared(config: Config) -> None:
-    """Raises SetupError for what works in one process only."""
-    for model in config.models:
-        if model.auto is not None:
-            raise SetupError(
-                f"Model {model.name!r} has [models.auto]: the watch over an auto model's student counts in one "
-                "process. Serve it without --relays."
-            )
-        if model.keep_prompts is not None:
-            raise SetupError(
-                f"Model {model.name!r} has [models.keep_prompts]: the size of its file is counted in one process. "
-                "Serve it without --relays."
-            )
-
-
 def prepare_ledger(ledger: LedgerTable, relays: Sequence[str]) -> None:
-    """Create the secret that all relays share, and warn of spools that no relay will empty."""
+    """Create the secret and the name that all relays share, and warn of spools that no relay will empty."""
     spool = Path(ledger.spool)
     try:
         spool.mkdir(mode=0o700, parents=True, exist_ok=True)
         read_secret(ledger.secret_file)
+        shared_name(spool)
     except OSError as error:
         raise SetupError(f"Cannot use the spool in {spool}: {error.strerror}.") from error
     unused = [

@@ -45,6 +45,7 @@ from headway.gateway.serve import Gateway
 from headway.gateway.timing import Timing
 from headway.ledger.audits import AuditStore
 from headway.ledger.books import Books, BooksSettings
+from headway.ledger.identity import shared_name
 from headway.ledger.opening import open_store
 from headway.ledger.responses import ResponseLimits, ResponseStore
 
@@ -76,9 +77,10 @@ def keeping_of(table: KeepPromptsTable) -> Keeping:
     return Keeping(Path(table.file), table.share, table.max_mb * 1_000_000, frozenset(table.keys))
 
 
-def make_auto(config: Config, gateway: Gateway) -> Auto:
+def make_auto(config: Config, gateway: Gateway, audited_as: str | None = None) -> Auto:
+    """Audits are kept in the name of this gateway, or in that of the whole cell, `audited_as`."""
     settings = [gate_of(model, model.auto) for model in config.models if model.auto is not None]
-    store = audit_store_of(config, gateway.books) if settings else None
+    store = audit_store_of(config, gateway.books, audited_as) if settings else None
     gates = {}
     for one in settings:
         audits: Audits = MemoryAudits()
@@ -88,12 +90,12 @@ def make_auto(config: Config, gateway: Gateway) -> Auto:
     return Auto(gateway.handle, gates, gateway.price_of, gateway.metrics, store)
 
 
-def audit_store_of(config: Config, books: Books | None) -> AuditStore | None:
+def audit_store_of(config: Config, books: Books | None, name: str | None) -> AuditStore | None:
     if books is None or config.ledger is None:
         log.warning("Without a [ledger], audits of auto models are in memory only: a restart forgets them.")
         return None
     url = config.ledger.store
-    return AuditStore(lambda: open_store(url), books.spool.identity.name, books.secret)
+    return AuditStore(lambda: open_store(url), name or books.spool.identity.name, books.secret)
 
 
 def gate_of(model: ModelTable, auto: AutoTable) -> GateSettings:
@@ -184,14 +186,15 @@ async def serve_calls(
     on_listening: Callable[[int], None] | None,
     sockets: list[socket.socket] | None = None,
     pages_at: tuple[Path, str] | None = None,
+    audited_as: str | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code: 0 if every call was served to its end, else 1.
 
-    One of several processes serves on `sockets` that it has inherited, and shares its metrics with the others in a
-    directory under its name, `pages_at`."""
+    One of several processes serves on `sockets` that it has inherited, shares its metrics with the others in a
+    directory under its name, `pages_at`, and keeps its audits under a name that they share, `audited_as`."""
     books = make_books(config)
     gateway = make_gateway(config, dispatch, books)
-    auto = make_auto(config, gateway)
+    auto = make_auto(config, gateway, audited_as)
     responses = make_response_store(config, books)
     pages = MetricPages(*pages_at, gateway.metrics.page) if pages_at is not None else None
     server = make_gateway_server(config, gateway, auto, responses, pages)
@@ -264,8 +267,16 @@ async def run_relay(
     own = config.model_copy(update={"ledger": relay_ledger(config.ledger, place.name), "gateway": gateway})
     first = place.dispatchers[0]
     pages_at = (first.path.parent, place.name) if isinstance(first, UnixAddress) else None
-    code = await serve_calls(own, dispatch, lambda _port: on_listening(), sockets, pages_at)
+    audited_as = audits_name(config, is_one_box=sockets is not None)
+    code = await serve_calls(own, dispatch, lambda _port: on_listening(), sockets, pages_at, audited_as)
     return None if is_outdated.is_set() else code
+
+
+def audits_name(config: Config, *, is_one_box: bool) -> str | None:
+    """The name under which all relays keep their audits. On one box it is that of a gateway alone with this spool."""
+    if config.cell is not None and not is_one_box:
+        return f"cell-{config.cell.name}"
+    return shared_name(Path(config.ledger.spool)) if config.ledger is not None else None
 
 
 def relay_ledger(ledger: LedgerTable | None, name: str) -> LedgerTable | None:

@@ -30,7 +30,7 @@ class Identity:
     def __init__(self, directory: Path) -> None:
         """Take the directory, for one run. Raises SetupError if it is in use, or a copy."""
         self._directory = directory
-        self.lock = _lock(directory)
+        self.lock = lock_spool(directory)
         try:
             self._check_place()
             self.gateway = self._next_run()
@@ -79,10 +79,9 @@ class Identity:
             )
 
     def _next_run(self) -> str:
-        path = self._directory / "gateway"
-        name, run = path.read_text().split("/") if path.exists() else (f"gw-{secrets.token_hex(4)}", "0")
+        name, run = _read_name(self._directory)
         gateway = f"{name}/{int(run) + 1}"
-        write_file(path, gateway)
+        write_file(self._directory / "gateway", gateway)
         return gateway
 
     def _next_claim(self) -> tuple[Claim, Claim]:
@@ -96,6 +95,20 @@ class Identity:
         return before, claim
 
 
+def _read_name(directory: Path) -> list[str]:
+    """The name of the gateway and the number of its last run."""
+    path = directory / "gateway"
+    return path.read_text().split("/") if path.exists() else [f"gw-{secrets.token_hex(4)}", "0"]
+
+
+def shared_name(directory: Path) -> str:
+    """The name that all relays share whose spools are in this directory: that of a gateway alone with this spool."""
+    name, run = _read_name(directory)
+    if not (directory / "gateway").exists():
+        write_file(directory / "gateway", f"{name}/{run}")
+    return name
+
+
 def write_file(path: Path, text: str) -> None:
     """Replace a file at once, readable only by its owner. After a power loss it has the old text or the new one."""
     new = path.with_suffix(".new")
@@ -106,7 +119,7 @@ def write_file(path: Path, text: str) -> None:
     new.replace(path)
 
 
-def _lock(directory: Path) -> int:
+def lock_spool(directory: Path) -> int:
     fd = os.open(directory / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

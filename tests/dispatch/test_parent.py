@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from headway.config import Config, LedgerTable
+from headway.deciding import check_can_be_shared
 from headway.dispatch.address import UnixAddress, parse_address
 from headway.dispatch.pages import read_page
 from headway.dispatch.parent import bind
@@ -30,7 +31,7 @@ from headway.errors import SetupError
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
 from headway.ledger.verify import verify, verify_budgets
-from headway.processes import check_can_be_shared, prepare_ledger
+from headway.processes import prepare_ledger
 from tests.running import MODEL, post
 
 pytestmark = pytest.mark.anyio
@@ -135,15 +136,23 @@ async def until(condition: Any, within_s: float = START_S) -> None:
 
 @contextmanager
 def serving(
-    tmp_path: Path, engine_url: str, seats: int = 8, more: str = "", options: tuple[str, ...] = ()
+    tmp_path: Path,
+    engine_url: str,
+    seats: int = 8,
+    more: str = "",
+    options: tuple[str, ...] = (),
+    *,
+    relays: int = 2,
+    rest: str = "",
 ) -> Iterator[Box]:
+    """`more` is the configuration before the model, `rest` what follows."""
     config, log = tmp_path / "headway.toml", tmp_path / "log"
     config.write_text(
         "[gateway]\nport = 0\nprobe_interval_s = 0.1\ndrain_timeout_s = 20\n"
         f'{more}[[models]]\nname = "{MODEL}"\nprice = {{ input = 1.0, output = 10.0 }}\n'
-        f'[[models.replicas]]\nurl = "{engine_url}"\nseats = {seats}\n'
+        f'[[models.replicas]]\nurl = "{engine_url}"\nseats = {seats}\n{rest}'
     )
-    command = [sys.executable, "-m", "headway", "serve", "--relays", "2", "--config", str(config), *options]
+    command = [sys.executable, "-m", "headway", "serve", "--relays", str(relays), "--config", str(config), *options]
     with ExitStack() as stack:
         folder = tempfile.mkdtemp(prefix="hw-")  # the path of a socket is short
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -343,9 +352,11 @@ def test_what_counts_in_one_process_is_refused() -> None:
     student = {"name": "m-spark", "replicas": [{"url": "http://127.0.0.1:10"}]}
     auto = {"name": "m", "replicas": replicas, "auto": {"calibration": "auto.json", "budget": 0.01}}
     keeps = {"name": "m", "replicas": replicas, "keep_prompts": {"file": "prompts.jsonl"}}
-    with pytest.raises(SetupError, match=r"models.auto.*without --relays"):
+    with pytest.raises(SetupError, match=r"models.auto.*\[ledger\].*one process"):
         check_can_be_shared(Config.model_validate({"models": [auto, student]}))
-    with pytest.raises(SetupError, match=r"keep_prompts.*without --relays"):
+    ledger = {"store": "sqlite:///books.db", "spool": "spool"}
+    check_can_be_shared(Config.model_validate({"models": [auto, student], "ledger": ledger}))
+    with pytest.raises(SetupError, match=r"keep_prompts.*without relays"):
         check_can_be_shared(Config.model_validate({"models": [keeps]}))
 
 

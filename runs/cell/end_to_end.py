@@ -19,8 +19,8 @@ from runs.measure.verdict import Verdict, at_least, finish, none_of
 
 console = Console(width=120)
 RELAYS = 2
-# Files whose gateways `headway serve --relays` refuses (check_can_be_shared in headway/processes.py), and why.
-LEFT_OUT = {"tests/e2e/test_auto_on_vllm.py": "auto models are not served by several relays yet"}
+# Files whose gateways `headway serve --relays` refuses (check_can_be_shared in headway/deciding.py), and why.
+LEFT_OUT = {"tests/e2e/test_auto_on_vllm.py": "its gateway has no ledger, in which relays share audits"}
 GATEWAYS = {"gateway", "books", "seeing"}  # fixtures that are a gateway; a few tests start one themselves
 OPTIONS = ("-q", "-m", "engine", "--timeout", "600", "tests/e2e")
 

@@ -129,14 +129,14 @@ async def test_calls_of_two_relays_share_the_seats_of_one_replica(tmp_path: Path
 
 
 async def test_a_floor_holds_over_all_relays(tmp_path: Path) -> None:
-    async with running(Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.01),))) as engine:
+    as_its_curve = tuple((streams, 1 / tps) for streams, tps in CURVE)  # core learns from an engine that is faster
+    async with running(Script(model=MODEL, first_token_s=0.005, step_s=as_its_curve)) as engine:
         config = config_for([engine], seats=8, express=[FAST], curve=CURVE)
         async with running_cell(tmp_path, config) as cell:
             a, b = cell.relays
-            most = cell.pool.replica_state(engine.url).caps[80.0]
             answers = await asyncio.gather(*[relay.call(20, "fast") for relay in (a, b) for _ in range(6)])
             assert {answer.service_tier for answer in answers} == {"fast"}
-            assert engine.record()["highest_running"] <= most < 8
+            assert engine.record()["highest_running"] <= 4  # with five, a stream would have 77.5 tokens per second
 
 
 async def test_only_of_flex_calls_the_dispatcher_hears_that_they_are_answered(tmp_path: Path) -> None:

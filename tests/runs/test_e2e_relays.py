@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from headway.config import Config
+from headway.deciding import check_can_be_shared
 from headway.dispatch.record import replay
 from headway.engines.vllm import read_metrics
 from headway.errors import SetupError
-from headway.processes import check_can_be_shared
 from runs.cell.end_to_end import LEFT_OUT, RELAYS, Watch
 from runs.cell.relays import processes_of
 from tests.bench.mock_process import mock_engine
@@ -101,7 +101,6 @@ def test_a_test_has_passed_if_all_its_parts_have() -> None:
 
 
 def test_what_is_left_out_is_what_relays_refuse() -> None:
-    """When auto models are served by several relays, LEFT_OUT has to lose them."""
     assert [Path(name).name for name in LEFT_OUT] == ["test_auto_on_vllm.py"]
     assert all((E2E.parents[1] / name).exists() for name in LEFT_OUT)
     full, student = ([{"url": f"http://127.0.0.1:{port}", "seats": 1}] for port in (8, 9))

@@ -25,6 +25,8 @@ class Sent(msgspec.Struct):
     prompt_tokens: int
     tokens_sent: int
     state: str
+    received_s: float | None = None
+    ended_s: float | None = None
 
 
 class Page(msgspec.Struct):

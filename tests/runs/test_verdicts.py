@@ -22,6 +22,7 @@ from runs.clients import run as clients
 from runs.engine import long_prompts, mixed_prompts, noise, speculation
 from runs.express import fast_mode, report, rule
 from runs.express.demand import CELLS
+from runs.failover import run as failover
 from runs.gateway import leaks, neighbours, relay_change, soak, tax, websocket
 from runs.gateway.tenant import HOSTILE, Work
 from runs.hostile import run as hostile
@@ -116,6 +117,17 @@ def e2e_relays_case() -> Case:
     outcomes = (Counter(passed=140, failed=1), Counter(passed=140, skipped=1), Counter(passed=140))
     bad = [replace(good, outcomes=one) for one in outcomes]
     return Case(end_to_end.verdict, good, [*bad, *each(good, through=0, with_relays=0, without_relays=1)])
+
+
+def failover_case() -> Case:
+    good = failover.Figures(
+        wanted=500, faults=500, calls=25_000, relay_stops=100, crowds=0, explained=1, cut=0, filled=0.3,
+        resumed_s=[1.4, 1.6], resumed_etcd_s=[2.4], away_ratios=[1.1], events=90_000,
+    )  # fmt: skip
+    counts = ("crowds", "cut", "stuck", "hanging", "unaccounted", "wrong_books", "spooled", "exits", "differences")
+    worse = {"faults": 499, "explained": 2, "filled": 0.05, "resumed_s": [2.1], "away_ratios": [1.1, 2.1]}
+    bad = each(good, **worse, **dict.fromkeys(counts, 1), unbilled=failover.max_unbilled() + 1, events=24_999)
+    return Case(failover.verdict, good, [*bad, *each(good, resumed_s=[], away_ratios=[])])
 
 
 def leaks_case() -> Case:
@@ -397,6 +409,7 @@ CASES = {
     "e2e-relays": e2e_relays_case(),
     "engine-noise": engine_noise_case(),
     "express-rule": express_rule(),
+    "failover": failover_case(),
     "fast-mode": fast_mode_case(),
     "frontier": frontier_case(),
     "hostile": hostile_case(),

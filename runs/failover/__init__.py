@@ -1,0 +1,1 @@
+"""Faults in a cell of several processes, and what they must not do."""

@@ -22,12 +22,12 @@ from headway.engines.scripted.steps import Script
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
 from headway.ledger.segments import NAMES, read_line
-from headway.local.engine_process import free_port
 from runs.failover.callers import Load
 from runs.failover.judge import Limits
 from runs.failover.links import CuttableLink, leader_of
 from runs.failover.own_etcd import EtcdCluster
 from runs.failover.plan import DISPATCHERS, RELAYS
+from runs.failover.ports import free_ports
 from runs.ledger.own_postgres import OwnPostgres
 
 START_S = 60.0
@@ -123,10 +123,10 @@ class Member:
 class Cell:
     def __init__(self, folder: Path, *, with_etcd: bool) -> None:
         self.folder = folder
-        self.port = free_port()
+        self.port, *self._ports = free_ports(1 + REPLICAS + len(DISPATCHERS) + len(RELAYS))
         self.database = OwnPostgres()
         self.etcd = EtcdCluster(folder) if with_etcd else None
-        self.replica_ports = [free_port() for _ in range(REPLICAS)]
+        self.replica_ports = [self._ports.pop() for _ in range(REPLICAS)]
         self.links: list[CuttableLink] = []
         self.dispatchers: dict[str, Member] = {}
         self.relays: dict[str, Member] = {}
@@ -156,14 +156,14 @@ class Cell:
         self._add("replicas", lambda _: replicas, self.replica_ports[-1])
         self._write_config()
         for name in DISPATCHERS:
-            port = free_port()
+            port = self._ports.pop()
             self.dispatchers[name] = Member(name, self._dispatch_command(name, port), port, self._log(name))
         for name in RELAYS:
             for dispatcher in self.dispatchers.values():
                 link = CuttableLink(name, dispatcher.name, dispatcher.port)
                 await link.start()
                 self.links.append(link)
-            port = free_port()
+            port = self._ports.pop()
             self.relays[name] = Member(name, self._relay_command(name, port), port, self._log(name))
         for member in [*self.dispatchers.values(), *self.relays.values()]:
             member.start()

@@ -35,7 +35,15 @@ from runs.failover.plan import AWAY, plan
 from runs.ledger.torture_judge import Seen, Witness, judge
 
 WARM_UP_S = 4.0
-DIED = ("leader killed", "leader and relay killed")
+DIED = "leader killed"
+# Each is followed by the time until boarding resumes. With a relay that a successor does not hear, it waits for it.
+TIMED = (
+    DIED,
+    "leader stopped",
+    "leader and relay killed",
+    "leader killed, relay stopped",
+    "leader killed, relay cut off",
+)
 
 
 class Outcome(msgspec.Struct):
@@ -144,9 +152,7 @@ def _judge(
         filled=filled(streams, LIMITS),
         cut=cut_without_reason(calls, faults),
         hanging=hanging(calls, LIMITS, faults),
-        resumed=[
-            (fault.kind, resumed_s(fault.from_s, starts)) for fault in faults if fault.kind in (*DIED, "leader stopped")
-        ],
+        resumed=[(fault.kind, resumed_s(fault.from_s, starts)) for fault in faults if fault.kind in TIMED],
         away=[
             (p99_within(waits, *calm), p99_within(waits, fault.from_s, fault.until_s))
             for calm, fault in zip(doing.calm, away, strict=True)
@@ -164,7 +170,7 @@ def _judge(
         records=len(cell.records()),
         events=events,
         differences=differences,
-        around=list(around([fault.from_s for fault in faults if fault.kind in DIED], waits)),
+        around=list(around([fault.from_s for fault in faults if fault.kind == DIED], waits)),
     )
 
 

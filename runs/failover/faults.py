@@ -37,6 +37,22 @@ class Faults:
         elif kind == "leader and relay killed":
             who = f"{leader} {fault.relay}"
             await asyncio.gather(self._kill_dispatcher(leader), self._kill_relay(fault.relay))
+        elif kind == "leader killed, relay stopped":
+            who = f"{leader} {fault.relay}"
+            relay = self.cell.relays[fault.relay]
+            relay.signal(signal.SIGSTOP)
+            try:
+                await self._kill_dispatcher(leader)
+            finally:
+                relay.signal(signal.SIGCONT)
+        elif kind == "leader killed, relay cut off":
+            who = f"{leader} {fault.relay}"
+            links = self.cell.links_of(fault.relay)
+            for link in links:
+                link.freeze()
+            await self._kill_dispatcher(leader)
+            for link in links:
+                link.mend()
         elif kind == "standby killed":
             who = standby
             await self._kill_dispatcher(standby)

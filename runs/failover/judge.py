@@ -1,6 +1,7 @@
 """Judges one episode of runs/failover.sh: what replicas, callers and books recorded, against what was done to the cell.
 
-Knows no processes, sockets or clocks. All times are of the machine's monotonic clock.
+Knows no processes, sockets or clocks. All times are of the machine's monotonic clock. The one-token requests with which
+relays probe a replica are not among its streams.
 """
 
 from __future__ import annotations
@@ -13,9 +14,13 @@ import msgspec
 from headway.bench.load import quantile
 from runs.failover.callers import Ended
 
-IN_FLIGHT_S = 0.1  # a call that had its seat when the leader died reaches its engine by then
+# A call that had its seat when the leader died reaches its engine by then. No successor boards that early: the lease of
+# the dead one lasts for another second at least.
+IN_FLIGHT_S = 0.5
 WAKING_S = 0.25  # a relay that was stopped between its check and its write writes within this time after it wakes
 NOTICE_S = 0.5  # a client may hear of a relay's death a little later, and the harness may note it later
+STOPS = ("relay stopped", "leader killed, relay stopped")
+KILLS = ("relay killed", "leader and relay killed")
 LATE_S = 5.0  # above what a call may take: two busy cores are shared by all processes
 
 
@@ -118,11 +123,11 @@ def lately(at_s: float, faults: Iterable[Done], for_s: float = 10.0) -> str:
 
 
 def is_stop_of(fault: Done, relay: str) -> bool:
-    return fault.kind == "relay stopped" and relay in fault.who.split()
+    return fault.kind in STOPS and relay in fault.who.split()
 
 
 def is_kill_of(fault: Done, relay: str) -> bool:
-    return "killed" in fault.kind and relay in fault.who.split()
+    return fault.kind in KILLS and relay in fault.who.split()
 
 
 def cut_without_reason(calls: Iterable[Ended], faults: Sequence[Done]) -> list[Ended]:

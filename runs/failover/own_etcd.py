@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from headway.local.engine_process import free_port
+from runs.failover.ports import free_ports
 from runs.measure.fetch import fetch
 
 START_S = 60.0
@@ -23,8 +23,8 @@ class EtcdCluster:
         command = shutil.which("etcd")
         if command is None:
             raise SystemExit("etcd is not installed: apt-get install etcd-server")
-        self.urls = [f"http://127.0.0.1:{free_port()}" for _ in range(MEMBERS)]
-        peers = [f"http://127.0.0.1:{free_port()}" for _ in range(MEMBERS)]
+        urls = [f"http://127.0.0.1:{port}" for port in free_ports(2 * MEMBERS)]
+        self.urls, peers = urls[:MEMBERS], urls[MEMBERS:]
         cluster = ",".join(f"etcd-{number}={peer}" for number, peer in enumerate(peers))
         self._commands = [
             [

@@ -10,14 +10,17 @@ DISPATCHERS = ("dispatcher-1", "dispatcher-2")
 
 # Share of each kind, in per cent.
 KINDS = {
-    "leader killed": 16,
-    "leader stopped": 12,  # wakes after its successor took over
-    "leader stopped for a moment": 5,  # shorter than its lease
+    "leader killed": 15,
+    "leader stopped": 10,  # wakes after its successor took over
+    "leader stopped for a moment": 4,  # shorter than its lease
     "standby killed": 5,
     "standby stopped": 3,
+    "relay killed": 15,
+    "relay stopped": 15,
+    # Two at once: the successor does not hear a relay that has calls.
     "leader and relay killed": 3,
-    "relay killed": 16,
-    "relay stopped": 16,
+    "leader killed, relay stopped": 3,
+    "leader killed, relay cut off": 3,
     "link closed": 6,  # of one relay to the leader
     "link frozen": 6,
     "relay cut off": 4,  # from both dispatchers

@@ -25,7 +25,7 @@ from headway.bench.load import quantile
 from headway.charts import BLUE, ORANGE, write_picture
 from runs.failover.cell import EXPRESS, LOAD, SCRIPT, SEATS
 from runs.failover.episode import DIED, Outcome, episode
-from runs.failover.judge import Crowd
+from runs.failover.judge import STOPS, Crowd
 from runs.ledger.torture_judge import checkpoint_tokens
 from runs.measure.kept import commit
 from runs.measure.machine import require
@@ -68,12 +68,12 @@ def figures_of(outcomes: list[Outcome], wanted: int) -> Figures:
     above = [crowd for one in outcomes for crowd in one.crowds]
     resumed: dict[str, list[float]] = defaultdict(list)
     for one in outcomes:
-        resumed[one.lease] += [seconds for kind, seconds in one.resumed if kind in DIED]
+        resumed[one.lease] += [seconds for kind, seconds in one.resumed if kind == DIED]
     return Figures(
         wanted=wanted,
         faults=sum(len(one.faults) for one in outcomes),
         calls=sum(one.sent for one in outcomes),
-        relay_stops=sum(fault.kind == "relay stopped" for one in outcomes for fault in one.faults),
+        relay_stops=sum(fault.kind in STOPS for one in outcomes for fault in one.faults),
         crowds=sum(not crowd.is_explained for crowd in above),
         explained=sum(crowd.is_explained for crowd in above),
         cut=sum(len(one.cut) for one in outcomes),

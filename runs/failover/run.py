@@ -205,7 +205,7 @@ def draw(outcomes: list[Outcome], out: Path) -> None:
                 {"mark": {"type": "rule", "color": ORANGE}, "encoding": {"x": {"datum": 0}}},
             ],
         },
-        {"text": "Calls wait for a new leader; none is lost"},
+        {"text": "How long calls wait when their leader dies"},
         out,
         "failover",
     )  # fmt: skip

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 
 from prometheus_client.core import Metric
@@ -65,6 +66,15 @@ PROBED = (ReplicaUp, ReplicaChanged, ReplicaDown)
 ENDS = (Refuse, Settled)
 
 
+@dataclass(frozen=True, slots=True)
+class EngineCount:
+    """How many streams an engine ran, and what was known of them then."""
+
+    streams: int
+    known: dict[str, int]  # streams of each call that it surely ran
+    lost: list[str]  # calls of relays that were gone
+
+
 class Dispatcher:
     def __init__(
         self,
@@ -95,6 +105,7 @@ class Dispatcher:
         self._ready: dict[str, ReplicaUp] = {}  # replicas that are up and may not be opened yet
         self._behind: dict[str, set[str]] = {}  # by replica: runs of relays that have a stream behind its floor there
         self._strangers: dict[str, int] = {}  # by replica; no zeros
+        self._counts: dict[str, EngineCount] = {}  # the last one of each replica with calls of relays that are gone
         self._asked_at = 0.0
         self._handover = Handover(machine, epoch, clock)
         for replica in self._fleet.values():
@@ -284,10 +295,18 @@ class Dispatcher:
         if name not in self._fleet:
             return
         lost = self._lost_calls().get(name, [])
-        others = max(0, streams - self._surely_running(name, lost))
-        for call_id in lost[others:]:
-            self._end(call_id)
+        known = self._surely_running(name, lost)
+        others = max(0, streams - sum(known.values()))
         strangers = max(0, others - len(lost))
+        # A call that has just ended at its engine may still be known here, and would hide a lost one. So a lost call is
+        # gone when the count before, less the calls of then that are still known, leaves no stream for it either.
+        before = self._counts.pop(name, None)
+        if before is not None:
+            still_running = sum(choices for call_id, choices in before.known.items() if call_id in known)
+            for call_id in [one for one in lost if one in before.lost][max(others, before.streams - still_running) :]:
+                self._end(call_id)
+        if lost:
+            self._counts[name] = EngineCount(streams, known, lost)
         if name in self._uncounted or strangers < self._strangers.get(name, 0):
             self._step(ReplicaStrangers(name, strangers))
             self._strangers[name] = strangers
@@ -297,17 +316,17 @@ class Dispatcher:
         if self._is_settled and name in self._ready:
             self._step(self._ready.pop(name))
 
-    def _surely_running(self, name: str, lost: list[str]) -> int:
-        """The least number of streams that the engine runs for calls that are known and not lost. One that has just
+    def _surely_running(self, name: str, lost: list[str]) -> dict[str, int]:
+        """The streams that the engine runs for each call that is known and not lost, at least. One that has just
         boarded may not have reached it yet; one that its relay has reported is there."""
         state = self.machine.pools[self._fleet[name].pool].replica_state(name)
         since = self._clock() - SENT_S
-        return sum(
-            stream.call.choices
+        return {
+            call_id: stream.call.choices
             for call_id, stream in (state.aboard.items() if state is not None else ())
             if call_id not in lost
             and (stream.boarded_at <= since or ((owner := self._owner.get(call_id)) and call_id in owner.named))
-        )
+        }
 
     def _gone(self) -> list[RelaySession]:
         """Relays that have been lost for longer than they may write to engines."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from headway.core.machine import Machine
@@ -12,8 +10,6 @@ from headway.dispatch.dispatcher import SILENT_S, Dispatcher
 from headway.dispatch.frames import (
     PROTOCOL,
     Actions,
-    Beat,
-    BeatEcho,
     Counted,
     Events,
     Hello,
@@ -25,56 +21,11 @@ from headway.dispatch.leading import ALONE_S, MAX_WAITING, Standby, Term
 from headway.dispatch.lease import LEASE_S, Leadership
 from headway.dispatch.sessions import RelaySession
 from tests.dispatch.fake_lease import FakeLease, FakeRow, FakeTime, finished
+from tests.dispatch.hand_relays import HandRelay, Line
 
 RELAYS = ("relay-1", "relay-2", "relay-3")
 REPLICA = Replica("engine", "m", seats=4)
 POLICY = ModelPolicy(tiers={"standard": TierPolicy(max_held=10, max_hold_s=10.0)})
-
-
-class Line:
-    """A link that remembers what was sent on it."""
-
-    name = "a line"
-
-    def __init__(self) -> None:
-        self.sent: list[Any] = []
-        self.closed = ""
-
-    def send(self, message: Any) -> None:
-        self.sent.append(message)
-
-    def act(self, action: Any) -> None:
-        self.sent.append(Actions([action]))
-
-    def close(self, reason: str) -> None:
-        self.closed = reason
-
-    abort = close
-
-    def of(self, kind: type) -> list[Any]:
-        return [message for message in self.sent if isinstance(message, kind)]
-
-
-class Relay:
-    """A relay that a test plays by hand."""
-
-    def __init__(
-        self, host: Any, clock: FakeTime, relay: str, *, run: str = "", epoch: int = 0, leader: str = ""
-    ) -> None:
-        self.line = Line()
-        self.session = RelaySession(host, self.line, clock)  # type: ignore[arg-type]
-        self._number = 0
-        self.say(Hello(PROTOCOL, relay, run or f"run of {relay}", epoch, leader))
-
-    def say(self, message: Any) -> None:
-        self.session.on_message(message)
-
-    def beat(self) -> BeatEcho:
-        """Beat, having got all echoes before."""
-        heard, self._number = self._number, self._number + 1
-        self.say(Beat(self._number, heard))
-        echo: BeatEcho = self.line.of(BeatEcho)[-1]
-        return echo
 
 
 @pytest.fixture
@@ -96,16 +47,16 @@ def term(clock: FakeTime, row: FakeRow) -> Term:
     return Term(dispatcher, leadership, RELAYS, "one", clock)
 
 
-def everybody(term: Term, clock: FakeTime) -> list[Relay]:
+def everybody(term: Term, clock: FakeTime) -> list[HandRelay]:
     """All relays have connected, said that they have no calls, and obey."""
-    relays = [Relay(term, clock, name) for name in RELAYS]
+    relays = [HandRelay(term, clock, name) for name in RELAYS]
     for relay in relays:
         relay.say(Reported())
         relay.beat()
     return relays
 
 
-def open_replica(relays: list[Relay], term: Term) -> None:
+def open_replica(relays: list[HandRelay], term: Term) -> None:
     prober = term.dispatcher._prober_of("engine")
     relay = next(one for one in relays if one.session is prober)
     relay.say(Events([ReplicaUp(REPLICA)]))
@@ -116,17 +67,17 @@ def call(number: int) -> Events:
     return Events([Arrived(Call(f"call-{number}", "m", "standard"))])
 
 
-def boarded(relay: Relay) -> list[str]:
+def boarded(relay: HandRelay) -> list[str]:
     return [one.call_id for acted in relay.line.of(Actions) for one in acted.actions if isinstance(one, Board)]
 
 
 def test_nothing_is_decided_before_more_than_half_of_the_relays_obey(term: Term, clock: FakeTime) -> None:
-    one = Relay(term, clock, "relay-1")
+    one = HandRelay(term, clock, "relay-1")
     assert one.line.of(Welcome) == [Welcome(1, "text", 1.0, "one")]
     one.say(call(1))
     assert not one.beat().renews
     assert not term.has_begun
-    two = Relay(term, clock, "relay-2")
+    two = HandRelay(term, clock, "relay-2")
     two.say(Reported())
     two.beat()
     assert not term.has_begun  # the third may obey the leader before, whose echoes have to end
@@ -193,7 +144,7 @@ def test_an_old_beat_says_nothing_about_now(term: Term, clock: FakeTime, row: Fa
 
 
 def test_a_leader_that_reaches_too_few_relays_lets_another_one_try(term: Term, clock: FakeTime) -> None:
-    one = Relay(term, clock, "relay-1")
+    one = HandRelay(term, clock, "relay-1")
     clock.now += ALONE_S / 2
     one.beat()
     assert not term.why_over()
@@ -205,16 +156,16 @@ def test_a_leader_that_reaches_too_few_relays_lets_another_one_try(term: Term, c
 
 
 def test_relays_that_are_not_in_the_list_or_are_there_twice_are_turned_away(term: Term, clock: FakeTime) -> None:
-    assert "not one of the relays" in Relay(term, clock, "relay-9").line.sent[0].why
-    first = Relay(term, clock, "relay-1")
-    again = Relay(term, clock, "relay-1", run="another")
+    assert "not one of the relays" in HandRelay(term, clock, "relay-9").line.sent[0].why
+    first = HandRelay(term, clock, "relay-1")
+    again = HandRelay(term, clock, "relay-1", run="another")
     assert "another relay is called 'relay-1'" in again.line.sent[0].why
     first.session.on_lost("its connection broke")
-    assert Relay(term, clock, "relay-1", run="another").line.of(Welcome)
+    assert HandRelay(term, clock, "relay-1", run="another").line.of(Welcome)
 
 
 def test_an_epoch_that_a_relay_knows_from_elsewhere_ends_the_term(term: Term, clock: FakeTime) -> None:
-    assert isinstance(Relay(term, clock, "relay-1", epoch=1, leader="another").line.sent[0], Turned)
+    assert isinstance(HandRelay(term, clock, "relay-1", epoch=1, leader="another").line.sent[0], Turned)
     assert term.why_over()
     assert term.highest_epoch > 1
 
@@ -231,7 +182,7 @@ def test_a_relay_that_asks_for_the_configuration_does_not_count(term: Term, cloc
 
 def test_a_standby_turns_relays_away_and_learns_the_epoch(clock: FakeTime) -> None:
     standby = Standby()
-    relay = Relay(standby, clock, "relay-1", epoch=7, leader="another")
+    relay = HandRelay(standby, clock, "relay-1", epoch=7, leader="another")
     assert relay.line.sent == [Turned("it stands by", "")]
     assert standby.highest_epoch == 7
 
@@ -247,7 +198,7 @@ def test_a_relay_that_is_silent_is_dropped(term: Term, clock: FakeTime) -> None:
 
 
 def test_what_waits_is_bounded(term: Term, clock: FakeTime) -> None:
-    relay = Relay(term, clock, "relay-1")
+    relay = HandRelay(term, clock, "relay-1")
     for _ in range(MAX_WAITING + 1):
         relay.say(Reported())
     assert term.why_over() == "too much waits"

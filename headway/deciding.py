@@ -19,7 +19,7 @@ from headway.config import CellTable, Config, LedgerTable
 from headway.config.to_core import policy_of, replica_of
 from headway.core.machine import Machine
 from headway.core.types import Offer, PoolPolicy, own_pools
-from headway.dispatch.address import Address, UnixAddress
+from headway.dispatch.address import Address, TcpAddress, UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.endpoints import listen
 from headway.dispatch.leading import LeaseCandidate
@@ -29,6 +29,7 @@ from headway.dispatch.lease_file import FileLease
 from headway.dispatch.lease_postgres import PostgresLease
 from headway.dispatch.link import Link
 from headway.dispatch.local import LocalDispatch
+from headway.dispatch.metrics_server import MetricsServer
 from headway.dispatch.pages import MetricPages
 from headway.dispatch.record import EventLog, record_of
 from headway.dispatch.security import Security
@@ -110,6 +111,7 @@ async def run_candidate(
     address: Address,
     security: Security,
     record_to: Path | None,
+    metrics_at: TcpAddress | None,
     on_listening: Callable[[], None],
 ) -> None:
     """Lead a cell, or stand by for whoever leads it, until SIGTERM. `text` is the configuration as it is written."""
@@ -126,7 +128,7 @@ async def run_candidate(
     candidate = LeaseCandidate(lease, cell.relays, make)
     serving = _Deciding(candidate.run, candidate.make_session, candidate.metrics)
     try:
-        await serving.until_told(address, security, on_listening)
+        await serving.until_told(address, security, on_listening, metrics_at)
     finally:
         await lease.close()
 
@@ -148,7 +150,13 @@ class _Deciding:
     make_session: Callable[[Link], RelaySession]
     policy_metrics: Callable[[], Iterable[Metric]]
 
-    async def until_told(self, address: Address, security: Security, on_listening: Callable[[], None]) -> None:
+    async def until_told(
+        self,
+        address: Address,
+        security: Security,
+        on_listening: Callable[[], None],
+        metrics_at: TcpAddress | None = None,
+    ) -> None:
         """Until SIGTERM or SIGINT."""
         told = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -156,9 +164,13 @@ class _Deciding:
         supervisor = Supervisor()
         metrics = Metrics(self.policy_metrics, supervisor)
         listener = await listen(address, self.make_session, security)
-        pages = MetricPages(address.path.parent, DISPATCHER, metrics.page) if isinstance(address, UnixAddress) else None
-        if pages is not None:
-            await pages.start()
+        pages: list[MetricPages | MetricsServer] = []
+        if isinstance(address, UnixAddress):
+            pages.append(MetricPages(address.path.parent, DISPATCHER, metrics.page))
+        if metrics_at is not None:
+            pages.append(MetricsServer(metrics_at, metrics.page))
+        for one in pages:
+            await one.start()
         tasks = [
             supervisor.start("dispatcher", self.run, matters=True),
             supervisor.start("loop lag", lambda: measure_lag(metrics.loop_lag.observe)),
@@ -171,5 +183,5 @@ class _Deciding:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await listener.close()
-        if pages is not None:
-            await pages.stop()
+        for one in pages:
+            await one.stop()

@@ -58,6 +58,7 @@ def serve_processes(
             [one for own in sockets for one in own],
             config.gateway.drain_timeout_s + CLOSE_BOOKS_S,
         )
+        log.info("`headway status --dispatcher %s` shows the state, to this user", common.address)
         return asyncio.run(parent.run(lambda: on_listening(port)))
 
 

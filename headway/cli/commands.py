@@ -50,6 +50,13 @@ COMMANDS = (
     ),
     CommandInfo(
         "Serve",
+        "status",
+        "headway.cli.status:status",
+        "Show who leads a cell, its relays and its replicas; the exit code is 1 if it serves no calls.",
+        "headway status --dispatcher tcp://10.0.0.1:7400 --secret-file cell.secret",
+    ),
+    CommandInfo(
+        "Serve",
         "check",
         "headway.cli.check:check",
         "Check a configuration file: point to the line of each problem and suggest a fix.",

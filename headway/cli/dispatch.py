@@ -22,8 +22,9 @@ from headway.cli.options import (
 )
 from headway.config import load
 from headway.deciding import DISPATCHER, run_candidate, run_dispatcher
-from headway.dispatch.address import parse_address
+from headway.dispatch.address import TcpAddress, parse_address
 from headway.dispatch.parent import end_with_parent, say_listening
+from headway.errors import SetupError
 
 
 def dispatch(
@@ -33,6 +34,10 @@ def dispatch(
     certificate: Certificate = None,
     key: CertificateKey = None,
     ca: Authority = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Serve this dispatcher's Prometheus metrics at http://HOST:PORT/metrics, without a key."),
+    ] = None,
     record: Annotated[
         Path | None, typer.Option(help="Record every event and action in this file, for `headway replay`.")
     ] = None,
@@ -50,4 +55,14 @@ def dispatch(
         uvloop.run(run_dispatcher(settings, text, address, epoch, relay or [], record, say_listening))
         return
     security = security_of(secret_file, certificate, key, ca)
-    uvloop.run(run_candidate(settings, text, address, security, record, say_listening))
+    metrics_at = _metrics_address(metrics) if metrics is not None else None
+    uvloop.run(run_candidate(settings, text, address, security, record, metrics_at, say_listening))
+
+
+def _metrics_address(text: str) -> TcpAddress:
+    try:
+        address = parse_address(f"tcp://{text}")
+    except SetupError:
+        raise SetupError(f"--metrics {text}: write HOST:PORT or [IPV6]:PORT.") from None
+    assert isinstance(address, TcpAddress)
+    return address

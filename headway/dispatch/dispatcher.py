@@ -45,12 +45,13 @@ from headway.core.types import (
 )
 from headway.dispatch.cell_gates import CellGates
 from headway.dispatch.dealing import Dealing
-from headway.dispatch.frames import Count, Counted, Events, FromRelay, Hello, Kept, Probe, ProbeNow, Reported
+from headway.dispatch.frames import Count, Counted, Events, FromRelay, Hello, Kept, Probe, ProbeNow, Reported, Status
 from headway.dispatch.handover import KEEPERS, Handover
 from headway.dispatch.link import Link
 from headway.dispatch.policy_metrics import policy_metrics
 from headway.dispatch.record import EventLog
 from headway.dispatch.sessions import LEASE_S, RelaySession
+from headway.dispatch.status import TickLag, leader_status, relays_status
 
 log = logging.getLogger("headway.dispatch")
 
@@ -98,7 +99,8 @@ class Dispatcher:
         self._clock = clock
         self._dealing = Dealing(self._fleet)
         self._owner: dict[str, RelaySession] = {}  # by call
-        self._unheard = set(listed)
+        self._listed = frozenset(listed)
+        self._unheard = set(self._listed)
         self._began_at = clock()
         self._is_settled = False
         self._uncounted = set(self._fleet)  # replicas whose engines were not asked yet
@@ -108,6 +110,7 @@ class Dispatcher:
         self._counts: dict[str, EngineCount] = {}  # the last one of each replica with calls of relays that are gone
         self._asked_at = 0.0
         self._handover = Handover(machine, epoch, clock)
+        self._lag = TickLag()
         for replica in self._fleet.values():
             self._step(ReplicaKnown(replica))
 
@@ -369,6 +372,7 @@ class Dispatcher:
             self.tick()
 
     def tick(self) -> None:
+        self._lag.tick(self._clock())
         self._step(Ticked())
         self._settle()
         self._drop_silent()
@@ -394,3 +398,7 @@ class Dispatcher:
     def metrics(self) -> Iterable[Metric]:
         of_machine = policy_metrics(self.machine, {name: replica.pool for name, replica in self._fleet.items()})
         return (*of_machine, *self.gates.metrics())
+
+    def status(self) -> Status:
+        relays = relays_status(self._listed, self.sessions.values(), self._clock())
+        return leader_status(self.epoch, relays, self.machine, self._fleet, self._lag.worst_s)

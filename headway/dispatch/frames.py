@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Union, get_args
+from typing import Annotated, Any, Literal, Union, get_args
 
 import msgspec
 from msgspec.structs import astuple
@@ -25,6 +25,7 @@ MAX_BATCH = 256  # events or actions in one message
 MAX_PROBED = 100_000  # replicas in one message
 MAX_LEARNT = 6 * 2**20  # bytes of what a dispatcher has learnt: less than a frame may have
 MAX_AUDITS = 20_000  # audits, or rows of audits, in one message
+MAX_LISTED = 10_000  # relays or replicas in a Status
 
 Row = bytes  # an encoded event or action
 
@@ -110,6 +111,13 @@ class VerdictsWritten(msgspec.Struct, array_like=True, tag=8, forbid_unknown_fie
     numbers: Annotated[list[int], msgspec.Meta(max_length=MAX_AUDITS)]
 
 
+class AskStatus(msgspec.Struct, array_like=True, tag=10):
+    """A first message instead of Hello, from an operator (`headway status`). The answer is Status, or Turned if the
+    protocol is another one; then the link is closed."""
+
+    protocol: str
+
+
 # --- from the dispatcher ---------------------------------------------------------------------------------------------
 
 
@@ -188,10 +196,45 @@ class DealAudits(msgspec.Struct, array_like=True, tag=25, forbid_unknown_fields=
     drop: Annotated[list[int], msgspec.Meta(max_length=MAX_AUDITS)]
 
 
+class RelayStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """`beat_s` is the time since the last beat; None if the relay is not connected. One that is lost keeps the seats of
+    its calls for a while."""
+
+    name: str
+    calls: int
+    beat_s: float | None
+
+
+class ReplicaStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """`aboard` are the seats taken. `is_behind`: a stream is behind its floor there, so no call boards."""
+
+    name: str
+    pool: str
+    is_open: bool
+    seats: int
+    aboard: int
+    is_behind: bool
+
+
+class Status(msgspec.Struct, array_like=True, tag=27, forbid_unknown_fields=True):
+    """A `leader` decides. A `candidate` has the lease and does not decide: too few relays obey it. A `standby` knows
+    nothing more. Replicas that take no calls come first; `more_replicas` are not listed. `open_replicas` counts all.
+    `lag_s` is the most that the dispatcher's loop was late in the last seconds."""
+
+    role: Literal["leader", "candidate", "standby"]
+    epoch: int = 0
+    relays: Annotated[list[RelayStatus], msgspec.Meta(max_length=MAX_LISTED)] = []
+    replicas: Annotated[list[ReplicaStatus], msgspec.Meta(max_length=MAX_LISTED)] = []
+    more_replicas: int = 0
+    open_replicas: int = 0
+    held: int = 0
+    lag_s: float = 0.0
+
+
 _GateFromRelay = GateJoined | GateTold | GateRecalled | VerdictsWritten
 _GateFromDispatcher = GateDecided | Recall | DealAudits
-FromRelay = Hello | Events | Beat | Reported | Counted | Kept | _GateFromRelay
-FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Count | Keep | _GateFromDispatcher
+FromRelay = Hello | Events | Beat | Reported | Counted | Kept | AskStatus | _GateFromRelay
+FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Count | Keep | Status | _GateFromDispatcher
 Message = FromRelay | FromDispatcher
 
 _events = RowSet(get_args(Event))

@@ -18,10 +18,11 @@ from prometheus_client.core import Metric
 
 from headway.core.types import TICK_S
 from headway.dispatch.dispatcher import Dispatcher
-from headway.dispatch.frames import FromRelay, Hello
+from headway.dispatch.frames import FromRelay, Hello, Status
 from headway.dispatch.lease import LeaderLease, Leadership, LeaseUnavailable
 from headway.dispatch.link import Link
 from headway.dispatch.sessions import RelaySession
+from headway.dispatch.status import relays_status
 
 log = logging.getLogger("headway.dispatch")
 
@@ -130,6 +131,9 @@ class Standby:
 
     def on_lost(self, session: RelaySession) -> None: ...
 
+    def status(self) -> Status:
+        return Status("standby")
+
 
 class Term:
     """One dispatcher's time as the leader. It hands to `dispatcher` what relays say, while it may decide."""
@@ -176,6 +180,12 @@ class Term:
         for session in self._sessions:  # also those that wait to be welcome
             session.link.close("this dispatcher leads no longer")
         self.dispatcher.close()
+
+    def status(self) -> Status:
+        if self.has_begun and self._may_decide():
+            return self.dispatcher.status()
+        connected = relays_status(self._relays, self._sessions, self._clock())
+        return Status("candidate", self.epoch, connected)
 
     # --- relays ---
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from headway.dispatch.frames import PROTOCOL, Beat, BeatEcho, FromRelay, Hello, Turned, Welcome
+from headway.dispatch.frames import PROTOCOL, AskStatus, Beat, BeatEcho, FromRelay, Hello, Status, Turned, Welcome
 from headway.dispatch.link import Link
 
 log = logging.getLogger("headway.dispatch")
@@ -37,9 +37,12 @@ class RelayHost(Protocol):
 
     def on_lost(self, session: RelaySession) -> None: ...
 
+    def status(self) -> Status: ...
+
 
 class RelaySession:
-    """Says hello first. A relay that connects again, in the same run, takes over the calls of its session before."""
+    """Says hello first, or only asks for the status. A relay that connects again, in the same run, takes over the calls
+    of its session before."""
 
     def __init__(self, host: RelayHost, link: Link, clock: Callable[[], float]) -> None:
         self.link = link
@@ -66,18 +69,26 @@ class RelaySession:
             self._host.on_message(self, message)
 
     def _greet(self, message: FromRelay) -> None:
-        if not isinstance(message, Hello):
+        if not isinstance(message, Hello | AskStatus):
             self.link.close("it did not say hello")
-            return
-        if message.protocol != PROTOCOL:
-            why = f"this dispatcher speaks version {PROTOCOL} and the relay {message.protocol}: run the same Headway"
-            log.warning("relay %s is turned away: %s", message.relay, why)
+        elif message.protocol != PROTOCOL:
+            why = f"this dispatcher speaks version {PROTOCOL} and not {message.protocol}: run the same Headway"
+            who = f"relay {message.relay}" if isinstance(message, Hello) else "`headway status`"
+            log.warning("%s is turned away: %s", who, why)
+            self._turn_away(why)
+        elif isinstance(message, AskStatus):
+            self.link.send(self._host.status())
+            self.link.close("it has the status")
+        elif why := self._host.refusal(message):
+            self._turn_away(why)
         else:
-            why = self._host.refusal(message)
-        if why:
-            self.link.send(Turned(why, ""))
-            self.link.close("turned away")
-            return
+            self._welcome(message)
+
+    def _turn_away(self, why: str) -> None:
+        self.link.send(Turned(why, ""))
+        self.link.close("turned away")
+
+    def _welcome(self, message: Hello) -> None:
         self._sent_at[0] = self._clock()
         self.link.send(Welcome(self._host.epoch, self._host.config, LEASE_S, self._host.leader))
         if not message.run:

@@ -24,6 +24,7 @@ from headway.dispatch.frames import (
     MAX_BATCH,
     PROTOCOL,
     Actions,
+    AskStatus,
     Beat,
     BeatEcho,
     Count,
@@ -42,7 +43,10 @@ from headway.dispatch.frames import (
     Probe,
     ProbeNow,
     Recall,
+    RelayStatus,
+    ReplicaStatus,
     Reported,
+    Status,
     Turned,
     VerdictsWritten,
     Welcome,
@@ -79,6 +83,18 @@ CONTROL: list[FromRelay | FromDispatcher] = [
     VerdictsWritten("m-auto", [1, 2]),
     Recall("m-auto", 7),
     DealAudits("m-auto", [1], [2, 3]),
+    AskStatus(PROTOCOL),
+    Status("standby"),
+    Status(
+        "leader",
+        3,
+        [RelayStatus("relay-1", 2, 0.1), RelayStatus("relay-2", 0, None)],
+        [ReplicaStatus("a", "m", is_open=True, seats=8, aboard=2, is_behind=False)],
+        more_replicas=1,
+        open_replicas=1,
+        held=4,
+        lag_s=0.01,
+    ),
 ]
 
 

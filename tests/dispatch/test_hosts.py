@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +45,7 @@ class Hosts:
     engine: str
     dispatchers: dict[str, int] = field(default_factory=lambda: {"one": free_port(), "two": free_port()})
     relays: dict[str, int] = field(default_factory=lambda: {"relay-1": free_port(), "relay-2": free_port()})
+    pages: dict[str, int] = field(default_factory=lambda: {"one": free_port(), "two": free_port()})
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def configure(self, more: str = "") -> None:
@@ -53,13 +55,21 @@ class Hosts:
     def dispatch(self, name: str) -> None:
         listen = f"tcp://127.0.0.1:{self.dispatchers[name]}"
         record = self.folder / f"{name}.jsonl"
-        self._start(name, "dispatch", "--listen", listen, "--config", "headway.toml", "--record", str(record))
+        metrics = f"127.0.0.1:{self.pages[name]}"
+        words = ("--config", "headway.toml", "--record", str(record), "--metrics", metrics)
+        self._start(name, "dispatch", "--listen", listen, *words)
 
     def relay(self, name: str, called: str = "") -> None:
-        dispatchers = [
-            word for port in self.dispatchers.values() for word in ("--dispatcher", f"tcp://127.0.0.1:{port}")
-        ]
-        self._start(name, "relay", *dispatchers, "--name", called or name, "--port", str(self.relays[name]))
+        self._start(name, "relay", *self._all(), "--name", called or name, "--port", str(self.relays[name]))
+
+    def _all(self) -> list[str]:
+        return [word for port in self.dispatchers.values() for word in ("--dispatcher", f"tcp://127.0.0.1:{port}")]
+
+    def status(self) -> tuple[int, Any]:
+        """The exit code and the answer of `headway status`."""
+        command = [sys.executable, "-m", "headway", "status", *self._all(), "--secret-file", "secret", "--json"]
+        ended = subprocess.run(command, cwd=self.folder, capture_output=True, timeout=START_S)
+        return ended.returncode, json.loads(ended.stdout)
 
     def _start(self, name: str, *words: str) -> None:
         with self.log(name).open("ab") as log:
@@ -103,8 +113,11 @@ class Hosts:
 
     async def ask(self, relay: str, request: bytes) -> str:
         """The whole answer; empty while nobody listens there."""
+        return await self.ask_port(self.relays[relay], request)
+
+    async def ask_port(self, port: int, request: bytes) -> str:
         try:
-            reader, writer = await asyncio.open_connection("127.0.0.1", self.relays[relay])
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(request)
             async with asyncio.timeout(60):
                 answer = await reader.read()
@@ -185,6 +198,26 @@ async def test_a_relay_that_is_not_listed_is_told_so(tmp_path: Path) -> None:
         cell.relays["stranger"] = free_port()
         cell.relay("stranger", called="relay-3")
         await cell.logged("stranger", "is not one of the relays in [cell]")
+
+
+async def test_operators_see_who_leads_and_read_the_metrics_of_each_dispatcher(tmp_path: Path) -> None:
+    async with hosts(tmp_path) as cell:
+        leader = await cell.leader()
+        code, status = await asyncio.to_thread(cell.status)
+        assert code == 0
+        assert status["leader"] == f"tcp://127.0.0.1:{cell.dispatchers[leader]}"
+        assert sorted(one["role"] for one in status["dispatchers"]) == ["leader", "standby"]
+        assert [(one["name"], one["connected"]) for one in status["relays"]] == [("relay-1", True), ("relay-2", True)]
+        assert [(one["name"], one["open"], one["seats"]) for one in status["replicas"]] == [(cell.engine, True, 8)]
+        request = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
+        pages = {name: await cell.ask_port(port, request) for name, port in cell.pages.items()}
+        assert f'headway_replica_open{{model="{MODEL}",replica="{cell.engine}"}} 1.0' in pages.pop(leader)
+        assert all(OK in page and "headway_loop_lag_seconds" in page for page in pages.values())
+        for name in cell.dispatchers:
+            cell.signal(name, signal.SIGKILL)
+            cell.processes[name].wait(20)
+        code, status = await asyncio.to_thread(cell.status)
+        assert (code, status["leader"]) == (1, None)
 
 
 def test_the_table_cell_is_needed(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""What a dispatcher tells operators of its cell (`headway status`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from headway.core.machine import Machine
+from headway.core.types import TICK_S, Replica
+from headway.dispatch.frames import MAX_LISTED, RelayStatus, ReplicaStatus, Status
+from headway.dispatch.sessions import RelaySession
+
+LAG_WINDOW_S = 5.0  # the lag of the last one or two windows is told
+
+
+class TickLag:
+    """The most that ticks were late recently."""
+
+    def __init__(self) -> None:
+        self._ticked_at: float | None = None
+        self._window_at = 0.0
+        self._now_s = self._before_s = 0.0  # of this window, and of the one before
+
+    def tick(self, now: float) -> None:
+        late_s = 0.0 if self._ticked_at is None else max(0.0, now - self._ticked_at - TICK_S)
+        self._ticked_at = now
+        if now - self._window_at >= LAG_WINDOW_S:
+            self._window_at, self._before_s, self._now_s = now, self._now_s, 0.0
+        self._now_s = max(self._now_s, late_s)
+
+    @property
+    def worst_s(self) -> float:
+        return max(self._now_s, self._before_s)
+
+
+def relays_status(listed: Iterable[str], sessions: Iterable[RelaySession], now: float) -> list[RelayStatus]:
+    """Relays that are listed or connected, by name. Several runs of one relay are one row: the calls of all, and the
+    last beat of the one that is connected."""
+    rows = {name: RelayStatus(name, 0, None) for name in sorted(listed)}
+    for session in sessions:
+        row = rows.setdefault(session.relay, RelayStatus(session.relay, 0, None))
+        row.calls += len(session.calls)
+        if session.lost_at is None:
+            beat_s = now - session.heard_at
+            row.beat_s = beat_s if row.beat_s is None else min(row.beat_s, beat_s)
+    return list(rows.values())[:MAX_LISTED]
+
+
+def leader_status(
+    epoch: int, relays: list[RelayStatus], machine: Machine, fleet: Mapping[str, Replica], lag_s: float
+) -> Status:
+    replicas = _replicas_status(machine, fleet)
+    pools = machine.pools.values()
+    return Status(
+        "leader",
+        epoch,
+        relays,
+        replicas[:MAX_LISTED],
+        more_replicas=len(replicas[MAX_LISTED:]),
+        open_replicas=sum(pool.open_replicas for pool in pools),
+        held=sum(pool.waiting.held for pool in pools),
+        lag_s=lag_s,
+    )
+
+
+def _replicas_status(machine: Machine, fleet: Mapping[str, Replica]) -> list[ReplicaStatus]:
+    """All replicas, those that take no calls first."""
+    rows = []
+    for name, replica in fleet.items():
+        pool = machine.pools[replica.pool]
+        state = pool.replica_state(name)
+        seats, aboard, is_behind = (
+            (state.replica.seats, state.load, state.is_behind) if state is not None else (replica.seats, 0, False)
+        )
+        rows.append(ReplicaStatus(name, replica.pool, pool.is_open(name), seats, aboard, is_behind))
+    return sorted(rows, key=lambda row: (row.is_open and not row.is_behind, row.pool, row.name))

@@ -96,7 +96,8 @@ class Link(asyncio.Protocol):
         self._flush()
         if not self._reason:  # the flush may have found that the other side does not read
             self._reason = reason
-            self._transport.close()
+            # Not now: uvloop fails if TLS is closed while it hands over data and the other side has closed it too.
+            self._loop.call_soon(self._transport.close)
             self._loop.call_later(CLOSE_S, self._transport.abort)
 
     def abort(self, reason: str) -> None:

@@ -19,7 +19,8 @@ from headway.dispatch import endpoints, security
 from headway.dispatch import link as link_module
 from headway.dispatch.address import Address, TcpAddress, UnixAddress
 from headway.dispatch.endpoints import Listener, connect, listen
-from headway.dispatch.frames import Actions, Beat, BeatEcho, Events, Hello, Welcome, encode
+from headway.dispatch.frames import PROTOCOL, Actions, Beat, BeatEcho, Events, Hello, Turned, Welcome, encode
+from headway.dispatch.link import Link
 from headway.dispatch.security import MutualTls, Security, SharedSecret
 from headway.errors import ConnectionFailed, SetupError
 from tests.dispatch.links import LENGTH, Remembering, Sessions, frame
@@ -189,6 +190,39 @@ async def test_a_relay_that_does_not_read_loses_its_link(
         await dispatcher.until(lost=True)
         assert "the other side does not read" in dispatcher.lost[0]
         writer.transport.abort()
+
+
+async def test_both_sides_close_a_link_with_tls_at_once(
+    certificates: Certificates, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when a dispatcher turns a relay away: it closes after its answer, and the relay when it has read that."""
+
+    class TurnsAway(Remembering):
+        def on_message(self, message: Any) -> None:
+            super().on_message(message)
+            self.link.send(Turned("it stands by", ""))
+            self.link.close("turned away")
+
+    class Leaves(Remembering):
+        def on_message(self, message: Any) -> None:
+            super().on_message(message)
+            self.link.close("turned away")
+
+    listener = await listen(LOOPBACK, TurnsAway, certificates.dispatcher)
+    try:
+        for _ in range(20):
+            made: list[Leaves] = []
+
+            def meet(link: Link, made: list[Leaves] = made) -> Leaves:
+                made.append(Leaves(link))
+                return made[0]
+
+            link = await connect(listener.address, meet, certificates.relay)
+            link.send(Hello(PROTOCOL, "relay-1", "run"))
+            await made[0].until(1, lost=True)
+    finally:
+        await listener.close()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 async def test_a_relay_that_is_killed_is_lost_once() -> None:

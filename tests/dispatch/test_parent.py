@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -182,6 +183,10 @@ async def test_calls_over_new_connections_reach_both_relays_and_share_the_seats(
             assert sum(each) == 40
             page = await box.metrics()
             assert count(page, b"headway_calls_total") == 40
+            [shown] = re.findall(r"`headway (status --dispatcher unix:\S+)`", box.log.read_text())
+            command = [sys.executable, "-m", "headway", *shown.split(), "--json"]
+            status = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=START_S).stdout)
+            assert [(one["name"], one["connected"]) for one in status["relays"]] == [(name, True) for name in RELAYS]
             assert count(page, b"headway_held_seconds_count") == 40
             assert count(page, b"headway_tokens_total") == 40 * 5 + count(page, b'headway_tokens_total{kind="prompt".*')
             assert count(page, b"headway_replica_open") == 1  # the policy's metrics are the dispatcher's

@@ -13,7 +13,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from itertools import islice
 
 from prometheus_client.core import Metric
@@ -52,6 +51,7 @@ from headway.dispatch.policy_metrics import policy_metrics
 from headway.dispatch.record import EventLog
 from headway.dispatch.sessions import LEASE_S, RelaySession
 from headway.dispatch.status import TickLag, leader_status, relays_status
+from headway.dispatch.stream_count import StreamCount
 
 log = logging.getLogger("headway.dispatch")
 
@@ -65,15 +65,6 @@ UNDER_WAY = (Delivering, Finished, Failed, Left)  # most events; core alone deci
 ARRIVALS = (Arrived, Adopted)
 PROBED = (ReplicaUp, ReplicaChanged, ReplicaDown)
 ENDS = (Refuse, Settled)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineCount:
-    """How many streams an engine ran, and what was known of them then."""
-
-    streams: int
-    known: dict[str, int]  # streams of each call that it surely ran
-    lost: list[str]  # calls of relays that were gone
 
 
 class Dispatcher:
@@ -107,7 +98,7 @@ class Dispatcher:
         self._ready: dict[str, ReplicaUp] = {}  # replicas that are up and may not be opened yet
         self._behind: dict[str, set[str]] = {}  # by replica: runs of relays that have a stream behind its floor there
         self._strangers: dict[str, int] = {}  # by replica; no zeros
-        self._counts: dict[str, EngineCount] = {}  # the last one of each replica with calls of relays that are gone
+        self._counts: dict[str, StreamCount] = {}  # the last one of each replica with calls of relays that are gone
         self._asked_at = 0.0
         self._handover = Handover(machine, epoch, clock)
         self._lag = TickLag()
@@ -309,7 +300,7 @@ class Dispatcher:
             for call_id in [one for one in lost if one in before.lost][max(others, before.streams - still_running) :]:
                 self._end(call_id)
         if lost:
-            self._counts[name] = EngineCount(streams, known, lost)
+            self._counts[name] = StreamCount(streams, known, lost)
         if name in self._uncounted or strangers < self._strangers.get(name, 0):
             self._step(ReplicaStrangers(name, strangers))
             self._strangers[name] = strangers

@@ -181,7 +181,7 @@ class Machine:
             waited_s = now - journey.arrived_at
             hold_s = pool.waiting.hold(call, now, journey.avoid, returned=bool(journey.avoid), waited_s=waited_s)
             actions.append(Hold(call.id, hold_s))
-        elif not pool.adopt(call, event.replica, now):
+        elif not pool.adopt(call, event.replica, now, is_delivering=event.is_delivering):
             actions.append(Cut(call.id))
         elif event.is_delivering:
             pool.stays(call.id, event.replica, now)

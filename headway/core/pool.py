@@ -179,17 +179,18 @@ class Pool:
         self._take_seats(state, call, now)
         return state.replica.name
 
-    def adopt(self, call: Call, replica: str, now: float) -> bool:
-        """Give the call its seats on the replica that runs it, whatever the limits. False if it is not known."""
+    def adopt(self, call: Call, replica: str, now: float, *, is_delivering: bool) -> bool:
+        """Give the call its seats on the replica that runs it, whatever the limits. False if it is not known. If it is
+        delivering, its prompt has been read and takes no more time from the others."""
         state = self.doors.replicas.get(replica)
         if state is None:
             return False
-        self._take_seats(state, call, now)
+        self._take_seats(state, call, now, is_read=is_delivering)
         return True
 
-    def _take_seats(self, state: ReplicaState, call: Call, now: float) -> None:
+    def _take_seats(self, state: ReplicaState, call: Call, now: float, *, is_read: bool = False) -> None:
         floor_tps = self.floor_tps(call.model, call.tier)
-        state.board(call, floor_tps, now)
+        state.board(call, floor_tps, now, is_read=is_read)
         if floor_tps:
             self.doors.set_light(state, now, value=True)
             state.retiring = False

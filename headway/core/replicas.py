@@ -176,9 +176,10 @@ class ReplicaState:
     def _prompt_s(self, call: Call) -> float:
         return call.prompt_tokens / self.replica.prompt_tps if self.replica.prompt_tps else 0.0
 
-    def board(self, call: Call, floor_tps: float, now: float) -> None:
+    def board(self, call: Call, floor_tps: float, now: float, *, is_read: bool = False) -> None:
+        """`is_read`: the engine has read its prompt already, for another core."""
         self.advance(now)
-        prompt_s = self._prompt_s(call)
+        prompt_s = 0.0 if is_read else self._prompt_s(call)
         self.read_s += prompt_s
         self.read_until = max(self.read_until, now) + prompt_s
         taken = self.time.taken(express=floor_tps > 0.0)

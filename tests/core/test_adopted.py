@@ -54,6 +54,22 @@ def test_streams_that_are_aboard_keep_their_seats_and_their_floors() -> None:
     assert m.step(Finished("f0", 1, 1), 1.0)[-1] == fast("f3", "r0")
 
 
+def test_prompts_that_were_read_for_another_core_take_no_time_again() -> None:
+    def slack_s(*, is_delivering: bool) -> float:
+        m, replica = machine(replicas=0), Replica("r0", "m", 10, CURVE, prompt_tps=1_000.0)
+        m.step(ReplicaKnown(replica), 0.0)
+        for name in ("f0", "f1"):
+            call = Call(name, "m", "fast", prompt_tokens=500)
+            m.step(Adopted(call, "r0", is_delivering=is_delivering), 0.0)
+        m.step(ReplicaUp(replica), 0.0)
+        state = m.pools["m"].replica_state("r0")
+        assert state is not None
+        return state.slack_s(0.1)
+
+    assert slack_s(is_delivering=False) < -0.4  # the second prompt delays the first stream
+    assert slack_s(is_delivering=True) > 0.0
+
+
 def test_more_than_the_limit_may_be_aboard_and_nobody_joins_them() -> None:
     m = taken_over(1)
     for number in range(5):

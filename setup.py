@@ -12,7 +12,15 @@ from pathlib import Path
 
 from setuptools import setup
 
-SIMULATED = ["sim/cell.py", "sim/engine.py", "sim/loop.py", "sim/workload.py"]
+SIMULATED = [
+    "sim/cells.py",
+    "sim/dispatched.py",
+    "sim/dispatcher.py",
+    "sim/engine.py",
+    "sim/loop.py",
+    "sim/messages.py",
+    "sim/workload.py",
+]
 
 wanted = os.environ.get("HEADWAY_COMPILE") == "1"
 modules = []

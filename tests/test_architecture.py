@@ -134,7 +134,8 @@ WHY_PURE = (
 SEEDED_OR_READ = {
     ("headway.sim.workload", "random"),
     ("headway.sim.sample", "random"),
-    ("headway.sim.cell", "random"),
+    ("headway.sim.cells", "random"),
+    ("headway.sim.dispatched", "random"),
     ("headway.sim.noise", "random"),
     ("headway.sim.rungs", "random"),
     ("headway.sim.traces", "datetime"),

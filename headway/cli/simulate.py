@@ -20,8 +20,9 @@ from headway.config.to_core import policy_of, prices_of, replica_of
 from headway.core.types import Replica, Tier
 from headway.errors import SetupError
 from headway.price import MICRO
-from headway.sim.arguments import auto_rungs, gateway_dies, replica_fault
-from headway.sim.loop import AnyFault, Job
+from headway.sim.arguments import auto_rungs, dispatcher_dies, replica_fault
+from headway.sim.dispatcher import DispatcherTimes
+from headway.sim.loop import Job
 from headway.sim.picture import draw
 from headway.sim.report import SHOWN, as_csv, by_tier, figure, money
 from headway.sim.report import auto as auto_calls
@@ -30,6 +31,17 @@ from headway.sim.traces import read_trace
 from headway.sim.workload import FLAT_HOURS, OFFICE_HOURS, Lengths, Recipe, synthesize
 
 console = Console()
+DispatcherMs = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1000.0, help="Milliseconds from a relay to a dispatcher and back (median)."),
+]
+AutoRates = Annotated[
+    str | None,
+    typer.Option(help="Student that answers standard calls first: share=0.5,replicas=2,faster=5,escalated=0.3."),
+]
+DispatcherFaults = Annotated[
+    list[str] | None, typer.Option(help="CELL:AT_S:TAKEOVER_S, such as 0:600:1.5: the dispatcher dies.")
+]
 
 
 def simulate(
@@ -48,13 +60,11 @@ def simulate(
     fault: Annotated[
         list[str] | None, typer.Option(help="REPLICA:AT_S:LASTS_S, such as 0:600:120. With :FACTOR it is only slower.")
     ] = None,
-    gateways: Annotated[int, typer.Option(min=1, max=1000, help="Number of gateways that share the replicas.")] = 1,
-    summary_s: Annotated[float, typer.Option(min=0.01, help="Seconds between the gateways' summaries.")] = 0.5,
-    gateway_fault: Annotated[list[str] | None, typer.Option(help="GATEWAY:AT_S:LASTS_S, such as 0:600:120.")] = None,
-    auto: Annotated[
-        str | None,
-        typer.Option(help="Student that answers standard calls first: share=0.5,replicas=2,faster=5,escalated=0.3."),
-    ] = None,
+    dispatcher_ms: DispatcherMs = None,
+    dispatcher_fault: DispatcherFaults = None,
+    cells: Annotated[int, typer.Option(min=1, max=1000, help="Cells that share replicas and calls equally.")] = 1,
+    summary_s: Annotated[float, typer.Option(min=0.01, help="Seconds between the cells' summaries.")] = 0.5,
+    auto: AutoRates = None,
     model: Annotated[str | None, typer.Option(help="Model to simulate.", show_default="the first one")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for a chart over time and a CSV file.")] = None,
     config: ConfigPath = DEFAULT_CONFIG,
@@ -78,8 +88,10 @@ def simulate(
         hours * 3600,
         prices_of(table),
         round((replica_hour or 0.0) * MICRO),
-        _faults(fault or [], fleet, gateway_fault or [], gateways),
-        gateways=gateways,
+        tuple(replica_fault(one, fleet) for one in fault or []),
+        dispatcher=None if dispatcher_ms is None else DispatcherTimes.there_and_back(dispatcher_ms / 1e3),
+        dispatcher_faults=tuple(dispatcher_dies(one, cells) for one in dispatcher_fault or []),
+        cells=(1 / cells,) * cells,
         summary_s=summary_s,
         rungs=auto_rungs(auto, policy_of(table), fleet[0], prices_of(table)["standard"]) if auto is not None else None,
     )
@@ -90,10 +102,6 @@ def simulate(
         (out / "simulation.csv").write_text(as_csv(outcomes), encoding="utf-8")
         draw(outcomes[0].moments, f"{table.name}, {len(fleet)} replicas", out)
         console.print(f"Wrote {out / 'simulation.svg'} and {out / 'simulation.csv'}.", highlight=False)
-
-
-def _faults(replicas: list[str], fleet: list[Replica], dying: list[str], gateways: int) -> tuple[AnyFault, ...]:
-    return *[replica_fault(one, fleet) for one in replicas], *[gateway_dies(one, gateways) for one in dying]
 
 
 def _played(scenario: Scenario, seeds: int) -> list[Outcome]:
@@ -113,7 +121,7 @@ def _show(outcomes: list[Outcome], title: str) -> None:
         console.print("auto calls:", "; ".join(figures), highlight=False)
     if any(outcome.handed_on for outcome in outcomes):
         handed_on = figure([outcome.handed_on / outcome.calls for outcome in outcomes])
-        console.print(f"forwarded between gateways: {handed_on:.1%} of the calls", highlight=False)
+        console.print(f"handed on between cells: {handed_on:.1%} of the calls", highlight=False)
     for name, one in money(outcomes).items():
         console.print(f"{name}: {format(one, '.1%' if 'of' in name else ',.2f')}", highlight=False)
 

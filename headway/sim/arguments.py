@@ -7,7 +7,8 @@ from dataclasses import replace
 from headway.core.types import ModelPolicy, Replica
 from headway.errors import SetupError
 from headway.price import Price
-from headway.sim.loop import Fault, GatewayFault
+from headway.sim.dispatcher import DispatcherFault
+from headway.sim.loop import Fault
 from headway.sim.rungs import STUDENT, SimRungs
 
 AUTO_EXAMPLE = "share=0.5,replicas=2,faster=5,escalated=0.3,caught=0.9,mistakes=0.1,full=0.02,budget=0.02,audited=0.25"
@@ -25,14 +26,16 @@ def replica_fault(said: str, fleet: list[Replica]) -> Fault:
     return Fault(at, name, lasts_s, slowness)
 
 
-def gateway_dies(said: str, gateways: int) -> GatewayFault:
+def dispatcher_dies(said: str, cells: int) -> DispatcherFault:
     try:
-        name, at, lasts_s = said.split(":")
-        fault = GatewayFault(float(at), int(name), float(lasts_s))
+        cell, at, takeover_s = said.split(":")
+        fault = DispatcherFault(float(at), float(takeover_s), int(cell))
     except ValueError:
-        raise SetupError(f"--gateway-fault {said}: must be like 0:600:120, the first dies after 600 s.") from None
-    if gateways < 2 or not 0 <= fault.gateway < gateways:
-        raise SetupError(f"--gateway-fault {said}: needs --gateways 2 or more, which are numbered from 0.")
+        raise SetupError(
+            f"--dispatcher-fault {said}: must be like 0:600:1.5, the standby leads 1.5 s after a death at 600 s."
+        ) from None
+    if not 0 <= fault.cell < cells or fault.takeover_s < 0:
+        raise SetupError(f"--dispatcher-fault {said}: cells are numbered from 0 to {cells - 1}; seconds are positive.")
     return fault
 
 

@@ -14,16 +14,21 @@ from heapq import heappop, heappush
 
 from headway.core.curve import Curve
 
+NO_LIMIT = 1 << 16  # streams; more than any engine runs
 ROUNDING = 1e-6  # tokens; a stream counts as done if the counter is short by at most this
 
 
 class SimReplica:
-    def __init__(self, name: str, curve: Curve, prompt_tps: float = 0.0, first_token_s: float = 0.0) -> None:
+    def __init__(
+        self, name: str, curve: Curve, prompt_tps: float = 0.0, first_token_s: float = 0.0, margin: float = 0.0
+    ) -> None:
         """With `prompt_tps` 0, prompts take no time. `first_token_s` is additional time before a stream's first token,
-        which does not delay other streams."""
+        which does not delay other streams. `margin` is how far above its floor a stream must be by the curve."""
         self.name = name
         self.version = 0  # of the next event; events of older versions in the loop's heap are ignored
         self.streams: dict[str, int] = {}  # choices of the calls aboard, whether they decode yet or not
+        self.load = 0  # the sum of `streams`
+        self.over_limit = 0  # calls that boarded beyond what the strictest floor aboard allows
         self._contexts: dict[
             str, int
         ] = {}  # of the same calls, all choices together; empty if the curve has no such part
@@ -31,6 +36,10 @@ class SimReplica:
         self._curve = curve
         self._prompt_tps = prompt_tps
         self._first_token_s = first_token_s
+        self._margin = margin
+        self._floors: dict[str, float] = {}  # of the calls aboard that have one
+        self._with_floor: dict[float, int] = {}  # the number of these calls, by floor; no zeros
+        self._allowed = NO_LIMIT  # streams, by the strictest of these floors
         self._step_s = [curve.seconds_per_token(1)]  # by batch; [0] is not used
         self._slowness = 1.0
         self._noise = 1.0
@@ -42,7 +51,9 @@ class SimReplica:
         self._ends: list[tuple[float, str]] = []
         self._ends_of: dict[str, float] = {}  # the same, by call
 
-    def board(self, call_id: str, prompt_tokens: int, tokens: int, now: float, choices: int = 1) -> float:
+    def board(
+        self, call_id: str, prompt_tokens: int, tokens: int, now: float, choices: int = 1, floor_tps: float = 0.0
+    ) -> float:
         """Add a call whose choices take `tokens` each. Returns the time of its first token if the replica's speed does
         not change until then."""
         self._advance(now)
@@ -50,6 +61,14 @@ class SimReplica:
             self._reading_s += self._slowness * self._noise * prompt_tokens / self._prompt_tps
         first_at = now + self._reading_s + self._first_token_s
         self.streams[call_id] = choices
+        self.load += choices
+        if floor_tps:
+            self._floors[call_id] = floor_tps
+            self._with_floor[floor_tps] = self._with_floor.get(floor_tps, 0) + 1
+            if self._with_floor[floor_tps] == 1:
+                self._allowed = min(self._allowed, self._curve.largest_batch(floor_tps, NO_LIMIT, self._margin))
+        if self.load > self._allowed:
+            self.over_limit += 1
         if self._curve.e:
             self._contexts[call_id] = choices * (prompt_tokens + tokens // 2)
             self._context += self._contexts[call_id]
@@ -63,7 +82,7 @@ class SimReplica:
     def leave(self, call_id: str, now: float) -> None:
         """Remove a call before its end. Its entries in the heaps are skipped later."""
         self._advance(now)
-        choices = self.streams.pop(call_id)
+        choices = self._gone(call_id)
         self._ends_of.pop(call_id, None)
         self._context -= self._contexts.pop(call_id, 0)
         if not any(joining == call_id for _, joining, _ in self._joins):
@@ -107,11 +126,23 @@ class SimReplica:
         if self._ends and self._ends[0][0] <= self._given + ROUNDING:
             end, call_id = heappop(self._ends)
             if self._ends_of.get(call_id) == end:
-                self._decoding -= self.streams.pop(call_id)
+                self._decoding -= self._gone(call_id)
                 del self._ends_of[call_id]
                 self._context -= self._contexts.pop(call_id, 0)
                 return call_id
         return None
+
+    def _gone(self, call_id: str) -> int:
+        """Forget the call's streams. Returns how many they were."""
+        choices = self.streams.pop(call_id)
+        self.load -= choices
+        if floor_tps := self._floors.pop(call_id, 0.0):
+            self._with_floor[floor_tps] -= 1
+            if not self._with_floor[floor_tps]:
+                del self._with_floor[floor_tps]
+                batches = [self._curve.largest_batch(floor, NO_LIMIT, self._margin) for floor in self._with_floor]
+                self._allowed = min(batches, default=NO_LIMIT)
+        return choices
 
     def _decode(self, call_id: str, tokens: int) -> None:
         self._decoding += self.streams[call_id]

@@ -1,7 +1,8 @@
 """The simulator: drives the same machine as the live gateway, with a heap of event times instead of a clock.
 
-It sends arrivals, completions, ticks and faults to core/machine.py, one machine for each gateway (cell.py), and applies
-the actions to replicas in virtual time. The same inputs give exactly the same run. It makes no policy decisions.
+It sends arrivals, completions, ticks and faults to core/machine.py and applies the actions to replicas in virtual time.
+The same inputs give exactly the same run. It makes no policy decisions. Here core is called directly, as in a gateway
+of one process; dispatched.py puts the link to a dispatcher between them.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Literal
 
+from headway.core.machine import Machine
 from headway.core.progress import LOOK_S, StreamProgress
 from headway.core.types import (
     MIN_TOKENS_FOR_PROMISE,
@@ -28,6 +30,7 @@ from headway.core.types import (
     Finished,
     Hold,
     Left,
+    ModelPolicy,
     Preempt,
     Refuse,
     Replica,
@@ -37,8 +40,8 @@ from headway.core.types import (
     ReplicaUp,
     Ticked,
     Tier,
+    own_pools,
 )
-from headway.sim.cell import Cell
 from headway.sim.engine import SimReplica
 from headway.sim.noise import Noise
 
@@ -60,7 +63,7 @@ class SimTrip:
 
     job: Job
     tier: Tier  # as served
-    gateway: int = 0
+    relay: int = 0
     boarded_at: float | None = None
     first_at: float = 0.0
     ended_at: float | None = None
@@ -91,65 +94,65 @@ class Fault:
     slowness: float | None = None  # None if it dies
 
 
-@dataclass(slots=True)
-class GatewayFault:
-    """A gateway dies and comes back. Its siblings take over its replicas when its lease has ended."""
-
-    at: float
-    gateway: int
-    lasts_s: float
-    lease_s: float = 10.0
-
-
-AnyFault = Fault | GatewayFault
-Phase = Literal["begins", "ends", "lease ends"]
+class Message:
+    """Something that arrives at its time in the heap (messages.py)."""
 
 
 class Simulation:
     def __init__(
         self,
-        cell: Cell,
+        policies: dict[str, ModelPolicy],
         replicas: list[Replica],
         first_token_s: float = 0.0,
-        faults: tuple[AnyFault, ...] = (),
+        faults: tuple[Fault, ...] = (),
         noise: Noise | None = None,
+        cells: int = 1,
     ) -> None:
         self.now = 0.0
-        self.cell = cell
+        self._policies = policies
+        self.machines = [Machine(*own_pools(policies)) for _ in range(cells)]
         self.trips: dict[str, SimTrip] = {}
         self._known = {replica.name: replica for replica in replicas}
         self._first_token_s = first_token_s
         self._replicas: dict[str, SimReplica] = {}
         self._aboard: dict[str, SimReplica] = {}  # by call
         # Time, order, and the event: a replica's event and the version for which it is valid; the first token of a flex
-        # call; or None and the number of a gateway at which a held call has its deadline.
-        self._heap: list[tuple[float, int, SimReplica | str | None, int]] = []
+        # call; a message; or None if a held call has its deadline.
+        self._heap: list[tuple[float, int, SimReplica | str | Message | None, int]] = []
         self._order = count()
-        self._faults: list[tuple[float, int, AnyFault, Phase]] = []
+        self._faults: list[tuple[float, int, Fault, bool]] = []  # and whether it ends
         self._down: set[str] = set()  # replicas that are dead
-        self._orphans: dict[int, list[str]] = {}  # replicas of a dead gateway until its lease has ended
         self._noise = noise
         self._progress: dict[str, StreamProgress] = {}  # of the calls aboard that have a floor
         self._behind: set[str] = set()  # replicas on which one falls behind
         # A replica as fast as its curve keeps every floor; then nobody needs to look.
-        self._is_watched = noise is not None or any(isinstance(one, Fault) and one.slowness for one in faults)
+        self._is_watched = noise is not None or any(one.slowness for one in faults)
         for number, fault in enumerate(faults):
-            heappush(self._faults, (fault.at, number, fault, "begins"))
+            heappush(self._faults, (fault.at, number, fault, False))
         for name in self._known:
             self._start(name)
+
+    @property
+    def aboard(self) -> int:
+        """The number of calls aboard."""
+        return len(self._aboard)
+
+    @property
+    def over_limit(self) -> int:
+        """Calls that boarded a replica beyond what a floor aboard allows, by the replicas' own counts."""
+        return sum(replica.over_limit for replica in self._replicas.values())
 
     def run(self, jobs: Iterator[Job], until: float) -> Iterator[SimTrip]:
         """Simulate the jobs, which must be in order of time; yields each trip when it ends."""
         next_job = next(jobs, None)
         next_tick = TICK_S
-        next_summary = 0.0 if self.cell.gateways > 1 else until
         next_look = 0.0 if self._is_watched else until
         heap, faults = self._heap, self._faults
         while True:
             at = heap[0][0] if heap else until
             if next_job is not None and next_job.at < at:
                 at = next_job.at
-            at = min(at, next_tick, next_summary, next_look, faults[0][0] if faults else until)
+            at = min(at, next_tick, next_look, faults[0][0] if faults else until)
             if at >= until or (next_job is None and not self.trips):
                 return
             self.now = at
@@ -160,34 +163,47 @@ class Simulation:
                 next_job = next(jobs, None)
             elif faults and faults[0][0] <= at:
                 yield from self._fault()
-            elif next_summary <= at:
-                next_summary += self.cell.summary_s
-                self.cell.tell(at)
             elif next_look <= at:
                 next_look += LOOK_S
                 yield from self._look()
             else:
                 next_tick += TICK_S
-                for gateway in range(self.cell.gateways):
-                    yield from self._step(gateway, Ticked())
+                yield from self._tick()
 
     def arrive(self, job: Job) -> list[SimTrip]:
         """The job arrives now. Returns the trips that end because of this."""
-        gateway = self.cell.gateway_for(job.call, self.now)
-        self.trips[job.call.id] = SimTrip(job, job.call.tier, gateway)
-        return self._step(gateway, Arrived(job.call))
+        self.trips[job.call.id] = SimTrip(job, job.call.tier)
+        return self._step(0, Arrived(job.call))
 
-    def _step(self, gateway: int, event: Event) -> list[SimTrip]:
-        return self._do_all(self.cell.machines[gateway].step(event, self.now))
+    # What dispatched.py does in another way.
+
+    def _step(self, relay: int, event: Event) -> list[SimTrip]:  # noqa: ARG002 (there is one)
+        """The relay tells what happened. Returns the trips that end because of this."""
+        return self._do_all(self.machines[0].step(event, self.now))
+
+    def _tick(self) -> list[SimTrip]:
+        return self._step(0, Ticked())
+
+    def _prober(self, name: str) -> int:  # noqa: ARG002 (there is one)
+        """The relay that watches over the replica."""
+        return 0
+
+    def _replica_dies(self, name: str) -> list[SimTrip]:
+        return self._step(self._prober(name), ReplicaDown(name))
+
+    def _delivered(self, message: Message) -> list[SimTrip]:
+        raise NotImplementedError
 
     def _due(self) -> list[SimTrip]:
         _, _, replica, version = heappop(self._heap)
         if replica is None:
-            return self._step(version, Ticked())
+            return self._step(0, Ticked())
         if isinstance(replica, str):
             if replica in self._aboard and (flex := self.trips[replica]).first_at <= self.now:
-                return self._step(flex.gateway, Delivering(replica))
+                return self._step(flex.relay, Delivering(replica))
             return []
+        if isinstance(replica, Message):
+            return self._delivered(replica)
         if version != replica.version:
             return []
         call_id = replica.due(self.now)
@@ -200,7 +216,7 @@ class Simulation:
         trip.ended_at = self.now
         job = trip.job
         speed_tps = trip.speed_tps if job.tokens >= MIN_TOKENS_FOR_PROMISE else None
-        return [trip, *self._step(trip.gateway, Finished(call_id, job.call.prompt_tokens, job.tokens, speed_tps))]
+        return [trip, *self._step(trip.relay, Finished(call_id, job.call.prompt_tokens, job.tokens, speed_tps))]
 
     def _do_all(self, actions: list[Action]) -> list[SimTrip]:
         """Apply the actions of one step. Calls are taken off last: core then acts again and needs every Board done."""
@@ -222,14 +238,14 @@ class Simulation:
                 replica = self._aboard[action.call_id] = self._replicas[name]
                 trip.boarded_at, trip.tier = self.now, tier
                 call, tokens = trip.job.call, trip.job.tokens
-                trip.first_at = replica.board(call.id, call.prompt_tokens, tokens, self.now, call.choices)
+                trip.first_at = replica.board(call.id, call.prompt_tokens, tokens, self.now, call.choices, floor_tps)
                 self._expect(replica)
                 if floor_tps and self._is_watched:
                     self._progress[call.id] = StreamProgress(floor_tps)
                 if tier == "flex":  # preemptible until its first token; core does not need this event for others
                     heappush(self._heap, (trip.first_at, next(self._order), action.call_id, 0))
             case Hold(for_s=for_s):
-                heappush(self._heap, (self.now + for_s, next(self._order), None, trip.gateway))
+                heappush(self._heap, (self.now + for_s, next(self._order), None, 0))
             case Downgrade():
                 trip.tier = "standard"
             case Refuse():
@@ -247,10 +263,10 @@ class Simulation:
         self._expect(replica)
         if is_preempted or self.now < trip.first_at:
             trip.boarded_at = None
-            return self._step(trip.gateway, Failed(call_id, "preempted" if is_preempted else "waiting"))
+            return self._step(trip.relay, Failed(call_id, "preempted" if is_preempted else "waiting"))
         trip.how, trip.ended_at = "cut", self.now
         del self.trips[call_id]
-        return [trip, *self._step(trip.gateway, Left(call_id))]
+        return [trip, *self._step(trip.relay, Left(call_id))]
 
     # --- floors of running streams ---
 
@@ -265,13 +281,12 @@ class Simulation:
             for call_id, progress in self._progress.items()
             if self._is_late(call_id, progress)
         }
-        unowned = self._down.union(*self._orphans.values())
-        changed = sorted((behind ^ self._behind) - unowned)
+        changed = sorted((behind ^ self._behind) - self._down)
         self._behind = behind
         ended: list[SimTrip] = []
         for name in changed:
             event = ReplicaBehind(name) if name in behind else ReplicaRecovered(name)
-            ended += self._step(self.cell.owner(name), event)
+            ended += self._step(self._prober(name), event)
         return ended
 
     def _is_late(self, call_id: str, progress: StreamProgress) -> bool:
@@ -285,47 +300,26 @@ class Simulation:
     def _start(self, name: str) -> list[SimTrip]:
         known = self._known[name]
         assert known.curve is not None
-        self._replicas[name] = SimReplica(name, known.curve, known.prompt_tps, self._first_token_s)
-        return self._step(self.cell.owner(name), ReplicaUp(known))
+        margin = self._policies[known.pool].margin
+        self._replicas[name] = SimReplica(name, known.curve, known.prompt_tps, self._first_token_s, margin)
+        return self._step(self._prober(name), ReplicaUp(known))
 
     # --- faults ---
 
     def _fault(self) -> list[SimTrip]:
-        _, number, fault, phase = heappop(self._faults)
-        if phase == "begins":
-            heappush(self._faults, (fault.at + fault.lasts_s, number, fault, "ends"))
-        if isinstance(fault, GatewayFault):
-            if phase == "begins":
-                heappush(self._faults, (fault.at + fault.lease_s, number, fault, "lease ends"))
-            return self._gateway_fault(fault, phase)
+        _, number, fault, is_over = heappop(self._faults)
+        if not is_over:
+            heappush(self._faults, (fault.at + fault.lasts_s, number, fault, True))
         if fault.slowness is None:
-            orphan = any(fault.replica in orphans for orphans in self._orphans.values())
-            if phase == "ends":
+            if is_over:
                 self._down.discard(fault.replica)
-                return [] if orphan else self._start(fault.replica)
+                return self._start(fault.replica)
             self._down.add(fault.replica)
-            return [] if orphan else self._step(self.cell.owner(fault.replica), ReplicaDown(fault.replica))
+            return self._replica_dies(fault.replica)
         replica = self._replicas[fault.replica]
-        replica.slow_down(1.0 if phase == "ends" else fault.slowness, self.now)
+        replica.slow_down(1.0 if is_over else fault.slowness, self.now)
         self._expect(replica)
         return []
-
-    def _gateway_fault(self, fault: GatewayFault, phase: Phase) -> list[SimTrip]:
-        if phase == "ends":
-            self.cell.come_back(fault.gateway)
-            return []
-        if phase == "lease ends":
-            orphans = [name for name in self._orphans.pop(fault.gateway) if name not in self._down]
-            return [trip for name in orphans for trip in self._start(name)]
-        self._orphans[fault.gateway] = self.cell.die(fault.gateway)
-        lost = [trip for trip in self.trips.values() if trip.gateway == fault.gateway]
-        for trip in lost:  # held or aboard: their clients have lost the connection
-            trip.how, trip.ended_at = "cut", self.now
-            del self.trips[trip.job.call.id]
-            self._progress.pop(trip.job.call.id, None)
-            if (replica := self._aboard.pop(trip.job.call.id, None)) is not None:
-                replica.leave(trip.job.call.id, self.now)
-        return lost
 
     def _expect(self, replica: SimReplica) -> None:
         at = replica.next_event()

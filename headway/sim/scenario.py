@@ -1,4 +1,4 @@
-"""A scenario: a fleet with its policy, prices and gateways, a workload and faults. It is simulated for several seeds.
+"""A scenario: a fleet with its policy, prices and cells, a workload and faults. It is simulated for several seeds.
 
 Results are tallied by the requested tier. Waits and speeds are kept as a bounded sample, so a day with millions of
 calls takes no more memory than an hour.
@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from headway.core.types import EXPRESS, MIN_TOKENS_FOR_PROMISE, ModelPolicy, Replica, Tier
 from headway.price import Price, bill
-from headway.sim.cell import Cell
-from headway.sim.loop import AnyFault, Job, SimTrip, Simulation
+from headway.sim.dispatched import DispatchedSimulation
+from headway.sim.dispatcher import DispatcherFault, DispatcherTimes, Takeover
+from headway.sim.loop import Fault, Job, SimTrip, Simulation
 from headway.sim.noise import Noise
 from headway.sim.rungs import STUDENT, AutoTally, SimRungs
 from headway.sim.sample import Sample
@@ -33,6 +34,7 @@ class Tally:
     cut: int = 0
     promised: int = 0
     kept: int = 0
+    longest_wait_s: float = 0.0  # of the calls that boarded
     tokens: int = 0
     billed: int = 0  # micro-units
     refunded: int = 0
@@ -49,6 +51,7 @@ class Tally:
             self.refused += 1
             return
         self.waits_s.add(trip.waited_s)
+        self.longest_wait_s = max(self.longest_wait_s, trip.waited_s)
         if trip.how == "cut":
             self.cut += 1
             return
@@ -72,8 +75,8 @@ class Moment:
     """The fleet at one time of a run."""
 
     at_s: float
-    aboard: int
-    held: int
+    aboard: int  # calls
+    held: int  # calls
     light: int  # replicas
     open: int
 
@@ -88,10 +91,13 @@ class Scenario:
     seconds: float
     prices: dict[Tier, Price]
     replica_hour: int = 0  # micro-units
-    faults: tuple[AnyFault, ...] = ()
+    faults: tuple[Fault, ...] = ()
     first_token_s: float = 0.0
-    gateways: int = 1
-    summary_s: float = 0.5  # seconds between the summaries that gateways send each other
+    dispatcher: DispatcherTimes | None = None  # None: core is called directly, in one process
+    dispatcher_faults: tuple[DispatcherFault, ...] = ()
+    cells: tuple[float, ...] = (1.0,)  # the share of the demand that comes to each; several have dispatchers
+    summary_s: float = 0.5  # seconds between the summaries that cells send each other
+    tallied_from_s: float = 0.0  # calls that arrive before are not tallied
     rungs: SimRungs | None = None
     moments: int = 200
     noise: Sequence[float] = ()  # factors of step times (noise.py)
@@ -110,7 +116,10 @@ class Outcome:
     reserve_us: int = 0
     moments: list[Moment] = field(default_factory=list)
     cost: int = 0  # of the whole fleet over the run, in micro-units
-    handed_on: int = 0  # calls that went from one gateway to another
+    handed_on: int = 0  # calls that went from one cell to another
+    unled: int = 0  # calls that relays refused because no dispatcher had answered
+    over_limit: int = 0  # calls that boarded a replica beyond what a floor aboard allows, by the replicas' own counts
+    takeovers: list[Takeover] = field(default_factory=list)
     auto: AutoTally | None = None
 
     @property
@@ -127,9 +136,7 @@ def play(scenario: Scenario, seed: int) -> Outcome:
         auto = AutoTally(rungs, seed, model, "flex" if "flex" in scenario.policy.tiers else "standard")
         policies[STUDENT] = rungs.policy
         jobs = auto.jobs(jobs)
-    cell = Cell(policies, scenario.gateways, scenario.summary_s)
-    noise = Noise(scenario.noise, seed) if scenario.noise else None
-    simulation = Simulation(cell, scenario.fleet, scenario.first_token_s, scenario.faults, noise)
+    simulation = _simulation(scenario, policies, seed)
     outcome = Outcome(seed, scenario.seconds, {tier: Tally.empty(f"{seed} {tier}") for tier in scenario.policy.tiers})
     outcome.auto = auto
     # Calls create no reference cycles, and garbage collection takes a quarter of the run time of a large fleet.
@@ -138,14 +145,35 @@ def play(scenario: Scenario, seed: int) -> Outcome:
         _run(simulation, jobs, scenario, model, outcome)
     finally:
         gc.enable()
-    for machine in cell.machines:
+    for machine in simulation.machines:
         pool = machine.pool_of(model)
         outcome.reserve_us += pool.reserve_us
         for tier, seat_us in pool.seat_us[model].items():
             outcome.seat_us[tier] = outcome.seat_us.get(tier, 0) + seat_us
     outcome.cost = round(len(scenario.fleet) * scenario.replica_hour * scenario.seconds / 3600)
-    outcome.handed_on = cell.handed_on
+    outcome.over_limit = simulation.over_limit
+    if isinstance(simulation, DispatchedSimulation):
+        outcome.handed_on, outcome.unled = simulation.handed_on, simulation.unled
+        outcome.takeovers = simulation.takeovers
     return outcome
+
+
+def _simulation(scenario: Scenario, policies: dict[str, ModelPolicy], seed: int) -> Simulation:
+    noise = Noise(scenario.noise, seed) if scenario.noise else None
+    if scenario.dispatcher is None and not scenario.dispatcher_faults and len(scenario.cells) == 1:
+        return Simulation(policies, scenario.fleet, scenario.first_token_s, scenario.faults, noise)
+    return DispatchedSimulation(
+        policies,
+        scenario.fleet,
+        scenario.dispatcher or DispatcherTimes(),
+        scenario.cells,
+        seed,
+        scenario.first_token_s,
+        scenario.faults,
+        scenario.dispatcher_faults,
+        noise,
+        scenario.summary_s,
+    )
 
 
 def _run(simulation: Simulation, jobs: Iterator[Job], scenario: Scenario, model: str, outcome: Outcome) -> None:
@@ -157,6 +185,8 @@ def _run(simulation: Simulation, jobs: Iterator[Job], scenario: Scenario, model:
         while trips:  # a trip that ends may cause another job, which may end at once
             trip = trips.pop()
             price = scenario.prices[trip.tier]
+            if trip.job.at < scenario.tallied_from_s:
+                continue
             if auto is None or not auto.is_auto(trip.job.call):
                 outcome.tallies[trip.job.call.tier].add(trip, scenario.policy.tiers[trip.tier].floor_tps, price)
             else:
@@ -168,11 +198,11 @@ def _run(simulation: Simulation, jobs: Iterator[Job], scenario: Scenario, model:
 
 
 def _look(simulation: Simulation, model: str) -> Moment:
-    pools = [machine.pool_of(model) for machine in simulation.cell.machines]
+    pools = [machine.pool_of(model) for machine in simulation.machines]
     return Moment(
         simulation.now,
-        sum(pool.streams for pool in pools),
-        sum(pool.waiting.held for pool in pools),
+        simulation.aboard,
+        len(simulation.trips) - simulation.aboard,
         sum(pool.light_replicas for pool in pools),
         sum(pool.open_replicas for pool in pools),
     )

@@ -22,7 +22,6 @@ from rich.table import Table
 
 from headway.core.curve import Curve
 from headway.core.types import ModelPolicy, Replica, TierPolicy
-from headway.sim.cell import Cell
 from headway.sim.loop import SimTrip, Simulation
 from headway.sim.noise import Noise
 from runs.express.demand import (
@@ -77,9 +76,9 @@ def simulate_rule(demand: Demand | None, seed: int, fast: TierPolicy = FAST, noi
     jobs = standard_jobs(seed, "m")
     if demand is not None:
         jobs = merge(fast_jobs(demand, seed, "m", "fast"), jobs, key=lambda job: job.at)
-    simulation = Simulation(Cell(policies), replicas, noise=Noise(noise, seed) if noise else None)
+    simulation = Simulation(policies, replicas, noise=Noise(noise, seed) if noise else None)
     outcome, tokens = Outcome(), 0
-    pool = simulation.cell.machines[0].pools["m"]
+    pool = simulation.machines[0].pools["m"]
     for trip in simulation.run(jobs, SECONDS):
         while simulation.now >= len(outcome.light_seats) + 1:
             outcome.light_seats.append(LIGHT_SEATS * pool.light_replicas)
@@ -98,7 +97,7 @@ def simulate_fast_part(demand: Demand, split: int, seed: int) -> Outcome:
     policies = {"fast": ModelPolicy({"standard": TierPolicy(max_held=10_000, max_hold_s=FAST_HOLD_S)})}
     replicas = [Replica(f"r{number}", "fast", LIGHT_SEATS, CURVE) for number in range(split)]
     outcome = Outcome()
-    for trip in Simulation(Cell(policies), replicas).run(fast_jobs(demand, seed, "fast", "standard"), SECONDS):
+    for trip in Simulation(policies, replicas).run(fast_jobs(demand, seed, "fast", "standard"), SECONDS):
         _count_fast(outcome, trip, FLOOR_TPS)
     return outcome
 
@@ -106,7 +105,7 @@ def simulate_fast_part(demand: Demand, split: int, seed: int) -> Outcome:
 def simulate_standard_part(split: int, seed: int) -> float:
     """Tokens per second of the replicas that a static split leaves to standard calls."""
     replicas = [Replica(f"r{number}", "m", SEATS, CURVE) for number in range(split, REPLICAS)]
-    simulation = Simulation(Cell({"m": ModelPolicy({"standard": STANDARD})}), replicas)
+    simulation = Simulation({"m": ModelPolicy({"standard": STANDARD})}, replicas)
     tokens = 0
     for trip in simulation.run(standard_jobs(seed, "m"), SECONDS):
         tokens += trip.job.tokens if simulation.now >= WARM_UP_S and not trip.refused else 0

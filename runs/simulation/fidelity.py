@@ -26,7 +26,6 @@ from headway.core.curve import fit
 from headway.core.types import Tier
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
-from headway.sim.cell import Cell
 from headway.sim.loop import Job, SimTrip, Simulation
 from headway.sim.workload import Lengths, Recipe, synthesize
 from runs.measure.machine import require, too_slow
@@ -135,7 +134,7 @@ async def live(url: str, plan: list[Planned]) -> list[Seen]:
 def simulated(config: Path, plan: list[Planned], first_token_s: float) -> list[SimTrip]:
     table = load(config).models[0]
     fleet = [replica_of(table, replica, name=replica.url) for replica in table.replicas]
-    simulation = Simulation(Cell({table.name: policy_of(table)}), fleet, first_token_s)
+    simulation = Simulation({table.name: policy_of(table)}, fleet, first_token_s)
     return list(simulation.run((each.job for each in plan), 1e9))
 
 

@@ -6,6 +6,7 @@ Check the pictures after a change of the run.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import altair as alt
 
@@ -13,33 +14,77 @@ from headway.charts import BLUE, INK, ORANGE
 from headway.sim.scenario import Moment, Outcome
 from runs.express.pictures import Rows, save
 
-ALONE, SHARED = "alone: a cell of its own", "gateways that hand on, 1,000 replicas in all"
+ALONE, SHARED = "alone", "cells that hand calls on, 200 replicas in all"
+REFUSED, HANDED = "without handing on", "handed on once"
+LEGEND = alt.Legend(title=None, orient="top", labelFontSize=12, labelLimit=400, labelColor=INK, symbolSize=300)
 
 
-def draw_failure(moments: list[Moment], dies_at_s: float, lease_s: float) -> None:
-    """Streams, held calls and open replicas around the death of a gateway."""
-    near = [one for one in moments if dies_at_s - 60 <= one.at_s <= dies_at_s + 170]
-    strips = []
+def draw_death(outcome: Outcome, died_at_s: float, takeover_s: float) -> None:
+    """Calls aboard, calls held and open replicas around the death of a dispatcher."""
+    [takeover] = outcome.takeovers
+    near = [one for one in outcome.moments if died_at_s - 2 <= one.at_s <= died_at_s + 8]
     lines: list[tuple[str, str, Callable[[Moment], int]]] = [
-        ("streams aboard", "streams", lambda one: one.aboard),
-        ("calls held, waiting for a seat", "calls", lambda one: one.held),
-        ("replicas with an owner", "replicas", lambda one: one.open),
+        ("streams that run", "calls", lambda one: one.aboard),
+        ("calls that wait for a seat", "calls", lambda one: one.held),
+        ("replicas that are open, as the dispatcher knows them", "replicas", lambda one: one.open),
     ]
+    strips: list[Any] = []
+    marks: Rows = [{"at": 0.0, "what": "it dies"}, {"at": takeover_s, "what": "its standby leads"}]
+    if takeover.settled_at is not None:
+        marks.append({"at": takeover.settled_at - died_at_s, "what": "all calls are reported"})
     for title, unit, take in lines:
-        rows: Rows = [{"at": one.at_s - dies_at_s, "n": take(one)} for one in near]
+        rows: Rows = [{"at": one.at_s - died_at_s, "n": take(one)} for one in near]
         line = (
             alt.Chart(alt.InlineData(values=rows))
             .mark_line(color=BLUE, strokeWidth=2, interpolate="step-after")
-            .encode(
-                x=alt.X("at:Q", title="seconds after a gateway died"),
-                y=alt.Y("n:Q", title=unit, scale=alt.Scale(zero=title.startswith("calls"))),
-            )
+            .encode(x=alt.X("at:Q", title="seconds after the dispatcher died"), y=alt.Y("n:Q", title=unit))
         )
-        marks = alt.Chart(alt.InlineData(values=[{"at": 0.0}, {"at": lease_s}])).mark_rule(
-            color=ORANGE, strokeDash=[4, 3]
+        rules = alt.Chart(alt.InlineData(values=marks)).mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(x="at:Q")
+        layers = [line, rules]
+        if not strips:
+            words = rules.mark_text(align="left", dx=4, color=INK, fontSize=12, strokeDash=[1, 0])
+            layers.append(words.encode(x="at:Q", y=alt.value(100), text="what:N"))
+        strips.append(alt.layer(*layers).properties(width=800, height=110, title=title))
+    save(alt.vconcat(*strips), "scale-death")
+
+
+def draw_rates(waits_ms: dict[float, float]) -> None:
+    """The wait for a seat by the calls per second of one dispatcher."""
+    rows: Rows = [{"rate": rate, "wait": max(0.1, wait)} for rate, wait in waits_ms.items()]
+    line = (
+        alt.Chart(alt.InlineData(values=rows))
+        .mark_line(point={"size": 45}, strokeWidth=2, color=BLUE)
+        .encode(
+            x=alt.X("rate:Q", title="calls per second of one dispatcher", axis=alt.Axis(format=",.0f")),
+            y=alt.Y("wait:Q", title="wait for a seat, p99, ms", scale=alt.Scale(type="log")),
         )
-        strips.append((line + marks.encode(x="at:Q")).properties(width=800, height=110, title=title))
-    save(alt.vconcat(*strips), "scale-failure")
+    )
+    words = line.mark_text(dy=-12, color=INK, fontSize=12).encode(text=alt.Text("wait:Q", format=",.1f"))
+    save((line + words).properties(width=640, height=230, title="where one dispatcher ends"), "scale-rates")
+
+
+def draw_skews(refused: dict[float, tuple[float, float]]) -> None:
+    """Refused calls by the skew of the demand, without and with handing on."""
+    rows: Rows = [
+        {"skew": f"+{skew:.0%}", "who": who, "refused": share}
+        for skew, pair in refused.items()
+        for who, share in zip((REFUSED, HANDED), pair, strict=True)
+    ]
+    colours = alt.Scale(domain=[REFUSED, HANDED], range=[ORANGE, BLUE])
+    bars = (
+        alt.Chart(alt.InlineData(values=rows))
+        .mark_bar(size=40)
+        .encode(
+            x=alt.X(
+                "skew:N", title="calls of one of five cells beyond its part", sort=None, axis=alt.Axis(labelAngle=0)
+            ),
+            xOffset=alt.XOffset("who:N", sort=[REFUSED, HANDED]),
+            y=alt.Y("refused:Q", title="calls refused", axis=alt.Axis(format=".0%")),
+            color=alt.Color("who:N", scale=colours, legend=LEGEND),
+        )
+    )
+    words = bars.mark_text(dy=-8, fontSize=12).encode(text=alt.Text("refused:Q", format=".1%"), color=alt.value(INK))
+    save((bars + words).properties(width=520, height=230, title="what handing on saves"), "scale-skew")
 
 
 def light_share(outcome: Outcome) -> float:
@@ -48,29 +93,28 @@ def light_share(outcome: Outcome) -> float:
     return sum(one.light for one in late) / sum(one.open for one in late)
 
 
-def draw_groups(light: dict[int, tuple[float, float]]) -> None:
-    """The light share of the fleet, by the number of replicas that keep their own reserve of light seats."""
+def draw_groups(alone: dict[int, float], in_cells: dict[int, float]) -> None:
+    """The light share of the fleet, by the number of replicas that keep one reserve of light seats."""
     rows: Rows = [
         {"size": size, "who": who, "light": share}
-        for size, pair in light.items()
-        for who, share in zip((ALONE, SHARED), pair, strict=True)
+        for who, light in ((ALONE, alone), (SHARED, in_cells))
+        for size, share in light.items()
     ]
     colours = alt.Scale(domain=[ALONE, SHARED], range=[ORANGE, BLUE])
     dashes = alt.Scale(domain=[ALONE, SHARED], range=[[6, 3], [1, 0]])
-    legend = alt.Legend(title=None, orient="top", labelFontSize=12, labelLimit=400, labelColor=INK, symbolSize=300)
     lines = (
         alt.Chart(alt.InlineData(values=rows))
         .mark_line(point={"size": 45}, strokeWidth=2)
         .encode(
             x=alt.X(
                 "size:Q",
-                title="replicas of one gateway",
+                title="replicas that keep one reserve",
                 scale=alt.Scale(type="log", nice=False),
-                axis=alt.Axis(values=list(light), grid=False),
+                axis=alt.Axis(values=list(alone), grid=False),
             ),
             y=alt.Y("light:Q", title="replicas that are light", axis=alt.Axis(format=".0%")),
-            color=alt.Color("who:N", scale=colours, legend=legend),
-            strokeDash=alt.StrokeDash("who:N", scale=dashes, legend=legend),
+            color=alt.Color("who:N", scale=colours, legend=LEGEND),
+            strokeDash=alt.StrokeDash("who:N", scale=dashes, legend=LEGEND),
         )
     )
     save(lines.properties(width=640, height=230, title="what small groups cost"), "scale-groups")

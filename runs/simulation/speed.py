@@ -18,7 +18,6 @@ from rich.table import Table
 import headway.core.machine
 from headway.core.curve import Curve
 from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
-from headway.sim.cell import Cell
 from headway.sim.loop import Job, Simulation
 from headway.sim.workload import OFFICE_HOURS, Recipe, synthesize
 from runs.measure.machine import require
@@ -55,7 +54,7 @@ class Played:
 
 def simulation(replicas: int) -> Simulation:
     policy = ModelPolicy(TIERS, standard_share=0.5)
-    return Simulation(Cell({"m": policy}), [Replica(f"r{n}", "m", SEATS, CURVE, PROMPT_TPS) for n in range(replicas)])
+    return Simulation({"m": policy}, [Replica(f"r{n}", "m", SEATS, CURVE, PROMPT_TPS) for n in range(replicas)])
 
 
 def play(sim: Simulation, jobs: Iterator[Job], until: float = 1e12) -> Played:

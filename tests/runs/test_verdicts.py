@@ -266,11 +266,20 @@ def fast_mode_case() -> Case:
 
 def internet_scale_case() -> Case:
     fleets: dict[float, int | None] = {0.0: 39, 0.1: 41}
-    good = internet_scale.Figures(7_102_035, 10_000, 100, 859.0, 10_000, 9_997, fleets)
-    return Case(
-        internet_scale.verdict,
+    good = internet_scale.Figures(1_400_000, 10_000, 10, 300.0, 0.9997, 0, 0, 0.0, 1.75, 2.3, 0.0, fleets)
+    bad = each(
         good,
-        [*each(good, kept=9_800, fleets={**fleets, 0.1: None}), replace(good, promised=0, kept=0)],
+        kept=0.98,
+        over_limit=1,
+        cut=1,
+        kept_lost=0.002,
+        resumed_s=2.1,
+        wait_p99_ms=6.0,
+        still_refused=0.6,
+        fleets={**fleets, 0.1: None},
+    )
+    return Case(
+        internet_scale.verdict, good, [*bad, replace(good, kept=math.nan), replace(good, still_refused=math.nan)]
     )
 
 

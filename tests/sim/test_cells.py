@@ -1,4 +1,4 @@
-"""Several gateways before one fleet: nobody's seats are lost, calls find the room that siblings have."""
+"""Several cells: nobody's seats are lost, calls find the room that others have. And the rungs of auto calls."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from functools import partial
 
 import pytest
 
-from headway.core.types import Call, ModelPolicy, Replica, Tier
+from headway.core.machine import Machine
+from headway.core.types import Call, ModelPolicy, Replica, ReplicaUp, Tier, own_pools
 from headway.price import Price
-from headway.sim.cell import Cell
-from headway.sim.loop import Fault, GatewayFault, Job, SimTrip, Simulation
+from headway.sim.cells import Cells
+from headway.sim.dispatched import DispatchedSimulation
+from headway.sim.dispatcher import DispatcherTimes
+from headway.sim.loop import Fault, Job, SimTrip
 from headway.sim.rungs import STUDENT, SimRungs
 from headway.sim.scenario import Outcome, Scenario, play
-from headway.sim.siblings import roomier
 from headway.sim.workload import Lengths, Recipe, synthesize
 from tests.sim.test_loop import CURVE, TIERS, check
 
@@ -25,66 +27,85 @@ def fleet(count: int, seats: int = 8) -> list[Replica]:
     return [Replica(f"r{n}", "m", seats, CURVE) for n in range(count)]
 
 
-def trips_of(cell: Cell, jobs: list[Job], count: int, faults: tuple[Fault | GatewayFault, ...] = ()) -> list[SimTrip]:
-    simulation, trips = Simulation(cell, fleet(count, seats=1), faults=faults), []
-    for trip in simulation.run(iter(jobs), 1e6):
-        trips.append(trip)
-        check(simulation)
-    return trips
+def trips_of(
+    jobs: list[Job], replicas: int, shares: tuple[float, ...], faults: tuple[Fault, ...] = ()
+) -> tuple[dict[str, SimTrip], DispatchedSimulation]:
+    policies = {"m": ModelPolicy(TIERS)}
+    simulation = DispatchedSimulation(policies, fleet(replicas, seats=1), DispatcherTimes(), shares, faults=faults)
+    trips = {trip.job.call.id: trip for trip in simulation.run(iter(jobs), 1e6)}
+    check(simulation)
+    return trips, simulation
 
 
-def test_of_two_the_roomier_and_nobody_without_room() -> None:
-    rooms: list[dict[Tier, int]] = [{"standard": 1}, {"standard": 5}, {"standard": 0}, {}]
-    assert roomier("standard", 0, 1, rooms) == 1
-    assert roomier("standard", 2, 0, rooms) == 0
-    assert roomier("standard", 2, 3, rooms) is None
-    assert roomier("fast", 0, 1, rooms) is None
+def machine_with(seats: int) -> Machine:
+    machine = Machine(*own_pools({"m": ModelPolicy(TIERS)}))
+    for one in fleet(1, seats) if seats else ():
+        machine.step(ReplicaUp(one), 0.0)
+    return machine
 
 
-def test_a_call_without_room_at_home_is_handed_to_a_sibling() -> None:
-    # Four calls come to two gateways in turn; each owns two replicas of one seat.
-    cell = Cell({"m": ModelPolicy(TIERS)}, gateways=2)
-    jobs = [Job(1.0 + n / 100, Call(f"c{n}", "m", "standard"), 101) for n in range(4)]
-    assert Counter(trip.gateway for trip in trips_of(cell, jobs, 4)) == {0: 2, 1: 2}
-    assert cell.handed_on == 0
-    # Two replicas fall out: the calls of their owner go to the sibling, once a summary has told of its room.
-    cell = Cell({"m": ModelPolicy(TIERS)}, gateways=2)
-    down = (Fault(0.1, "r0", 100.0), Fault(0.1, "r2", 100.0))
+def test_of_two_the_roomier_and_none_without_room() -> None:
+    cells = Cells((1.0, 1.0, 1.0), seed=1)
+    assert cells.roomier(0, "m", "standard") is None  # nobody has said anything
+    for cell, seats in enumerate((3, 1, 5)):
+        cells.tell(cell, machine_with(seats), 0.0)
+    chosen = Counter(cells.roomier(0, "m", "standard") for _ in range(100))
+    assert set(chosen) == {1, 2}
+    assert chosen[2] > 60  # unless both of the two are cell 1
+    cells.tell(2, machine_with(0), 0.0)
+    cells.tell(1, None, 0.0)
+    assert {cells.roomier(0, "m", "standard") for _ in range(100)} == {None}
+    assert Cells((1.0,), seed=1).roomier(0, "m", "standard") is None
+
+
+def test_calls_come_to_cells_by_their_shares() -> None:
+    cells = Cells((3.0, 1.0), seed=1)
+    assert Counter(cells.home() for _ in range(1_000))[0] == pytest.approx(750, abs=50)
+
+
+def test_a_call_without_room_at_home_is_handed_to_another_cell() -> None:
+    # All calls come to a cell of two seats; the other cell has two as well.
+    jobs = [Job(1.0 + n / 10, Call(f"c{n}", "m", "standard"), 101) for n in range(4)]
+    trips, simulation = trips_of(jobs, 4, (1.0, 0.0))
+    assert simulation.handed_on == 2
+    assert {trip.how for trip in trips.values()} == {"finished"}
+    waits = sorted(trip.waited_s for trip in trips.values())
+    assert max(waits[:2]) < 0.01
+    assert 0.02 < waits[2] < waits[3] < 0.04  # the way to the other cell, and a link there and back on each side
+
+
+def test_a_call_is_handed_on_once_and_then_held() -> None:
+    jobs = [Job(1.0 + n / 100, Call(f"c{n}", "m", "standard"), 101) for n in range(6)]
+    trips, simulation = trips_of(jobs, 4, (1.0, 0.0))
+    # The summary said that there was room for two; four were sent.
+    assert simulation.handed_on == 4
+    assert {trip.how for trip in trips.values()} == {"finished"}
+    assert sum(trip.waited_s > 1.0 for trip in trips.values()) == 2
+
+
+def test_calls_of_a_cell_whose_replicas_are_dead_are_served_elsewhere() -> None:
+    down = (Fault(0.1, "r0", 200.0), Fault(0.1, "r2", 200.0))
     jobs = [Job(1.0 + n, Call(f"c{n}", "m", "standard"), 11) for n in range(100)]
-    trips = trips_of(cell, jobs, 4, down)
-    assert {trip.how for trip in trips} == {"finished"}
-    handed = [trip for trip in trips if trip.how == "finished" and trip.waited_s == 0.0]
-    assert cell.handed_on == 50
-    assert len(handed) == 100
+    trips, simulation = trips_of(jobs, 4, (0.5, 0.5), down)
+    assert {trip.how for trip in trips.values()} == {"finished"}
+    assert simulation.handed_on == pytest.approx(50, abs=15)
+    assert max(trip.waited_s for trip in trips.values()) < 0.1
 
 
-def test_a_gateway_dies_and_its_replicas_are_taken_over() -> None:
-    cell = Cell({"m": ModelPolicy(TIERS)}, gateways=2)
-    faults = (GatewayFault(2.0, 0, lasts_s=20.0, lease_s=10.0), Fault(5.0, "r2", 2.0))
-    jobs = [Job(1.0 + n, Call(f"c{n}", "m", "standard"), 101) for n in range(40)]
-    trips = {trip.job.call.id: trip for trip in trips_of(cell, jobs, 4, faults)}
-    assert len(trips) == 40
-    cut = [name for name, trip in trips.items() if trip.how == "cut"]
-    assert cut == ["c1"]  # the one that was aboard there
-    assert all(trip.how == "finished" for name, trip in trips.items() if name not in cut)
-    assert cell.machines[1].pools["m"].open_replicas == 4
-    assert cell.machines[0].pools["m"].open_replicas == 0
-    assert cell.handed_on > 0  # what comes to it after its return finds no room of its own
-
-
-def outcome(gateways: int, rungs: SimRungs | None = None, replicas: int = 8) -> Outcome:
+def outcome(cells: int, rungs: SimRungs | None = None, replicas: int = 8) -> Outcome:
     recipe = Recipe(15.0, tiers={"standard": 0.8, "fast": 0.2}, answers=Lengths(60, 1.0, 500))
-    policy = ModelPolicy(TIERS)
     jobs = partial(synthesize, recipe)
-    return play(Scenario(policy, fleet(replicas), jobs, 600.0, PRICES, gateways=gateways, rungs=rungs), 1)
+    shares = (1 / cells,) * cells
+    return play(Scenario(ModelPolicy(TIERS), fleet(replicas), jobs, 600.0, PRICES, cells=shares, rungs=rungs), 1)
 
 
-def test_more_gateways_keep_the_same_promises_for_more_reserve() -> None:
+def test_more_cells_keep_the_same_promises() -> None:
     one, four = outcome(1), outcome(4)
     assert one.calls == pytest.approx(four.calls, rel=0.01)
     assert one.handed_on == 0 < four.handed_on
     for each in (one, four):
         assert each.tallies["fast"].kept == each.tallies["fast"].promised > 500
+        assert each.over_limit == 0
 
 
 @pytest.mark.parametrize(("escalated", "caught"), [(0.3, 0.9), (0.0, 0.0), (1.0, 1.0)])

@@ -21,7 +21,8 @@ from headway.core.rate_limit import RateLimit, TokenLimit
 from headway.core.types import Arrived, Board, Call, Finished, ModelPolicy, Replica, ReplicaUp, TierPolicy, own_pools
 from headway.dispatch.frames import PROTOCOL, Actions, Events, decode_from_dispatcher, decode_from_relay, encode
 from headway.dispatch.record import EventLog, replay
-from headway.sim.cell import Cell
+from headway.sim.dispatched import DispatchedSimulation
+from headway.sim.dispatcher import DispatcherFault, DispatcherTimes
 from headway.sim.loop import Fault, Simulation
 from headway.sim.workload import Recipe, synthesize
 
@@ -29,8 +30,13 @@ tiers = {"fast": TierPolicy(100, 5.0, floor_tps=25.0), "standard": TierPolicy(1_
 recipe = Recipe(30.0, tiers={"standard": 0.7, "fast": 0.2, "flex": 0.1})
 fleet = [Replica(f"r{n}", "m", 8, Curve(0.01, 0.01, 0.0, 2e-6 * (n % 2)), 10_000.0) for n in range(6)]
 assert pickle.loads(pickle.dumps((recipe, fleet, tiers))) == (recipe, fleet, tiers)  # seeds are played in processes
-simulation = Simulation(Cell({"m": ModelPolicy(tiers)}), fleet, 0.01, (Fault(30.0, "r1", 20.0),))
+simulation = Simulation({"m": ModelPolicy(tiers)}, fleet, 0.01, (Fault(30.0, "r1", 20.0),))
 lines = [f"{t.job.call.id} {t.tier} {t.how} {t.first_at!r} {t.ended_at!r}" for t in simulation.run(synthesize(recipe, 1), 300)]
+dispatched = DispatchedSimulation(
+    {"m": ModelPolicy(tiers)}, fleet, DispatcherTimes(), (0.6, 0.4), 1, 0.01, (Fault(30.0, "r1", 20.0),),
+    (DispatcherFault(60.0, 1.5), DispatcherFault(90.0, 1.5, 1)),
+)
+lines += [f"{t.job.call.id} {t.tier} {t.how} {t.first_at!r} {t.ended_at!r}" for t in dispatched.run(synthesize(recipe, 1), 120)]
 limit = TokenLimit(1, 2, 3)
 events = Events([Arrived(Call("a", "m", "fast", express_limit=limit)), ReplicaUp(fleet[0])])
 actions = Actions([Board("a", "r0", "fast", 25.0, None, RateLimit(limit, 1, 2, 3, 0.5, 0.5)), Board("b", "r0", "flex")])

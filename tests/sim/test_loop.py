@@ -10,7 +10,6 @@ import pytest
 
 from headway.core.curve import Curve
 from headway.core.types import Call, ModelPolicy, Replica, Tier, TierPolicy
-from headway.sim.cell import Cell
 from headway.sim.loop import Fault, Job, SimTrip, Simulation
 from headway.sim.noise import Noise
 from headway.sim.workload import Lengths, Recipe, synthesize
@@ -32,7 +31,7 @@ def play(
 ) -> dict[str, SimTrip]:
     policy = ModelPolicy(TIERS, standard_share=0.0, margin=0.0, express_wait_s=inf)
     fleet = [Replica(f"r{n}", "m", seats, CURVE, prompt_tps) for n in range(replicas)]
-    simulation = Simulation(Cell({"m": policy}), fleet, faults=faults)
+    simulation = Simulation({"m": policy}, fleet, faults=faults)
     trips = {}
     for trip in simulation.run(iter(jobs), 1e6):
         trips[trip.job.call.id] = trip
@@ -41,7 +40,7 @@ def play(
 
 
 def check(simulation: Simulation) -> None:
-    for machine in simulation.cell.machines:
+    for machine in simulation.machines:
         machine.check(simulation.now)
 
 
@@ -55,7 +54,7 @@ def test_one_stream_alone() -> None:
 def test_context_makes_the_steps_of_all_streams_longer() -> None:
     replica = Replica("r0", "m", 8, Curve(CURVE.a, CURVE.c, CURVE.d, e=1e-6))
     policy = ModelPolicy(TIERS, standard_share=0.0, margin=0.0, express_wait_s=inf)
-    simulation = Simulation(Cell({"m": policy}), [replica])
+    simulation = Simulation({"m": policy}, [replica])
     jobs = [job(0.0, "a", 101, prompt=9_950), job(1.5, "b", 21, prompt=9_990)]
     trips = {trip.job.call.id: trip for trip in simulation.run(iter(jobs), 1e6)}
     # Alone a reads 10,000 tokens on average, which takes 10 ms: 50 tokens in 1.5 s. Then both read 20,000 and take 50 ms.
@@ -132,7 +131,7 @@ def test_noise_slows_each_replica_in_its_own_way_and_the_same_in_each_run() -> N
     def ends(seed: int) -> list[float]:
         policy = ModelPolicy(TIERS, standard_share=0.0, express_wait_s=inf)
         fleet = [Replica(f"r{n}", "m", 1, CURVE) for n in range(3)]
-        simulation = Simulation(Cell({"m": policy}), fleet, noise=Noise([1.0, 3.0, 0.5, 2.0, 1.0], seed))
+        simulation = Simulation({"m": policy}, fleet, noise=Noise([1.0, 3.0, 0.5, 2.0, 1.0], seed))
         jobs = [job(0.0, f"s{n}", 101) for n in range(3)]
         return [trip.ended_at or 0.0 for trip in simulation.run(iter(jobs), 1e6)]
 
@@ -148,7 +147,7 @@ def test_the_same_seed_gives_the_same_run_to_the_last_digit() -> None:
         policy = ModelPolicy(TIERS)
         fleet = [Replica(f"r{n}", "m", 8, CURVE, 10_000) for n in range(6)]
         faults = (Fault(30.0, "r1", 20.0), Fault(50.0, "r2", 20.0, slowness=2.0))
-        simulation = Simulation(Cell({"m": policy}), fleet, faults=faults)
+        simulation = Simulation({"m": policy}, fleet, faults=faults)
         ended: list[tuple[object, ...]] = []
         for number, trip in enumerate(simulation.run(synthesize(recipe, seed), 200.0)):
             ended.append((trip.job.call.id, trip.tier, trip.how, trip.first_at, trip.ended_at))

@@ -128,17 +128,23 @@ def test_the_command(tmp_path: Path) -> None:
         "2",
         "--replicas",
         "4",
-        "--gateways",
+        "--cells",
         "2",
         "--config",
         str(config),
     ]
-    words += ["--gateway-fault", "1:60:30", "--auto", "share=0.5,replicas=1,escalated=0.4"]
+    words += ["--dispatcher-fault", "1:60:1.5", "--dispatcher-ms", "2", "--auto", "share=0.5,replicas=1,escalated=0.4"]
     result = CliRunner().invoke(app, words, env={"COLUMNS": "160"})
     assert result.exit_code == 0, (result.output, result.exception)
-    assert "forwarded between gateways" in result.output
+    assert "handed on between cells" in result.output
     assert "served by the student" in result.output
-    for bad in (["--gateway-fault", "0:1:1"], ["--auto", "share=2"], ["--auto", "sharp=1"], ["--auto", "share"]):
+    for bad in (
+        ["--dispatcher-fault", "1:1:1"],
+        ["--dispatcher-fault", "0:1"],
+        ["--auto", "share=2"],
+        ["--auto", "sharp=1"],
+        ["--auto", "share"],
+    ):
         wrong = CliRunner().invoke(app, ["simulate", *bad, "--config", str(config)])
         assert isinstance(wrong.exception, SetupError), bad
     wrong = CliRunner().invoke(app, ["simulate", "--share", "warp=1", "--config", str(config)])

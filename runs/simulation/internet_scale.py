@@ -58,9 +58,8 @@ def rate_of(load: float) -> float:
 
 
 def layouts(*, is_small: bool) -> dict[str, Layout]:
-    cells = 1 if is_small else CELLS
     dies = (DispatcherFault(DIES_AT_S, LEASE_S),)
-    whole = Layout(CELL * cells, 110.0, cells=(1 / cells,) * cells, times=MEASURED, deaths=dies)
+    whole = Layout(CELL if is_small else CELL * CELLS, 110.0, (1 / CELLS,) * CELLS, MEASURED, dies)
     all_of_them = {"whole": replace(whole, faults=(Fault(DIES_AT_S, "r1", 60.0),))}
     all_of_them |= {
         f"dies, {size} replicas": Layout(size, 110.0, times=MEASURED, deaths=dies, moments=2_200)
@@ -78,7 +77,7 @@ def layouts(*, is_small: bool) -> dict[str, Layout]:
         all_of_them[f"skew {skew:g}, handing on"] = cells_of_100
         all_of_them[f"skew {skew:g}, alone"] = replace(cells_of_100, summary_s=math.inf)
     for load in LOADS:
-        all_of_them[f"load {load:g}"] = Layout(CELL, 6.0, times=MEASURED, short_calls_per_s=rate_of(load))
+        all_of_them[f"load {load:g}"] = Layout(CELL, 4.0, times=MEASURED, short_calls_per_s=rate_of(load))
     all_of_them["delay 0 ms"] = Layout(100, 240.0)
     for delay_ms in DELAYS_MS:
         times = DispatcherTimes.there_and_back(delay_ms / 1e3)
@@ -86,9 +85,9 @@ def layouts(*, is_small: bool) -> dict[str, Layout]:
     all_of_them |= {f"alone {size}": Layout(size, 240.0) for size in GROUPS}
     for size in GROUPS[:4]:
         cells = 200 // size
-        all_of_them[f"cells of {size}"] = Layout(200, 240.0, cells=(1 / cells,) * cells, times=MEASURED)
+        all_of_them[f"cells of {size}"] = Layout(200, 120.0, cells=(1 / cells,) * cells, times=MEASURED)
     for lost in (1, 3):
-        all_of_them[f"{lost} of 10 cells lost"] = Layout(100, 420.0, demand=10 / (10 - lost))
+        all_of_them[f"{lost} of 10 cells lost"] = Layout(100, 240.0, demand=10 / (10 - lost))
     return all_of_them
 
 

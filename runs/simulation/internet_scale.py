@@ -73,16 +73,16 @@ def layouts(*, is_small: bool) -> dict[str, Layout]:
             all_of_them[f"takeover {takeover_s:g} s"] = replace(one, deaths=(DispatcherFault(DIES_AT_S, takeover_s),))
     for skew in SKEWS:
         shares = ((1 + skew) / 5, *[(1 - skew / 4) / 5] * 4)
-        cells_of_100 = Layout(500, 100.0, cells=shares, times=MEASURED)
-        all_of_them[f"skew {skew:g}, handing on"] = cells_of_100
-        all_of_them[f"skew {skew:g}, alone"] = replace(cells_of_100, summary_s=math.inf)
+        five = Layout(250, 100.0, cells=shares, times=MEASURED)
+        all_of_them[f"skew {skew:g}, handing on"] = five
+        all_of_them[f"skew {skew:g}, alone"] = replace(five, summary_s=math.inf)
     for load in LOADS:
         all_of_them[f"load {load:g}"] = Layout(CELL, 4.0, times=MEASURED, short_calls_per_s=rate_of(load))
-    all_of_them["delay 0 ms"] = Layout(100, 240.0)
+    all_of_them["delay 0 ms"] = Layout(100, 150.0)
     for delay_ms in DELAYS_MS:
         times = DispatcherTimes.there_and_back(delay_ms / 1e3)
-        all_of_them[f"delay {delay_ms:g} ms"] = Layout(100, 240.0, times=times)
-    all_of_them |= {f"alone {size}": Layout(size, 240.0) for size in GROUPS}
+        all_of_them[f"delay {delay_ms:g} ms"] = Layout(100, 150.0, times=times)
+    all_of_them |= {f"alone {size}": Layout(size, 150.0) for size in GROUPS}
     for size in GROUPS[:4]:
         cells = 200 // size
         all_of_them[f"cells of {size}"] = Layout(200, 120.0, cells=(1 / cells,) * cells, times=MEASURED)

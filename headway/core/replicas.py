@@ -36,6 +36,7 @@ class Stream:
         boarded_read_s: float,
         kv_tokens: int,
         context: int,
+        is_seen_whole: bool,
     ) -> None:
         self.call = call
         self.floor_tps = floor_tps
@@ -46,6 +47,7 @@ class Stream:
         self.boarded_read_s = boarded_read_s  # the replica's `read_s` when the call boarded, with its own prompt
         self.kv_tokens = kv_tokens  # that its prompt and its answers are expected to take
         self.context = context  # the tokens that its choices are expected to read in each step
+        self.is_seen_whole = is_seen_whole  # False if it began before this core knew it
 
 
 @dataclass(slots=True)
@@ -185,7 +187,7 @@ class ReplicaState:
         taken = self.time.taken(express=floor_tps > 0.0)
         kv_tokens, context = self._kv_tokens(call), self._context(call)
         self.aboard[call.id] = Stream(
-            call, floor_tps, now, self.given, taken, self.read_until, self.read_s, kv_tokens, context
+            call, floor_tps, now, self.given, taken, self.read_until, self.read_s, kv_tokens, context, not is_read
         )
         self.load += call.choices
         self.kv_taken += kv_tokens
@@ -227,12 +229,13 @@ class ReplicaState:
         return (now - stream.boarded_at) * stream.call.choices
 
     def slowness_of(self, stream: Stream, speed_tps: float, now: float) -> float:
-        """How many times as long as the curve predicts the stream took for each token; 0 if there is no prediction.
+        """How many times as long as the curve predicts the stream took for each token; 0 if there is no prediction, as
+        for a stream of which only the end was seen: its speed is of its whole life.
 
         Prompts that were read meanwhile delayed it; that is no slowness of the replica. But they may have been in the
         engine's cache. So they explain at most what exceeds the prediction."""
         given, decoding_s = self.given - stream.boarded_given, now - stream.first_at
-        if given <= 0 or decoding_s <= 0.0:
+        if given <= 0 or decoding_s <= 0.0 or not stream.is_seen_whole:
             return 0.0
         slowness = given / (now - stream.boarded_at) / speed_tps
         read_share = min(1.0, (self.read_s - stream.boarded_read_s) / decoding_s)

@@ -70,6 +70,19 @@ def test_prompts_that_were_read_for_another_core_take_no_time_again() -> None:
     assert slack_s(is_delivering=True) > 0.0
 
 
+def test_nothing_is_learnt_from_a_stream_of_which_only_the_end_was_seen() -> None:
+    m = taken_over(1)
+    adopt(m, "f0", "fast", "r0", is_delivering=True)
+    m.step(ReplicaUp(Replica("r0", "m", 10, CURVE)), 0.0)
+    for number in range(2):
+        arrive(m, f"s{number}", "fast", 0.0)
+    state = m.pools["m"].replica_state("r0")
+    assert state is not None
+    # It was alone and fast before; the curve is compared with what it got among others.
+    m.step(Finished("f0", 1, 1_000, speed_tps=90.0), 10.0)
+    assert state.feedback.mean == 1.0
+
+
 def test_more_than_the_limit_may_be_aboard_and_nobody_joins_them() -> None:
     m = taken_over(1)
     for number in range(5):

@@ -298,6 +298,7 @@ class DispatchedSimulation(Simulation):
         """What it has sent arrives. Its relays notice at once that it is gone."""
         dispatcher = self._dispatchers[cell]
         dispatcher.end()
+        self.machines[cell] = Machine(*own_pools(self._policies))
         self._decided[cell] = Timer("decided", cell, dispatcher.epoch)
         dispatcher.takeover = Takeover(cell, self.now)
         self.takeovers.append(dispatcher.takeover)
@@ -312,7 +313,6 @@ class DispatchedSimulation(Simulation):
     def _take_over(self, cell: int) -> None:
         dispatcher = self._dispatchers[cell]
         dispatcher.is_alive = True
-        self.machines[cell] = Machine(*own_pools(self._policies))
         self._know_replicas(cell)
         dispatcher.unopened.update(name for name in self._names(cell) if name not in self._down)
         for relay in range(cell * RELAYS, (cell + 1) * RELAYS):

@@ -19,16 +19,14 @@ ROUNDING = 1e-6  # tokens; a stream counts as done if the counter is short by at
 
 
 class SimReplica:
-    def __init__(
-        self, name: str, curve: Curve, prompt_tps: float = 0.0, first_token_s: float = 0.0, margin: float = 0.0
-    ) -> None:
+    def __init__(self, name: str, curve: Curve, prompt_tps: float = 0.0, first_token_s: float = 0.0) -> None:
         """With `prompt_tps` 0, prompts take no time. `first_token_s` is additional time before a stream's first token,
-        which does not delay other streams. `margin` is how far above its floor a stream must be by the curve."""
+        which does not delay other streams."""
         self.name = name
         self.version = 0  # of the next event; events of older versions in the loop's heap are ignored
         self.streams: dict[str, int] = {}  # choices of the calls aboard, whether they decode yet or not
         self.load = 0  # the sum of `streams`
-        self.over_limit = 0  # calls that boarded beyond what the strictest floor aboard allows
+        self.over_limit = 0  # calls that boarded so that by the curve the strictest floor aboard is not kept
         self._contexts: dict[
             str, int
         ] = {}  # of the same calls, all choices together; empty if the curve has no such part
@@ -36,7 +34,6 @@ class SimReplica:
         self._curve = curve
         self._prompt_tps = prompt_tps
         self._first_token_s = first_token_s
-        self._margin = margin
         self._floors: dict[str, float] = {}  # of the calls aboard that have one
         self._with_floor: dict[float, int] = {}  # the number of these calls, by floor; no zeros
         self._allowed = NO_LIMIT  # streams, by the strictest of these floors
@@ -66,7 +63,7 @@ class SimReplica:
             self._floors[call_id] = floor_tps
             self._with_floor[floor_tps] = self._with_floor.get(floor_tps, 0) + 1
             if self._with_floor[floor_tps] == 1:
-                self._allowed = min(self._allowed, self._curve.largest_batch(floor_tps, NO_LIMIT, self._margin))
+                self._allowed = min(self._allowed, self._curve.largest_batch(floor_tps, NO_LIMIT, 0.0))
         if self.load > self._allowed:
             self.over_limit += 1
         if self._curve.e:
@@ -140,7 +137,7 @@ class SimReplica:
             self._with_floor[floor_tps] -= 1
             if not self._with_floor[floor_tps]:
                 del self._with_floor[floor_tps]
-                batches = [self._curve.largest_batch(floor, NO_LIMIT, self._margin) for floor in self._with_floor]
+                batches = [self._curve.largest_batch(floor, NO_LIMIT, 0.0) for floor in self._with_floor]
                 self._allowed = min(batches, default=NO_LIMIT)
         return choices
 

@@ -300,8 +300,7 @@ class Simulation:
     def _start(self, name: str) -> list[SimTrip]:
         known = self._known[name]
         assert known.curve is not None
-        margin = self._policies[known.pool].margin
-        self._replicas[name] = SimReplica(name, known.curve, known.prompt_tps, self._first_token_s, margin)
+        self._replicas[name] = SimReplica(name, known.curve, known.prompt_tps, self._first_token_s)
         return self._step(self._prober(name), ReplicaUp(known))
 
     # --- faults ---

@@ -20,13 +20,12 @@ LEGEND = alt.Legend(title=None, orient="top", labelFontSize=12, labelLimit=400, 
 
 
 def draw_death(outcome: Outcome, died_at_s: float, takeover_s: float) -> None:
-    """Calls aboard, calls held and open replicas around the death of a dispatcher."""
+    """Calls aboard and calls held around the death of a dispatcher."""
     [takeover] = outcome.takeovers
     near = [one for one in outcome.moments if died_at_s - 2 <= one.at_s <= died_at_s + 8]
     lines: list[tuple[str, str, Callable[[Moment], int]]] = [
         ("streams that run", "calls", lambda one: one.aboard),
         ("calls that wait for a seat", "calls", lambda one: one.held),
-        ("replicas that are open, as the dispatcher knows them", "replicas", lambda one: one.open),
     ]
     strips: list[Any] = []
     marks: Rows = [{"at": 0.0, "what": "it dies"}, {"at": takeover_s, "what": "its standby leads"}]
@@ -40,10 +39,12 @@ def draw_death(outcome: Outcome, died_at_s: float, takeover_s: float) -> None:
             .encode(x=alt.X("at:Q", title="seconds after the dispatcher died"), y=alt.Y("n:Q", title=unit))
         )
         rules = alt.Chart(alt.InlineData(values=marks)).mark_rule(color=ORANGE, strokeDash=[4, 3]).encode(x="at:Q")
-        layers = [line, rules]
+        layers: list[Any] = [line, rules]
         if not strips:
-            words = rules.mark_text(align="left", dx=4, color=INK, fontSize=12, strokeDash=[1, 0])
-            layers.append(words.encode(x="at:Q", y=alt.value(100), text="what:N"))
+            # The last two are close to each other.
+            for align, dx, some in (("right", -4, marks[:2]), ("left", 4, marks[2:])):
+                words = alt.Chart(alt.InlineData(values=some)).mark_text(align=align, dx=dx, color=INK, fontSize=12)
+                layers.append(words.encode(x="at:Q", y=alt.value(100), text="what:N"))
         strips.append(alt.layer(*layers).properties(width=800, height=110, title=title))
     save(alt.vconcat(*strips), "scale-death")
 

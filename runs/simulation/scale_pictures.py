@@ -6,7 +6,7 @@ Check the pictures after a change of the run.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 
@@ -42,7 +42,8 @@ def draw_death(outcome: Outcome, died_at_s: float, takeover_s: float) -> None:
         layers: list[Any] = [line, rules]
         if not strips:
             # The last two are close to each other.
-            for align, dx, some in (("right", -4, marks[:2]), ("left", 4, marks[2:])):
+            sides: list[tuple[Literal["left", "right"], int, Rows]] = [("right", -4, marks[:2]), ("left", 4, marks[2:])]
+            for align, dx, some in sides:
                 words = alt.Chart(alt.InlineData(values=some)).mark_text(align=align, dx=dx, color=INK, fontSize=12)
                 layers.append(words.encode(x="at:Q", y=alt.value(100), text="what:N"))
         strips.append(alt.layer(*layers).properties(width=800, height=110, title=title))

@@ -129,7 +129,7 @@ async def test_calls_of_two_relays_share_the_seats_of_one_replica(tmp_path: Path
 
 
 async def test_a_floor_holds_over_all_relays(tmp_path: Path) -> None:
-    as_its_curve = tuple((streams, 1 / tps) for streams, tps in CURVE)  # core learns from an engine that is faster
+    as_its_curve = tuple((int(streams), 1 / tps) for streams, tps in CURVE)  # core learns from an engine that is faster
     async with running(Script(model=MODEL, first_token_s=0.005, step_s=as_its_curve)) as engine:
         config = config_for([engine], seats=8, express=[FAST], curve=CURVE)
         async with running_cell(tmp_path, config) as cell:

@@ -26,6 +26,7 @@ from headway.dispatch.status import relays_status
 
 log = logging.getLogger("headway.dispatch")
 
+NO_EPOCH = -1
 STAND_S = 0.1  # between two attempts to get the lease
 ALONE_S = 2.0  # a leader that reaches too few relays for so long lets another one try
 REST_S = (0.5, 1.5)  # after that: at random, so that two dispatchers do not try in step
@@ -69,6 +70,10 @@ class LeaseCandidate:
 
     async def _stand(self) -> bool:
         try:
+            if self._is_store_away:
+                # A leader may have gone on without the store. Now that it is back, that one renews first.
+                await self._lease.renew(NO_EPOCH)
+                await asyncio.sleep(self._lease.lease_s)
             has_lease = await self._leadership.stand(self._standby.highest_epoch)
         except LeaseUnavailable as error:
             if not self._is_store_away:

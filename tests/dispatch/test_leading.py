@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from headway.core.machine import Machine
@@ -17,7 +19,7 @@ from headway.dispatch.frames import (
     Turned,
     Welcome,
 )
-from headway.dispatch.leading import ALONE_S, MAX_WAITING, Standby, Term
+from headway.dispatch.leading import ALONE_S, MAX_WAITING, LeaseCandidate, Standby, Term
 from headway.dispatch.lease import LEASE_S, Leadership
 from headway.dispatch.sessions import RelaySession
 from tests.dispatch.fake_lease import FakeLease, FakeRow, FakeTime, finished
@@ -195,6 +197,22 @@ def test_a_relay_that_is_silent_is_dropped(term: Term, clock: FakeTime) -> None:
     clock.now += SILENT_S / 2 + 0.1
     term.tick()
     assert [relay.line.closed for relay in relays] == ["it is silent", "", ""]
+
+
+@pytest.mark.anyio
+async def test_when_the_store_is_back_a_standby_lets_the_leader_renew_first(clock: FakeTime, row: FakeRow) -> None:
+    leader = FakeLease(row, "one", 0.05)
+    assert await leader.take() == 1
+    standby = LeaseCandidate(FakeLease(row, "two", 0.05), RELAYS, lambda _: pytest.fail("it leads"), clock)
+    row.away = {"one", "two"}
+    clock.now += 10.0  # the lease has ended
+    assert not await standby._stand()
+    assert not await standby._stand()
+    row.away = set()
+    standing = asyncio.create_task(standby._stand())
+    await asyncio.sleep(0)
+    assert await leader.renew(1)
+    assert not await standing
 
 
 def test_what_waits_is_bounded(term: Term, clock: FakeTime) -> None:

@@ -98,7 +98,7 @@ class Dispatcher:
         self._ready: dict[str, ReplicaUp] = {}  # replicas that are up and may not be opened yet
         self._behind: dict[str, set[str]] = {}  # by replica: runs of relays that have a stream behind its floor there
         self._strangers: dict[str, int] = {}  # by replica; no zeros
-        self._counts: dict[str, StreamCount] = {}  # the last one of each replica with calls of relays that are gone
+        self._counts: dict[str, StreamCount] = {}  # the last one of each replica that is watched
         self._asked_at = 0.0
         self._handover = Handover(machine, epoch, clock)
         self._lag = TickLag()
@@ -207,6 +207,7 @@ class Dispatcher:
             if isinstance(event, ReplicaDown):
                 self._ready.pop(event.name, None)
                 self._strangers.pop(event.name, None)
+                self._counts.pop(event.name, None)
                 self._uncounted.add(event.name)
                 self._step(event)
                 self._step(ReplicaKnown(self._fleet[event.name]))
@@ -285,30 +286,34 @@ class Dispatcher:
 
     def _counted(self, name: str, streams: int) -> None:
         """The engine runs so many streams. Those that cannot be known ones are strangers, or calls of relays that are
-        gone: at most so many of these still run."""
+        gone: at most so many of these still run. What the first count says holds until the second; after that, each
+        count is judged when the next one is there (stream_count.py)."""
         if name not in self._fleet:
             return
         lost = self._lost_calls().get(name, [])
         known = self._surely_running(name, lost)
-        others = max(0, streams - sum(known.values()))
-        strangers = max(0, others - len(lost))
-        # A call that has just ended at its engine may still be known here, and would hide a lost one. So a lost call is
-        # gone when the count before, less the calls of then that are still known, leaves no stream for it either.
-        before = self._counts.pop(name, None)
-        if before is not None:
-            still_running = sum(choices for call_id, choices in before.known.items() if call_id in known)
-            for call_id in [one for one in lost if one in before.lost][max(others, before.streams - still_running) :]:
+        is_first = name in self._uncounted
+        if is_first:
+            self._set_strangers(name, max(0, streams - sum(known.values()) - len(lost)))
+        elif (before := self._counts.get(name)) is not None:
+            others = before.others(known)
+            for call_id in [one for one in lost if one in before.lost][others:]:
                 self._end(call_id)
-        if lost:
-            self._counts[name] = StreamCount(streams, known, lost)
-        if name in self._uncounted or strangers < self._strangers.get(name, 0):
-            self._step(ReplicaStrangers(name, strangers))
-            self._strangers[name] = strangers
-            if not strangers:
-                del self._strangers[name]
+            strangers = max(0, others - len(before.lost))
+            if before.is_first or strangers < self._strangers.get(name, 0):
+                self._set_strangers(name, strangers)
+        self._counts.pop(name, None)
+        if lost or self._strangers.get(name) or (is_first and known):
+            self._counts[name] = StreamCount(streams, known, lost, is_first)
         self._uncounted.discard(name)
         if self._is_settled and name in self._ready:
             self._step(self._ready.pop(name))
+
+    def _set_strangers(self, name: str, strangers: int) -> None:
+        self._step(ReplicaStrangers(name, strangers))
+        self._strangers[name] = strangers
+        if not strangers:
+            del self._strangers[name]
 
     def _surely_running(self, name: str, lost: list[str]) -> dict[str, int]:
         """The streams that the engine runs for each call that is known and not lost, at least. One that has just
@@ -342,7 +347,7 @@ class Dispatcher:
         if now - self._asked_at < COUNT_S:
             return
         self._asked_at = now
-        for name in self._strangers.keys() | self._lost_calls().keys() | (self._ready.keys() & self._uncounted):
+        for name in self._counts.keys() | self._lost_calls().keys() | (self._ready.keys() & self._uncounted):
             if (prober := self._prober_of(name)) is not None:
                 prober.link.send(Count(name))
         for session in self._gone():

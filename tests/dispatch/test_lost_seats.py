@@ -6,6 +6,7 @@ import pytest
 
 from headway.core.machine import Machine
 from headway.core.types import (
+    Adopted,
     Arrived,
     Call,
     Finished,
@@ -16,7 +17,7 @@ from headway.core.types import (
     own_pools,
 )
 from headway.dispatch.dispatcher import COUNT_S, MARGIN_S, SENT_S, Dispatcher
-from headway.dispatch.frames import Counted, Events, Reported
+from headway.dispatch.frames import Count, Counted, Events, Reported
 from headway.dispatch.sessions import LEASE_S
 from tests.dispatch.fake_lease import FakeTime
 from tests.dispatch.hand_relays import HandRelay
@@ -58,6 +59,30 @@ class OneEngine:
             if self.two.session.lost_at is None:
                 self.two.beat()
             self.dispatcher.tick()
+
+
+def test_a_call_that_ends_while_a_new_dispatcher_counts_does_not_hide_a_stranger(clock: FakeTime) -> None:
+    pools, offers = own_pools({"m": POLICY})
+    dispatcher = Dispatcher(Machine(pools, offers), [REPLICA], 2, "", ["relay-1"], clock=clock)
+    relay = HandRelay(dispatcher, clock, "relay-1")
+    relay.say(Events([Adopted(Call("ours", "m", "standard"), "engine", is_delivering=True)]))
+    relay.say(Reported())
+    relay.say(Events([ReplicaUp(REPLICA)]))
+    relay.say(Counted("engine", 1))  # ours has ended there already: this is another one
+    relay.say(ended("ours"))
+    clock.now += COUNT_S
+    dispatcher.tick()
+    assert relay.line.of(Count)
+    relay.say(Counted("engine", 1))
+    for number in range(3):
+        relay.say(call(f"call-{number}"))
+    state = dispatcher.machine.pools["m"].replica_state("engine")
+    assert state is not None
+    assert len(state.aboard) == 1  # the stranger has the other seat
+    clock.now += SENT_S + 0.1
+    relay.say(Counted("engine", 1))  # it is gone
+    relay.say(Counted("engine", 1))
+    assert len(state.aboard) == 2
 
 
 def call(name: str) -> Events:

@@ -68,6 +68,9 @@ log = logging.getLogger("headway.dispatch")
 
 BEAT_S = 0.2
 SILENT_S = 1.0  # after which a dispatcher that answers no beat is taken for lost
+# A relay whose dispatcher is lost stays ready for so long: its calls wait, and the next dispatcher is there in less.
+# Else a load balancer would find no relay at all while a standby takes over.
+GRACE_S = 4.0
 RETRY_S = (0.05, 0.2)  # between two attempts to connect: at random, so that relays do not come in step
 ANSWER_S = 1.0  # for which a call waits for the dispatcher's word after its deadline
 # Tuples: `isinstance` with A | B makes a new union each time.
@@ -92,7 +95,6 @@ class RemoteDispatch:
         """`relay` is this relay's name, `run` the random id of this run of its process. `config` is the text of the
         configuration that it serves; `on_other_config` is called when a dispatcher has another one."""
         self.epoch = 0
-        self.is_ready = False
         self._leader = ""
         self.gates = RelayGates(lambda: self.epoch, self.may_send)
         self._addresses = addresses
@@ -110,6 +112,8 @@ class RemoteDispatch:
         self._unanswered: set[str] = set()  # calls that wait for the dispatcher's word, and have no deadline yet
         self._flex: set[str] = set()  # flex calls that have not ended
         self._overdue: set[str] = set()  # calls whose deadline has passed, and that wait for its word
+        self._was_ready = False  # when the dispatcher was heard last
+        self._left_at = 0.0  # when it was lost
         self._unsent: list[Failed] = []  # calls that could not be sent and are told once the lease is renewed
         self._ends: deque[Finished | Left] = deque(maxlen=MAX_ENDS)
         self._keeper = Keeper(clock)
@@ -120,6 +124,10 @@ class RemoteDispatch:
 
     def may_send(self, epoch: int) -> bool:
         return epoch == self.epoch and self._clock() < self._leased_until
+
+    @property
+    def is_ready(self) -> bool:
+        return self._was_ready and (self._link is not None or self._clock() - self._left_at < GRACE_S)
 
     # --- from the gateway ---
 
@@ -194,7 +202,7 @@ class RemoteDispatch:
             for action in message.actions:
                 self._do(action)
         elif isinstance(message, BeatEcho):
-            self.is_ready = message.is_ready
+            self._was_ready = message.is_ready
             sent_at = session.answered(message.number)
             if message.renews and sent_at is not None:
                 self._leased_until = max(self._leased_until, sent_at + session.lease_s)
@@ -261,7 +269,7 @@ class RemoteDispatch:
     def _left(self, session: _Session, reason: str) -> None:
         if self._link is session.link:
             log.warning("no dispatcher: %s", reason)
-            self._link, self.is_ready = None, False
+            self._link, self._left_at = None, self._clock()
             self._is_alone.set()
             self._unsent = []  # each call is told anew to the next dispatcher
             self.gates.left()

@@ -43,8 +43,7 @@ SCRIPT = Script(step_s=parse_curve(STEP_MS))
 EXPRESS = max(batch for batch in range(1, SEATS + 1) if 1 / SCRIPT.step_time_s(batch) >= FLOOR_TPS * (1 + MARGIN))
 LIMITS = Limits(SEATS, EXPRESS, MAX_HOLD_S, SCRIPT.step_time_s(SEATS), answer_s=1.0)
 
-# A leader's death takes all relays' readiness for up to three seconds: `fall 5` keeps them in the rotation meanwhile,
-# so that calls wait in the relays and are not refused here. Only what no relay has read is sent to another one.
+# Only what no relay has read is sent to another one.
 BALANCER = """
 global
     maxconn 4096
@@ -245,7 +244,7 @@ class Cell:
         if command is None:
             raise SystemExit("HAProxy is not installed: apt-get install haproxy")
         servers = "\n".join(
-            f"    server {relay.name} 127.0.0.1:{relay.port} check inter 1s fall 5 rise 1"
+            f"    server {relay.name} 127.0.0.1:{relay.port} check inter 1s fall 2 rise 1"
             for relay in self.relays.values()
         )
         config = self.folder / "haproxy.cfg"

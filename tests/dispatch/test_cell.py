@@ -19,7 +19,7 @@ from headway.dispatch.address import Address, UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.endpoints import Listener, listen
 from headway.dispatch.record import replay
-from headway.dispatch.remote import RemoteDispatch
+from headway.dispatch.remote import GRACE_S, RemoteDispatch
 from headway.engines.scripted import Faults, Script, running
 from headway.gateway.serve import Gateway
 from headway.run import running_gateway as run_gateway
@@ -214,6 +214,20 @@ async def test_without_a_dispatcher_a_call_is_refused_at_its_deadline(tmp_path: 
             assert "assigns seats" in str(refused.value)
             assert not cell.relays[0].gateway._trips
             await cell.lead()
+
+
+async def test_a_relay_stays_ready_while_its_dispatcher_is_replaced(tmp_path: Path) -> None:
+    async with running(QUICK) as engine, running_cell(tmp_path, config_for([engine])) as cell:
+        relay = cell.relays[0]
+        await cell.until(relay.gateway.is_ready)
+        await cell.die()
+        await cell.until(lambda: relay.dispatch._link is None)
+        assert relay.gateway.is_ready()
+        now = relay.dispatch._clock
+        relay.dispatch._clock = lambda: now() + GRACE_S
+        assert not relay.gateway.is_ready()
+        relay.dispatch._clock = now
+        await cell.lead()
 
 
 async def test_what_an_engine_runs_and_nobody_reported_takes_seats_until_it_is_gone(tmp_path: Path) -> None:

@@ -52,6 +52,7 @@ from headway.dispatch.frames import (
     Welcome,
 )
 from headway.dispatch.link import Link
+from headway.dispatch.remote import BEAT_S
 from headway.errors import ConnectionFailed
 from runs.cell.one_dispatcher import MODEL, relay_name, replica
 from runs.measure.machine import require
@@ -116,6 +117,7 @@ class Load:
     async def open(self, path: Path, relays: int, *, is_asked: bool = True) -> None:
         """Connect, and wait until the dispatcher has asked about every replica, if it does."""
         until = time.monotonic() + OPEN_S
+        self._beating = asyncio.create_task(self._beat())
         while not path.exists() and time.monotonic() < until:
             await asyncio.sleep(0.05)
         while len(self.relays) < relays:
@@ -181,13 +183,13 @@ class Load:
                 relay.link.tell(ReplicaBehind(name))
                 relay.link.tell(ReplicaRecovered(name))
 
-    async def beat(self) -> None:
+    async def _beat(self) -> None:
         number = 0
-        while True:
-            number += 1
+        while not self.is_over:
             for relay in self.relays:
-                relay.link.send(Beat(number, 1))
-            await asyncio.sleep(0.25)
+                relay.link.send(Beat(number + 1, number))
+            number += 1
+            await asyncio.sleep(BEAT_S)
 
 
 @dataclass(frozen=True)
@@ -220,11 +222,10 @@ async def saturate(path: Path, pid: int, before_kib: int) -> tuple[float, float]
     load = Load(REPLICAS)
     await load.open(path, RELAYS)
     per_replica = (resident_kib(pid) - before_kib) * 1024 / REPLICAS
-    others = [asyncio.create_task(load.report_paces()), asyncio.create_task(load.beat())]
+    reporting = asyncio.create_task(load.report_paces())
     done, cpu_s = await load.as_many_as_it_takes(pid)
     load.is_over = True
-    for task in others:
-        task.cancel()
+    reporting.cancel()
     return done / cpu_s, per_replica
 
 
@@ -233,15 +234,14 @@ async def follow_schedule(path: Path, pid: int) -> tuple[list[float], tuple[floa
     load = Load(REPLICAS)
     await load.open(path, RELAYS)
     before_kib = resident_kib(pid)
-    others = [asyncio.create_task(load.report_paces()), asyncio.create_task(load.beat())]
+    reporting = asyncio.create_task(load.report_paces())
     began_at, cpu_s, own_s = time.perf_counter(), cpu_seconds(pid), time.process_time()
     await load.by_schedule(MIN_CALLS_PER_S / 2)
     took_s = time.perf_counter() - began_at
     shares = (cpu_seconds(pid) - cpu_s) / took_s, (time.process_time() - own_s) / took_s
     per_call = (resident_kib(pid) - before_kib) * 1024 / (MIN_CALLS_PER_S / 2 * ALIVE_S)
     load.is_over = True
-    for task in others:
-        task.cancel()
+    reporting.cancel()
     return load.boarding_s, shares, per_call
 
 

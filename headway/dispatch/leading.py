@@ -154,6 +154,7 @@ class Term:
         self._leadership = leadership
         self._relays = frozenset(relays)
         self._clock = clock
+        self._is_closed = False
         self._sessions: set[RelaySession] = set()  # that are connected
         self._obeyed_at: dict[str, float] = {}  # by relay
         self._waiting: deque[Callable[[], None]] = deque()
@@ -182,6 +183,7 @@ class Term:
                 self.dispatcher.tick()
 
     def close(self) -> None:
+        self._is_closed = True
         for session in self._sessions:  # also those that wait to be welcome
             session.link.close("this dispatcher leads no longer")
         self.dispatcher.close()
@@ -195,6 +197,8 @@ class Term:
     # --- relays ---
 
     def refusal(self, hello: Hello) -> str:
+        if self._is_closed:  # the relay has connected while it led, and says hello now
+            return "it leads no longer"
         if hello.relay not in self._relays:
             log.warning("relay %s is turned away: it is not in [cell] relays", hello.relay)
             return f"{hello.relay!r} is not one of the relays in [cell]: add it there, or correct its --name"

@@ -67,6 +67,7 @@ from headway.supervise import Supervisor
 log = logging.getLogger("headway.dispatch")
 
 BEAT_S = 0.2
+UNDECIDED_S = 5.0  # after which one that renews no lease is left: a leader that may not decide ends its term sooner
 SILENT_S = 1.0  # after which a dispatcher that answers no beat is taken for lost
 # A relay whose dispatcher is lost stays ready for so long: its calls wait, and the next dispatcher is there in less.
 # Else a load balancer would find no relay at all while a standby takes over.
@@ -203,7 +204,7 @@ class RemoteDispatch:
                 self._do(action)
         elif isinstance(message, BeatEcho):
             self._was_ready = message.is_ready
-            sent_at = session.answered(message.number)
+            sent_at = session.answered(message.number, renews=message.renews)
             if message.renews and sent_at is not None:
                 self._leased_until = max(self._leased_until, sent_at + session.lease_s)
                 self._tell_unsent()
@@ -327,7 +328,7 @@ class _Session:
         self.began_at = dispatch._clock()
         self.lease_s = 0.0
         self._dispatch = dispatch
-        self._heard_at = self.began_at
+        self._heard_at = self._renewed_at = self.began_at
         self._sent_at: dict[int, float] = {}  # beats that were not answered yet
         self._answered = 0  # the last beat that was
         self._is_lost = asyncio.Event()
@@ -346,8 +347,10 @@ class _Session:
         self._is_lost.set()
         self._dispatch._left(self, reason)
 
-    def answered(self, number: int) -> float | None:
+    def answered(self, number: int, *, renews: bool) -> float | None:
         """The dispatcher has answered this beat. Returns when it was sent."""
+        if renews:
+            self._renewed_at = self._heard_at
         self._answered = max(self._answered, number)
         return self._sent_at.pop(number, None)
 
@@ -358,6 +361,8 @@ class _Session:
             now = self._dispatch._clock()
             if now - self._heard_at > SILENT_S:
                 self.link.abort("the dispatcher is silent")
+            elif now - self._renewed_at > UNDECIDED_S:
+                self.link.abort("the dispatcher does not decide")
             elif self._dispatch._link is self.link:
                 number += 1
                 self._sent_at[number] = now

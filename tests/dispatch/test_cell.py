@@ -15,6 +15,7 @@ from openai import APIStatusError, AsyncOpenAI
 from headway.config import Config
 from headway.core.types import ReplicaDown, ReplicaSuspect
 from headway.deciding import make_dispatcher, policies_of
+from headway.dispatch import remote
 from headway.dispatch.address import Address, UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.endpoints import Listener, listen
@@ -228,6 +229,17 @@ async def test_a_relay_stays_ready_while_its_dispatcher_is_replaced(tmp_path: Pa
         assert not relay.gateway.is_ready()
         relay.dispatch._clock = now
         await cell.lead()
+
+
+async def test_a_dispatcher_that_renews_no_lease_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(remote, "UNDECIDED_S", 0.5)
+    async with running(QUICK) as engine, running_cell(tmp_path, config_for([engine])) as cell:
+        monkeypatch.setattr(cell.dispatcher, "on_beat", lambda _: False)
+        await cell.until(lambda: "the dispatcher does not decide" in caplog.text)
+        monkeypatch.undo()
+        assert (await cell.relays[0].call(5)).usage.completion_tokens == 5
 
 
 async def test_what_an_engine_runs_and_nobody_reported_takes_seats_until_it_is_gone(tmp_path: Path) -> None:

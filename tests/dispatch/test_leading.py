@@ -215,6 +215,15 @@ async def test_when_the_store_is_back_a_standby_lets_the_leader_renew_first(cloc
     assert not await standing
 
 
+def test_a_relay_that_says_hello_when_the_term_is_over_is_turned_away(term: Term, clock: FakeTime) -> None:
+    line = Line()
+    session = RelaySession(term, line, clock)  # type: ignore[arg-type]
+    term.close()
+    session.on_message(Hello(PROTOCOL, "relay-1", "run"))
+    assert line.sent == [Turned("it leads no longer", "")]
+    assert line.closed
+
+
 def test_what_waits_is_bounded(term: Term, clock: FakeTime) -> None:
     relay = HandRelay(term, clock, "relay-1")
     for _ in range(MAX_WAITING + 1):

@@ -69,8 +69,8 @@ log = logging.getLogger("headway.dispatch")
 BEAT_S = 0.2
 UNDECIDED_S = 5.0  # after which one that renews no lease is left: a leader that may not decide ends its term sooner
 SILENT_S = 1.0  # after which a dispatcher that answers no beat is taken for lost
-# A relay whose dispatcher is lost stays ready for so long: its calls wait, and the next dispatcher is there in less.
-# Else a load balancer would find no relay at all while a standby takes over.
+# For which a relay stays ready after a dispatcher has said last that it is. Its calls wait, and in less another
+# dispatcher has opened replicas. Else a load balancer would find no relay at all while a standby takes over.
 GRACE_S = 4.0
 RETRY_S = (0.05, 0.2)  # between two attempts to connect: at random, so that relays do not come in step
 ANSWER_S = 1.0  # for which a call waits for the dispatcher's word after its deadline
@@ -113,8 +113,7 @@ class RemoteDispatch:
         self._unanswered: set[str] = set()  # calls that wait for the dispatcher's word, and have no deadline yet
         self._flex: set[str] = set()  # flex calls that have not ended
         self._overdue: set[str] = set()  # calls whose deadline has passed, and that wait for its word
-        self._was_ready = False  # when the dispatcher was heard last
-        self._left_at = 0.0  # when it was lost
+        self._ready_at = float("-inf")  # when a dispatcher said last that some replica takes calls
         self._unsent: list[Failed] = []  # calls that could not be sent and are told once the lease is renewed
         self._ends: deque[Finished | Left] = deque(maxlen=MAX_ENDS)
         self._keeper = Keeper(clock)
@@ -128,7 +127,7 @@ class RemoteDispatch:
 
     @property
     def is_ready(self) -> bool:
-        return self._was_ready and (self._link is not None or self._clock() - self._left_at < GRACE_S)
+        return self._clock() - self._ready_at < GRACE_S
 
     # --- from the gateway ---
 
@@ -203,7 +202,8 @@ class RemoteDispatch:
             for action in message.actions:
                 self._do(action)
         elif isinstance(message, BeatEcho):
-            self._was_ready = message.is_ready
+            if message.is_ready:
+                self._ready_at = self._clock()
             sent_at = session.answered(message.number, renews=message.renews)
             if message.renews and sent_at is not None:
                 self._leased_until = max(self._leased_until, sent_at + session.lease_s)
@@ -270,7 +270,7 @@ class RemoteDispatch:
     def _left(self, session: _Session, reason: str) -> None:
         if self._link is session.link:
             log.warning("no dispatcher: %s", reason)
-            self._link, self._left_at = None, self._clock()
+            self._link = None
             self._is_alone.set()
             self._unsent = []  # each call is told anew to the next dispatcher
             self.gates.left()

@@ -292,17 +292,16 @@ class Dispatcher:
             return
         lost = self._lost_calls().get(name, [])
         known = self._surely_running(name, lost)
-        is_first = name in self._uncounted
+        is_first, before = name in self._uncounted, self._counts.pop(name, None)
         if is_first:
             self._set_strangers(name, max(0, streams - sum(known.values()) - len(lost)))
-        elif (before := self._counts.get(name)) is not None:
+        elif before is not None:
             others = before.others(known)
             for call_id in [one for one in lost if one in before.lost][others:]:
                 self._end(call_id)
             strangers = max(0, others - len(before.lost))
             if before.is_first or strangers < self._strangers.get(name, 0):
                 self._set_strangers(name, strangers)
-        self._counts.pop(name, None)
         if lost or self._strangers.get(name) or (is_first and known):
             self._counts[name] = StreamCount(streams, known, lost, is_first)
         self._uncounted.discard(name)

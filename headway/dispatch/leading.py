@@ -158,7 +158,7 @@ class Term:
         self._sessions: set[RelaySession] = set()  # that are connected
         self._obeyed_at: dict[str, float] = {}  # by relay
         self._waiting: deque[Callable[[], None]] = deque()
-        self._heard_at = clock()  # when it could decide, or a relay was heard
+        self._heard_at = clock()  # when a relay was heard last while it could decide; first, when it began
 
     @property
     def is_ready(self) -> bool:

@@ -95,6 +95,15 @@ class TierTable(Table):
         description="Minimum output tokens per second of every stream after its first token. Required for `fast` and "
         "`ultrafast`, not allowed for other tiers.",
     )
+    target_tps: float | None = Field(
+        None,
+        gt=0,
+        le=100_000,
+        description="Usual output tokens per second of a stream, above its floor. Without it, a replica with streams "
+        "of this tier takes others until all are near the floor; with it, only as many as leave this speed by its "
+        "curve. It is not guaranteed: missing it is not refunded. Price the tier as a floor of this speed "
+        "(`headway fares`).",
+    )
     price_multiple: float | None = Field(
         None, gt=0, le=1000, description="Price as a multiple of standard, shown in `/v1/models`. 1 if not set."
     )
@@ -115,6 +124,8 @@ class TierTable(Table):
             raise ValueError(f"tier {self.name!r} needs a floor: set one, for example floor_tps = 40.0")
         if self.name not in EXPRESS and self.floor_tps is not None:
             raise ValueError(f"tier {self.name!r} cannot have a floor: remove floor_tps")
+        if self.target_tps is not None and (self.floor_tps is None or self.target_tps < self.floor_tps):
+            raise ValueError(f"target_tps = {self.target_tps:g} needs a floor that is not above it")
         return self
 
 

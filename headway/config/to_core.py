@@ -33,6 +33,7 @@ def policy_of(model: ModelTable) -> ModelPolicy:
             tier.max_hold_s,
             tier.floor_tps or 0.0,
             TokenLimit(tier.input_tokens_per_minute or 0, tier.output_tokens_per_minute or 0),
+            tier.target_tps or 0.0,
         )
         for tier in model.tiers
     }

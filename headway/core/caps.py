@@ -1,11 +1,12 @@
 """Caps: how many streams each floor allows on each replica of a pool, and how long a token may take.
 
 A cap comes from the replica's curve. It is the largest batch at which a stream gets the floor even if it is as slow as
-the measured speed of others says it may be (feedback.py), and at least the margin above the floor otherwise. Without a
-curve the speed of a replica is unknown and its caps are 0. A replica is shut out, with caps of 0, while a stream with a
-floor falls behind there, and for RETRY_S if none is left aboard that would show that it is fast enough again. This
-module does not know which streams are aboard. So a cap is for short contexts; what longer ones cost is checked where
-calls board (replicas.py), against the longest time of a token.
+the measured speed of others says it may be (feedback.py), and at least the margin above the floor otherwise. With a
+target above the floor, a stream of usual slowness must get that too, or be alone. Without a curve the speed of a
+replica is unknown and its caps are 0. A replica is shut out, with caps of 0, while a stream with a floor falls behind
+there, and for RETRY_S if none is left aboard that would show that it is fast enough again. This module does not know
+which streams are aboard. So a cap is for short contexts; what longer ones cost is checked where calls board
+(replicas.py), against the longest time of a token.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ IN_EACH_STEP: Final = 2
 
 
 class Caps:
-    def __init__(self, floors: list[float], margin: float, kept_target: float, doors: Doors) -> None:
-        self.floors = floors
+    def __init__(self, targets: dict[float, float], margin: float, kept_target: float, doors: Doors) -> None:
+        self._targets = targets  # by floor; 0 if there is none
         self._margin = margin
         self._spread = Spread(kept_target)
         self._doors = doors
@@ -53,7 +54,7 @@ class Caps:
         if most is None:
             replicas = [state.replica for state in self._doors.replicas.values() if not state.draining]
             caps = [
-                self._cap(replica, floor_tps, 1.0 + self._margin) if floor_tps else replica.seats
+                self._cap(replica, floor_tps, 1.0 + self._margin, 1.0) if floor_tps else replica.seats
                 for replica in replicas
             ]
             most = self._most[floor_tps] = max(caps, default=0)
@@ -67,10 +68,10 @@ class Caps:
         state.caps_slowness = slowness
         is_shut_out = self.is_shut_out(state)
         state.caps = {
-            floor_tps: 0 if is_shut_out else self._cap(state.replica, floor_tps, state.caps_slowness)
-            for floor_tps in self.floors
+            floor_tps: 0 if is_shut_out else self._cap(state.replica, floor_tps, slowness, state.feedback.mean)
+            for floor_tps in self._targets
         }
-        state.longest_s = {one: longest_s(one, state.caps_slowness - 1.0) for one in self.floors}
+        state.longest_s = {floor_tps: longest_s(floor_tps, slowness - 1.0) for floor_tps in self._targets}
         state.light_seats = max(state.caps.values(), default=0)
 
     def _slowness(self, state: ReplicaState) -> float:
@@ -80,10 +81,13 @@ class Caps:
     def is_shut_out(self, state: ReplicaState) -> bool:
         return state.is_behind or state.replica.name in self._retried
 
-    def _cap(self, replica: Replica, floor_tps: float, slowness: float) -> int:
+    def _cap(self, replica: Replica, floor_tps: float, slowness: float, usual_slowness: float) -> int:
         if replica.curve is None:
             return 0
-        return replica.curve.largest_batch(floor_tps, replica.seats, slowness - 1.0)
+        cap = replica.curve.largest_batch(floor_tps, replica.seats, slowness - 1.0)
+        if target_tps := self._targets[floor_tps]:
+            cap = min(cap, max(1, replica.curve.largest_batch(target_tps, replica.seats, usual_slowness - 1.0)))
+        return cap
 
     # --- measured speed. The caller must call Doors.place after each of these ---
 

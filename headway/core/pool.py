@@ -55,9 +55,11 @@ class Pool:
         self.preemption = Preemption(self.doors)
         self.pace = Pace()
         self._affinity = PrefixAffinity()
-        floors = {tier: {one.tiers[tier].floor_tps for one in offers.values() if tier in one.tiers} for tier in EXPRESS}
-        self.loosest = {tier: min(promised) for tier, promised in floors.items() if promised}
-        self._caps = Caps(sorted(set().union(*floors.values())), policy.margin, policy.kept_target, self.doors)
+        promised = {tier: [one.tiers[tier] for one in offers.values() if tier in one.tiers] for tier in EXPRESS}
+        self.loosest = {tier: min(one.floor_tps for one in tiers) for tier, tiers in promised.items() if tiers}
+        targets = sorted((one.floor_tps, one.target_tps) for tiers in promised.values() for one in tiers)
+        # Of equal floors the highest target stays, which comes last.
+        self._caps = Caps(dict(targets), policy.margin, policy.kept_target, self.doors)
         self._reserve = Reserve(policy.express_wait_s)
 
     # --- replicas ---

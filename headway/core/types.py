@@ -65,6 +65,7 @@ class TierPolicy:
     max_hold_s: float
     floor_tps: float = 0.0
     limit: TokenLimit = field(default_factory=TokenLimit)  # for each tenant
+    target_tps: float = 0.0  # the usual speed of its streams, which is not promised; 0: just above the floor
 
 
 @dataclass(slots=True)

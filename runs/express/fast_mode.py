@@ -41,7 +41,7 @@ console = Console(width=110)
 SEATS, STANDARD_STREAMS = 64, 96  # more than one replica seats: while one replica is light, the rest wait
 LIGHT_STREAMS = 6  # fast callers: a step of six costs hardly more than one of two, and 600 streams take half the time
 FAST_TOKENS, STANDARD_TOKENS = 48, 96
-FLOOR_RATIO = 1.5  # times the speed of a standard stream
+FLOOR_RATIO, TARGET_RATIO = 1.5, 2.75  # times the speed of a standard stream
 BLOCK_S, WARM_UP_S = 180.0, 30.0
 MIN_RATIO, MIN_SERVED, MAX_KEPT_LOST, MAX_FIRST_TOKEN = 2.5, 0.99, 0.02, 1.5
 ONE_SIDED_95 = 1.645
@@ -55,6 +55,7 @@ class Calibrated:
     points: list[SpeedPoint] = field(default_factory=list)
     prompt_tps: float = 0.0
     floor_tps: float = 0.0
+    target_tps: float = 0.0
 
 
 @dataclass
@@ -106,7 +107,9 @@ async def measure_curve(light: str, heavy: str, into: Calibrated) -> None:
             await full.until(2 * SEATS - len(full.done))
         beside = [stream.speed_tps for stream in full.done[SEATS:]]
         into.points.append((SEATS, nine_in_ten_speed(beside)))
-        into.floor_tps = round(FLOOR_RATIO * statistics.median(beside), 1)
+        into.floor_tps, into.target_tps = (
+            round(ratio * statistics.median(beside), 1) for ratio in (FLOOR_RATIO, TARGET_RATIO)
+        )
 
 
 async def watch(urls: list[str], fast: list[None], into: Block) -> None:
@@ -253,9 +256,10 @@ def main(fast_streams: int) -> int:
         run = Run(urls, cache_dir() / "runs" / "fast-mode")
         known = run.calibrated
         shown = [(batch, round(tps, 1)) for batch, tps in known.points]
-        console.print(f"curve: {shown}; prompts {known.prompt_tps:.0f} tok/s; floor {known.floor_tps} tok/s")
+        speeds = f"prompts {known.prompt_tps:.0f} tok/s; floor {known.floor_tps}, target {known.target_tps} tok/s"
+        console.print(f"curve: {shown}; {speeds}")
         tiers = '[[models.tiers]]\nname = "standard"\nmax_hold_s = 600.0\n[[models.tiers]]\nname = "fast"\n'
-        tiers += f"floor_tps = {known.floor_tps}\nmax_hold_s = 20.0\n"
+        tiers += f"floor_tps = {known.floor_tps}\ntarget_tps = {known.target_tps}\nmax_hold_s = 20.0\n"
         lines = f"curve = {[[batch, round(tps, 3)] for batch, tps in known.points]}\n"
         lines += f"prompt_tps = {known.prompt_tps}\n"
         port = free_port()

@@ -73,6 +73,7 @@ def test_a_good_configuration(tmp_path: Path) -> None:
         ('name = "standard"', 'name = "warp"', "headway.toml:16: models.tiers.name = 'warp': Input should be 'ultrafast', 'fast', 'standard' or 'flex'"),
         ('name = "standard"', 'name = "fast"', "tier 'fast' needs a floor: set one, for example floor_tps = 40.0"),
         ("max_hold_s = 5.0", "floor_tps = 9.0", "tier 'standard' cannot have a floor: remove floor_tps"),
+        ("max_hold_s = 5.0", "target_tps = 9.0", "target_tps = 9 needs a floor that is not above it"),
         ("seats = 8", "curve = [[1, 9.0], [1, 8.0, 0]]", "models.replicas.curve: must look like [[1, 120.0]"),
         ("seats = 8", "curve = [[1, 9.0, 4000]]", "models.replicas.curve: must look like [[1, 120.0]"),
         ("seats = 8", "curve = [[1, 0]]", "headway.toml:9: models.replicas.curve: must look like [[1, 120.0]"),

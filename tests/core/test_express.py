@@ -206,3 +206,28 @@ def test_the_last_replica_left_takes_the_express_calls_that_wait() -> None:
         assert [type(one) for one in m.step(Arrived(Call("a", "m", "fast")), 1.0)] == [Hold]
         [board] = [one for one in m.step(event, 2.0) if isinstance(one, Board)]
         assert (board.call_id, board.replica) == ("a", "r0")
+
+
+# --- targets: a usual speed above the floor --------------------------------------------------------------------------
+
+
+def with_target(target_tps: float) -> Machine:
+    tiers = {**TIERS, "fast": TierPolicy(max_held=10, max_hold_s=2.0, floor_tps=50.0, target_tps=target_tps)}
+    made = Machine(*own_pools({"m": ModelPolicy(tiers, standard_share=0.5, margin=0.0, express_wait_s=inf)}))
+    for number in range(2):
+        made.step(ReplicaUp(Replica(f"r{number}", "m", 10, CURVE)), 0.0)
+    return made
+
+
+def test_with_a_target_fewer_streams_share_a_replica_with_a_fast_one() -> None:
+    to = with_target(66.0)  # among 2, where the floor allows 3
+    board_many(to, 1, "fast")
+    board_many(to, 30)
+    assert sorted(loads(to)) == [2, 10]
+
+
+def test_a_target_that_no_replica_reaches_costs_riders_and_not_the_tier() -> None:
+    to = with_target(1_000.0)
+    assert arrive(to, "a", "fast") == [fast("a", "r0")]
+    board_many(to, 30)
+    assert sorted(loads(to)) == [1, 10]

@@ -91,7 +91,7 @@ OFFERS: dict[str, Offer] = {
         "p",
         {
             "ultrafast": TierPolicy(2, 6.0, floor_tps=50.0),
-            "fast": TierPolicy(2, 1.0, floor_tps=45.0),
+            "fast": TierPolicy(2, 1.0, floor_tps=45.0, target_tps=55.0),
             "standard": TierPolicy(2, 3.0),
             "flex": TierPolicy(2, 30.0),
         },

@@ -102,7 +102,7 @@ class TierTable(Table):
         description="Usual output tokens per second of a stream, above its floor. Without it, a replica with streams "
         "of this tier takes others until all are near the floor; with it, only as many as leave this speed by its "
         "curve. It is not guaranteed: missing it is not refunded. Price the tier as a floor of this speed "
-        "(`headway fares`).",
+        "(`headway fares`). A call with more choices than this speed allows is refused.",
     )
     price_multiple: float | None = Field(
         None, gt=0, le=1000, description="Price as a multiple of standard, shown in `/v1/models`. 1 if not set."

@@ -215,7 +215,7 @@ class Walk(RuleBasedStateMachine):
                 case Refuse(retry_after_s=retry_after_s, reason=reason):
                     assert retry_after_s >= 1
                     if reason == "too_many_choices":
-                        assert self.choices(call_id) > self.most_choices(self.policy(call_id).floor_tps) > 0
+                        assert self.choices(call_id) > self.most_choices(self.policy(call_id)) > 0
                     self.end(call_id, "refused")
                 case Cut():
                     assert isinstance(event, ReplicaDown | ReplicaRemoved)
@@ -248,13 +248,17 @@ class Walk(RuleBasedStateMachine):
     def choices(self, call_id: str) -> int:
         return self.calls_told[call_id].choices
 
-    def most_choices(self, floor_tps: float) -> int:
+    def most_choices(self, tier: TierPolicy) -> int:
         """That any replica which is not draining could ever seat."""
         replicas = [replica for name, replica in self.replicas.items() if name not in self.draining]
-        if not floor_tps:
+        if not tier.floor_tps:
             return max((replica.seats for replica in replicas), default=0)
         curves = [(replica.curve, replica.seats) for replica in replicas if replica.curve is not None]
-        return max((curve.largest_batch(floor_tps, seats, 0.0) for curve, seats in curves), default=0)
+        caps = [curve.largest_batch(tier.floor_tps, seats, 0.0) for curve, seats in curves]
+        if tier.target_tps:
+            targets = [max(1, curve.largest_batch(tier.target_tps, seats, 0.0)) for curve, seats in curves]
+            caps = [min(pair) for pair in zip(caps, targets, strict=True)]
+        return max(caps, default=0)
 
     def settle(self, settled: Settled) -> None:
         assert self.ended.get(settled.call_id) in ("left", "finished"), f"{settled} for a call that had not ended"
@@ -330,7 +334,7 @@ class Walk(RuleBasedStateMachine):
         self.calls_told[call_id], self.tier[call_id] = call, tier
         self.tell(Arrived(call))
         if call_id not in self.ended:
-            assert choices == 1 or choices <= (self.most_choices(self.policy(call_id).floor_tps) or choices)
+            assert choices == 1 or choices <= (self.most_choices(self.policy(call_id)) or choices)
         return call_id
 
     @rule(call_id=consumes(calls), leaves=st.booleans(), speed_tps=st.sampled_from([None, 1.0, 25.0, 50.0, 100.0]))

@@ -25,8 +25,8 @@ from headway.errors import EngineLost
 from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
 
 USAGE_AFTER_TOKEN = b'}],"usage":{'
-# A token's usage that is flat and ends its event.
-_cut_usages = re.compile(rb'\}\],"usage":\{[^}\n]*\}\}\n\n').subn
+# A token's usage that is flat and ends its event. To look for two bytes (`[^}\n]`) would take twice the time.
+_split_at_usages = re.compile(rb'\}\],"usage":\{[^}]*\}\}\n\n').split
 
 # An event of a client that reads slowly has many tokens, each with the log-probabilities that it asked for
 # (api/limits.py bounds them).
@@ -152,12 +152,12 @@ class OpenAIMeter:
 
     def _cut(self, data: bytes, now: float) -> bytes:
         """Cut the usages of several tokens, or one. Returns b"" if `data` is anything but their complete events."""
-        shown, tokens = _cut_usages(b"}]}\n\n", data)
+        parts = _split_at_usages(data)
         # Each event has one line, and ends with its usage.
-        if not tokens or 2 * tokens != shown.count(b"\n") or not data.endswith(b"\n\n"):
+        if not data or parts[-1] or data.count(b"\n") != 2 * (len(parts) - 1):
             return b""
         self.last_at, self._last = now, data[data.rfind(b"\n", 0, -2) + 1 :]
-        return data if self._wants_all else shown
+        return data if self._wants_all else b"}]}\n\n".join(parts)
 
     def _read(self, event: bytes, now: float) -> bytes:
         if self._is_fast and is_utf8(event) and (shown := self._cut(event, now)):

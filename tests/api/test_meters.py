@@ -689,6 +689,17 @@ def test_events_with_the_same_first_line_are_counted_without_being_split(data: b
     assert not after_a_part.count_alike(data)
 
 
+@pytest.mark.parametrize(
+    "event",
+    [token("a", 1)[:-1], token("a", 1) + "\n", token("a", 1, usage=False), token("a", 1).replace('"total', '\n"total')],
+    ids=["half", "empty line", "no usage", "two lines"],
+)
+def test_only_whole_events_of_one_line_are_cut(event: str) -> None:
+    meter = openai_meter(wants_usage=False)
+    for data in ("", event, token("b", 1) + event):
+        assert meter._cut(data.encode(), 1.0) == b""
+
+
 def test_the_tokens_of_one_read_are_cut_at_once() -> None:
     tokens = "".join(token(word, n + 1) for n, word in enumerate(WORDS))
     for wants_usage, shown in ((False, "".join(token(word, 0, usage=False) for word in WORDS)), (True, tokens)):

@@ -1,7 +1,7 @@
 """The table that runs/peers.sh publishes, who leads in it, and whether its bars hold. Pure.
 
-The bars are against LiteLLM, the only peer that does more with a call than relay it. The other three have none: their
-rows must be there, and the standings say who leads.
+The bars are against LiteLLM, the only peer that does more with a call than relay it, and, for CPU per token, against
+the routers in Rust. HAProxy, in C, is a goal: its row must be there, and the standings say who leads.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from runs.measure.verdict import Bar, Verdict
 
-OURS, LITELLM = "Headway", "LiteLLM"
-GATEWAYS = (OURS, "HAProxy", "vllm-router", "smg", LITELLM)
+OURS, HAPROXY, LITELLM = "Headway", "HAProxy", "LiteLLM"
+RUST = ("vllm-router", "smg")
+GATEWAYS = (OURS, HAPROXY, *RUST, LITELLM)
 MAX_ADDED_SHARE, MAX_CPU_SHARE = 1 / 5, 1 / 15
+MAX_TIMES_RUST, GOAL_TIMES_HAPROXY = 1.0, 1.5
 # Beyond this LiteLLM, the slowest, mostly queues. Then the machine is too slow, or too busy, for a fair comparison.
 MAX_QUEUEING = 3.0  # added p50 with Poisson arrivals ÷ one call at a time
 
@@ -58,12 +60,15 @@ class Measure:
     max_share: float | None = None  # of LiteLLM's
 
 
+CPU = (
+    Measure("CPU per token, 8 slow streams", "µs", 1, lambda row: row.slow.cpu_us, MAX_CPU_SHARE),
+    Measure("CPU per token, 64 fast streams", "µs", 1, lambda row: row.full.cpu_us, MAX_CPU_SHARE),
+)
 MEASURES = (
     Measure("added first token p50, one call at a time", "ms", 2, lambda row: row.alone.p50_ms, MAX_ADDED_SHARE),
     Measure("added first token p50, Poisson", "ms", 2, lambda row: row.half_load.p50_ms, MAX_ADDED_SHARE),
     Measure("added first token p99, Poisson", "ms", 2, lambda row: row.half_load.p99_ms),
-    Measure("CPU per token, 8 slow streams", "µs", 1, lambda row: row.slow.cpu_us, MAX_CPU_SHARE),
-    Measure("CPU per token, 64 fast streams", "µs", 1, lambda row: row.full.cpu_us, MAX_CPU_SHARE),
+    *CPU,
 )
 
 
@@ -88,10 +93,13 @@ def verdict(table: Sequence[Row]) -> Verdict:
     rows = complete_rows(table)
     missing = [name for name in GATEWAYS if name not in rows]
     bars = [Bar("a row for each gateway", f"missing: {', '.join(missing)}" if missing else "all", "all", not missing)]
-    if OURS in rows and LITELLM in rows:
+    figures = standings(table)
+    if not missing:
         bars += [_share_bar(measure, rows[OURS], rows[LITELLM]) for measure in MEASURES if measure.max_share]
+        bars += [_rust_bar(measure, rows) for measure in CPU]
         bars.append(_load_bar(rows[LITELLM]))
-    return Verdict("\n".join(standings(table)), tuple(bars))
+        figures += [_haproxy_goal(measure, rows[OURS], rows[HAPROXY]) for measure in CPU]
+    return Verdict("\n".join(figures), tuple(bars))
 
 
 def _share_bar(measure: Measure, ours: Row, theirs: Row) -> Bar:
@@ -101,6 +109,18 @@ def _share_bar(measure: Measure, ours: Row, theirs: Row) -> Bar:
     holds = 0 < mine <= measure.max_share * other
     measured = f"1/{other / mine:.1f}" if mine > 0 else f"{mine:.{measure.digits}f} {measure.unit}"
     return Bar(f"{measure.what}, {OURS} ÷ {LITELLM}", measured, f"<= 1/{1 / measure.max_share:.0f}", holds)
+
+
+def _rust_bar(measure: Measure, rows: dict[str, Row]) -> Bar:
+    mine = statistics.median(measure.rounds(rows[OURS]))
+    least, router = min((statistics.median(measure.rounds(rows[name])), name) for name in RUST)
+    what, measured = f"{measure.what}, {OURS} ÷ the better Rust router", f"{mine / least:.2f} ({router})"
+    return Bar(what, measured, f"<= {MAX_TIMES_RUST:.2f}", mine <= MAX_TIMES_RUST * least)
+
+
+def _haproxy_goal(measure: Measure, ours: Row, haproxy: Row) -> str:
+    times = statistics.median(measure.rounds(ours)) / statistics.median(measure.rounds(haproxy))
+    return f"{measure.what}, {OURS} ÷ {HAPROXY}: {times:.2f} (goal {GOAL_TIMES_HAPROXY})"
 
 
 def _load_bar(litellm: Row) -> Bar:

@@ -136,6 +136,8 @@ class Response:
         self.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
+        if self.ended:  # another response in the same read, which nobody asked for
+            raise ConnectionFailed("the server sent more than it was asked for")
         parser = self._connection.parser
         self.status = parser.get_status_code()
         self.has_head = self.status >= 200  # "100 Continue" and the like: the response follows

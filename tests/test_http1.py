@@ -424,10 +424,11 @@ async def test_what_the_sink_raises_is_raised_where_the_body_is_piped(serving: S
         response.close()
 
 
-async def test_the_chunks_of_a_large_read_are_one_piece(serving: Serving) -> None:
+@pytest.mark.parametrize("size", [200, 300])
+async def test_the_chunks_of_a_large_read_are_one_piece(serving: Serving, size: int) -> None:
     async def say_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readuntil(b"\r\n\r\n"):
-            writer.write(CHUNKED + b"2\r\nhi\r\n" * 300 + b"0\r\n\r\n")
+            writer.write(CHUNKED + b"2\r\nhi\r\n" * size + b"0\r\n\r\n")
 
     async with serving(say_all) as (server, pool):
         for _ in range(2):
@@ -435,8 +436,23 @@ async def test_the_chunks_of_a_large_read_are_one_piece(serving: Serving) -> Non
             got: list[bytes] = []
             await response.pipe(got.append)
             response.close()
-            assert got == [b"hi" * 300]
+            assert got == [b"hi" * size]
         assert server.connections == 1
+
+
+@pytest.mark.parametrize(
+    "more", [b"HTTP/1.1 100 Continue\r\n\r\n", CHUNKED + b"2\r\nno\r\n0\r\n\r\n"], ids=["100", "200"]
+)
+async def test_what_follows_a_response_in_the_same_read_changes_nothing(serving: Serving, more: bytes) -> None:
+    async def say_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(CHUNKED + b"2\r\nhi\r\n0\r\n\r\n" + more)
+        await reader.read()
+
+    async with serving(say_more) as (server, pool):
+        for _ in range(2):
+            assert await pool.exchange(b"GET", "/") == (200, b"hi")
+        assert server.connections == 2
 
 
 @pytest.mark.parametrize("size", [1, 300])

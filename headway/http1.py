@@ -27,8 +27,8 @@ IDLE_REUSE_S = 2.0
 MAX_HEAD_BYTES = 64 * 1024
 MAX_WHOLE_BODY_BYTES = 32 * 2**20
 # A read of this size has the tokens of several steps of a busy engine, in as many chunks. They are passed on in one
-# piece, because a piece costs the relay more than a chunk costs the parser. A smaller read has one token, or few.
-MANY_CHUNKS_BYTES = 1024
+# piece, because a piece costs the relay more than a chunk costs the parser. A smaller read has one token.
+MANY_CHUNKS_BYTES = 512
 
 Headers = tuple[tuple[bytes, bytes], ...]
 Sink = Callable[[bytes], None]

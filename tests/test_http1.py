@@ -424,7 +424,7 @@ async def test_what_the_sink_raises_is_raised_where_the_body_is_piped(serving: S
         response.close()
 
 
-@pytest.mark.parametrize("size", [200, 300])
+@pytest.mark.parametrize("size", [100, 300])
 async def test_the_chunks_of_a_large_read_are_one_piece(serving: Serving, size: int) -> None:
     async def say_all(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readuntil(b"\r\n\r\n"):

@@ -78,6 +78,11 @@ def checked_out(commit: str, folder: Path) -> Path:
     return tree
 
 
+def loading_from(tree: Path) -> dict[str, str]:
+    """The environment in which `python -m headway` is that of `tree`, and not of the directory it is started in."""
+    return {**os.environ, "PYTHONPATH": str(tree), "PYTHONSAFEPATH": "1"}
+
+
 def turn_us(url: str, pid: int, request: ChatRequest) -> float:
     began = cpu_seconds(pid)
     streams, _ = uvloop.run(at_once(url, request, STREAMS))
@@ -100,7 +105,7 @@ def measure(commit: str, pairs: int) -> Turns:
             f'[[models.replicas]]\nurl = "{engine_url}"\nseats = {STREAMS}\n'
         )
         command = [sys.executable, "-m", "headway", "serve", "--config", str(config)]
-        env = {**os.environ, "PYTHONPATH": str(checked_out(commit, folder))}
+        env = loading_from(checked_out(commit, folder))
         urls = [f"http://127.0.0.1:{port}" for port in (before_port, after_port)]
         with (
             process(command, f"{urls[0]}/ready", env) as before_pid,

@@ -22,7 +22,7 @@ from pathlib import Path
 from headway.core.types import Call
 from headway.errors import Refused, SetupError
 from headway.ledger.budget import Budgets
-from headway.ledger.entries import Entry, day_of, now_us, seconds_left_of_day
+from headway.ledger.entries import Entry, day_of, now_us, seconds_left
 from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, read_secret
 from headway.ledger.spool import Spool
 from headway.ledger.store import Lease, Store, StoreRefused, StoreUnavailable
@@ -189,11 +189,11 @@ class Books:
         key = self.keys.by_id(call.tenant)
         if key is not None:
             try:
-                has_money = await self._budgets.reserve(key, day, worst)
+                lacking = await self._budgets.reserve(key, day, worst)
             except StoreUnavailable:
                 raise Refused("books_away", RETRY_AFTER_S) from None
-            if not has_money:
-                raise Refused("over_budget", seconds_left_of_day(now_us()))
+            if lacking is not None:
+                raise Refused("over_budget", seconds_left(lacking, now_us()))
         return Account(self, call, session, key, worst, day)
 
     def reserve(self, account: Account, call: Call, grant: Grant, price: Price, worst: int, day: str) -> Entry:

@@ -53,25 +53,24 @@ class Budgets:
         self._local: dict[tuple[str, str], LocalBudget] = {}
         self._numbers = count(1)
 
-    async def reserve(self, key: Key, day: str, amount: int) -> bool:
-        """Take the maximum cost of a call out of its key's budgets. Returns False if one has too little left."""
+    async def reserve(self, key: Key, day: str, amount: int) -> str | None:
+        """Take the maximum cost of a call out of its key's budgets. Returns the period whose budget has too little
+        left, the longer one if both have; None if the cost is reserved."""
         taken: list[LocalBudget] = []
         try:
             for period, budget in _budgets(key, day):
                 local = self._local.setdefault((key.id, period), LocalBudget(key.id, period))
                 if not await self._fill(local, budget, amount):
-                    break
+                    return period
                 local.free -= amount
                 local.reserved += amount
                 local.used_at = self._clock()
                 taken.append(local)
-            else:
-                taken.clear()
-                return True
+            taken.clear()
+            return None
         finally:
             for local in taken:
                 _put_back(local, amount, 0)
-        return False
 
     def settle(self, key: Key, day: str, reserved: int, spent: int) -> None:
         """Return what a call that has ended did not spend."""
@@ -112,7 +111,8 @@ class Budgets:
 
 
 def _budgets(key: Key, day: str) -> list[tuple[str, int]]:
-    budgets = ((day, key.budget_day), (month_of(day), key.budget_month))
+    """The budgets by period, the longest first."""
+    budgets = ((month_of(day), key.budget_month), (day, key.budget_day))
     return [(period, budget) for period, budget in budgets if budget is not None]
 
 

@@ -16,7 +16,7 @@ An entry's id is derived from its content (`call:attempt:kind`), so writing it a
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -175,10 +175,19 @@ def _day(number: int) -> str:
     return datetime.fromtimestamp(number * DAY_US / 1e6, UTC).strftime("%Y-%m-%d")
 
 
-def seconds_left_of_day(at_us: int) -> int:
-    """Rounded up: a client that waits for so long calls on the next day."""
-    return -(-(DAY_US - at_us % DAY_US) // 1_000_000)
-
-
 def month_of(day: str) -> str:
     return day[:7]
+
+
+def seconds_left(period: str, at_us: int) -> int:
+    """Until a day or a month is over, at least 1. Rounded up: a client that waits for so long calls in the next one."""
+    return max(1, -(-(_end_us(period) - at_us) // 1_000_000))
+
+
+def _end_us(period: str) -> int:
+    if period == month_of(period):
+        in_next_month = datetime.fromisoformat(f"{period}-28") + timedelta(days=4)
+        end = in_next_month.replace(day=1)
+    else:
+        end = datetime.fromisoformat(period) + timedelta(days=1)
+    return int(end.replace(tzinfo=UTC).timestamp()) * 1_000_000

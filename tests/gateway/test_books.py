@@ -7,6 +7,7 @@ import logging
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,18 @@ async def test_the_budget_is_asked_before_and_what_was_not_used_is_there_again(t
         # One that sets no limit is given one, so that its worst case is known.
         with pytest.raises(openai.APIStatusError, match="max_tokens"):
             await at.here.openai.completions.create(model=MODEL, prompt="hi")
+
+
+async def test_who_has_used_up_the_month_is_told_when_the_next_one_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noon_us = int(datetime(2026, 11, 15, 12, tzinfo=UTC).timestamp()) * 1_000_000
+    key = msgspec.structs.replace(KEY, budget_day=10**9, budget_month=1)
+    async with running(QUICK) as engine, desk(tmp_path, [engine], key) as at:
+        monkeypatch.setattr("headway.ledger.books.now_us", lambda: noon_us)
+        with pytest.raises(openai.APIStatusError, match="budget") as refused:
+            await at.here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=10)
+        assert refused.value.response.headers["retry-after"] == str(15 * 86_400 + 43_200)
 
 
 async def test_a_call_without_a_limit_on_a_key_without_a_budget_leaves_consistent_books(tmp_path: Path) -> None:

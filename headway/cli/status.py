@@ -96,6 +96,11 @@ def advice_for(told: Sequence[Told]) -> str:
     if not status.open_replicas:
         if not connected:
             return "No relay is connected: start `headway relay`, or look into the logs of the relays."
+        if any(one.is_silent for one in status.replicas):
+            return (
+                "No replica is open: engines are up and do not say how many streams they run. Let relays read their "
+                "/metrics."
+            )
         return "No replica is open: check that the engines run and that relays reach them. The relays' logs say why."
     return ""
 
@@ -120,6 +125,7 @@ def as_record(told: Sequence[Told], advice: str) -> dict[str, Any]:
                 "seats": one.seats,
                 "aboard": one.aboard,
                 "behind": one.is_behind,
+                "silent": one.is_silent,
             }
             for one in status.replicas
         ],
@@ -164,7 +170,7 @@ def _replicas_table(status: Status) -> Table:
     title = f"{status.open_replicas:,} of {all_replicas:,} replicas are open"
     table = Table("replica", "pool", "state", "aboard", "seats", "behind its floors", title=title)
     for one in status.replicas[:MAX_ROWS]:
-        state = "open" if one.is_open else "[red]closed[/red]"
+        state = "open" if one.is_open else "[red]up, streams unknown[/red]" if one.is_silent else "[red]closed[/red]"
         behind = "yes" if one.is_behind else ""
         table.add_row(escape(one.name), escape(one.pool), state, str(one.aboard), str(one.seats), behind)
     return table

@@ -51,7 +51,7 @@ from headway.dispatch.policy_metrics import policy_metrics
 from headway.dispatch.record import EventLog
 from headway.dispatch.sessions import LEASE_S, RelaySession
 from headway.dispatch.status import TickLag, leader_status, relays_status
-from headway.dispatch.stream_count import StreamCount
+from headway.dispatch.stream_count import SilentEngines, StreamCount
 
 log = logging.getLogger("headway.dispatch")
 
@@ -99,6 +99,7 @@ class Dispatcher:
         self._behind: dict[str, set[str]] = {}  # by replica: runs of relays that have a stream behind its floor there
         self._strangers: dict[str, int] = {}  # by replica; no zeros
         self._counts: dict[str, StreamCount] = {}  # the last one of each replica that is watched
+        self._silent = SilentEngines()
         self._asked_at = 0.0
         self._handover = Handover(machine, epoch, clock)
         self._lag = TickLag()
@@ -153,14 +154,14 @@ class Dispatcher:
         session.lost_at = self._clock()
         for call_id in list(session.calls):
             if self.machine.replica_of(call_id) is None:
-                self._end(call_id)
+                self._step(Left(call_id))
         for name in list(self._behind):
             self._recovered(name, session.run)
         self._probe(self._dealing.leave(session.run))
 
     def _reported(self, session: RelaySession) -> None:
         for call_id in session.calls - session.named:
-            self._end(call_id)
+            self._step(Left(call_id))
         session.has_reported = True
         self._unheard.discard(session.relay)
         self._settle()
@@ -247,9 +248,6 @@ class Dispatcher:
             owner.calls.discard(action.call_id)
         owner.link.act(action)
 
-    def _end(self, call_id: str) -> None:
-        self._step(Left(call_id))
-
     # --- replicas ---
 
     @property
@@ -298,7 +296,7 @@ class Dispatcher:
         elif before is not None:
             others = before.others(known)
             for call_id in [one for one in lost if one in before.lost][others:]:
-                self._end(call_id)
+                self._step(Left(call_id))
             strangers = max(0, others - len(before.lost))
             if before.is_first or strangers < self._strangers.get(name, 0):
                 self._set_strangers(name, strangers)
@@ -346,7 +344,9 @@ class Dispatcher:
         if now - self._asked_at < COUNT_S:
             return
         self._asked_at = now
-        for name in self._counts.keys() | self._lost_calls().keys() | (self._ready.keys() & self._uncounted):
+        silent = {name for name in self._ready.keys() & self._uncounted if self._dealing.holder(name) is not None}
+        self._silent.look(silent, now)
+        for name in self._counts.keys() | self._lost_calls().keys() | silent:
             if (prober := self._prober_of(name)) is not None:
                 prober.link.send(Count(name))
         for session in self._gone():
@@ -396,4 +396,4 @@ class Dispatcher:
 
     def status(self) -> Status:
         relays = relays_status(self._listed, self.sessions.values(), self._clock())
-        return leader_status(self.epoch, relays, self.machine, self._fleet, self._lag.worst_s)
+        return leader_status(self.epoch, relays, self.machine, self._fleet, self._silent.told, self._lag.worst_s)

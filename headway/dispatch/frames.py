@@ -206,7 +206,8 @@ class RelayStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class ReplicaStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """`aboard` are the seats taken. `is_behind`: a stream is behind its floor there, so no call boards."""
+    """`aboard` are the seats taken. `is_behind`: a stream is behind its floor there, so no call boards. `is_silent`: it
+    is up and not open, because its engine does not say how many streams it runs."""
 
     name: str
     pool: str
@@ -214,6 +215,7 @@ class ReplicaStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
     seats: int
     aboard: int
     is_behind: bool
+    is_silent: bool = False
 
 
 class Status(msgspec.Struct, array_like=True, tag=27, forbid_unknown_fields=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 from headway.core.machine import Machine
 from headway.core.types import TICK_S, Replica
@@ -46,9 +46,14 @@ def relays_status(listed: Iterable[str], sessions: Iterable[RelaySession], now: 
 
 
 def leader_status(
-    epoch: int, relays: list[RelayStatus], machine: Machine, fleet: Mapping[str, Replica], lag_s: float
+    epoch: int,
+    relays: list[RelayStatus],
+    machine: Machine,
+    fleet: Mapping[str, Replica],
+    silent: Container[str],
+    lag_s: float,
 ) -> Status:
-    replicas = _replicas_status(machine, fleet)
+    replicas = _replicas_status(machine, fleet, silent)
     pools = machine.pools.values()
     return Status(
         "leader",
@@ -62,7 +67,7 @@ def leader_status(
     )
 
 
-def _replicas_status(machine: Machine, fleet: Mapping[str, Replica]) -> list[ReplicaStatus]:
+def _replicas_status(machine: Machine, fleet: Mapping[str, Replica], silent: Container[str]) -> list[ReplicaStatus]:
     """All replicas, those that take no calls first."""
     rows = []
     for name, replica in fleet.items():
@@ -71,5 +76,6 @@ def _replicas_status(machine: Machine, fleet: Mapping[str, Replica]) -> list[Rep
         seats, aboard, is_behind = (
             (state.replica.seats, state.load, state.is_behind) if state is not None else (replica.seats, 0, False)
         )
-        rows.append(ReplicaStatus(name, replica.pool, pool.is_open(name), seats, aboard, is_behind))
+        row = ReplicaStatus(name, replica.pool, pool.is_open(name), seats, aboard, is_behind, name in silent)
+        rows.append(row)
     return sorted(rows, key=lambda row: (row.is_open and not row.is_behind, row.pool, row.name))

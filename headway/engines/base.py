@@ -80,7 +80,8 @@ class Engine(Protocol):
         """The longest context of its model in tokens; None if it does not say."""
 
     async def streams(self) -> int | None:
-        """How many streams it runs or has queued; None if it does not say."""
+        """How many streams it runs or has queued; None if it does not say, or EngineLost if that cannot be read. With
+        relays, a replica takes no calls before its engine has said it."""
 
     async def produces_a_token(self) -> bool:
         """Ask the engine for one token, which is the only reliable health check."""

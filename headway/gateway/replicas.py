@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from headway.core.types import Event, Replica, ReplicaChanged, ReplicaDraining, ReplicaRemoved
 from headway.engines.base import Engine
 from headway.engines.probe import Prober
+from headway.errors import EngineLost
 from headway.supervise import Supervisor
 
 
@@ -114,8 +116,10 @@ class Replicas:
             task.add_done_callback(lambda _: self._counting.pop(name, None))
 
     async def _count(self, name: str, counted: Callable[[str, int], None]) -> None:
-        if (streams := await self._watched[name].engine.streams()) is not None:
-            counted(name, streams)
+        # Whoever decides asks again, and says so if it gets no answer for long.
+        with suppress(EngineLost):
+            if (streams := await self._watched[name].engine.streams()) is not None:
+                counted(name, streams)
 
     # --- start and stop ---
 

@@ -13,8 +13,9 @@ from headway.cli.status import Told, advice_for, as_record
 from headway.dispatch.frames import RelayStatus, ReplicaStatus, Status
 
 OPEN = ReplicaStatus("http://[::1]:8000", "m", is_open=True, seats=8, aboard=3, is_behind=False)
+SILENT = ReplicaStatus("http://[::1]:8001", "m", is_open=False, seats=8, aboard=0, is_behind=False, is_silent=True)
 RELAYS = [RelayStatus("relay-1", 3, 0.1), RelayStatus("relay-2", 0, None)]
-LEADER = Status("leader", 7, RELAYS, [OPEN], open_replicas=1, held=2, lag_s=0.004)
+LEADER = Status("leader", 7, RELAYS, [SILENT, OPEN], open_replicas=1, held=2, lag_s=0.004)
 STANDBY = Told("tcp://b:1", Status("standby"))
 AWAY = Told("tcp://c:1", None, "cannot connect")
 
@@ -27,9 +28,10 @@ AWAY = Told("tcp://c:1", None, "cannot connect")
         ([STANDBY, AWAY], "No dispatcher leads"),
         ([STANDBY, Told("tcp://a:1", Status("candidate", 7, RELAYS))], "1 of 2 relays are connected"),
         ([Told("tcp://a:1", Status("leader", 7, RELAYS, []))], "check that the engines run"),
+        ([Told("tcp://a:1", Status("leader", 7, RELAYS, [SILENT]))], "Let relays read their /metrics"),
         ([Told("tcp://a:1", Status("leader", 7, RELAYS[1:]))], "start `headway relay`"),
     ],
-    ids=["serves", "nobody answers", "nobody leads", "too few relays", "no replica", "no relay"],
+    ids=["serves", "nobody answers", "nobody leads", "too few relays", "no replica", "silent engines", "no relay"],
 )
 def test_the_advice(told: list[Told], words: str) -> None:
     advice = advice_for(told)
@@ -43,6 +45,7 @@ def test_the_record_for_scripts() -> None:
     assert record["epoch"] == 7
     assert [one["role"] for one in record["dispatchers"]] == ["standby", "leader", None]
     assert [one["connected"] for one in record["relays"]] == [True, False]
+    assert [(one["open"], one["silent"]) for one in record["replicas"]] == [(False, True), (True, False)]
     assert (record["open_replicas"], record["held"], record["lag_s"]) == (1, 2, 0.004)
 
 
@@ -58,7 +61,16 @@ def test_a_table_shows_what_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.cli.status._ask_all", told)
     result = CliRunner().invoke(app, ["status", "--dispatcher", "tcp://a:1"], env={"COLUMNS": "120"})
     assert result.exit_code == 0
-    for words in ("leads", "stands by", "100 ms ago", "lost", "http://[::1]:8000", "Calls held: 2", "4 ms"):
+    for words in (
+        "leads",
+        "stands by",
+        "100 ms ago",
+        "lost",
+        "http://[::1]:8000",
+        "streams unknown",
+        "Calls held: 2",
+        "4 ms",
+    ):
         assert words in result.output
 
 

@@ -34,6 +34,7 @@ from headway.dispatch.leading import Standby, Term
 from headway.dispatch.lease import Leadership
 from headway.dispatch.sessions import RelaySession
 from headway.dispatch.status import LAG_WINDOW_S, TickLag
+from headway.dispatch.stream_count import TELL_S
 from tests.dispatch.fake_lease import FakeLease, FakeRow, FakeTime, finished
 
 REPLICAS = [Replica("a", "m", seats=1), Replica("b", "m", seats=8)]
@@ -120,6 +121,41 @@ def test_a_leader_tells_of_relays_replicas_and_calls(term: Term, clock: FakeTime
         open_replicas=1,
         held=2,
     )
+
+
+def test_a_replica_that_does_not_say_how_many_streams_it_runs_is_told_of_once(
+    clock: FakeTime, caplog: pytest.LogCaptureFixture
+) -> None:
+    pools, offers = own_pools({"m": POLICY})
+    dispatcher = Dispatcher(Machine(pools, offers), REPLICAS, 1, "text", ["relay-1"], clock=clock)
+    relay, _ = connect(dispatcher, clock, Hello(PROTOCOL, "relay-1", "run"), Reported())
+    say = relay.on_message
+
+    def wait(seconds: float) -> None:
+        for number in range(round(seconds / 0.5)):
+            clock.now += 0.5
+            say(Beat(number + 1, number))
+            dispatcher.tick()
+
+    def silent() -> list[str]:
+        return [one.name for one in ask(dispatcher, clock).replicas if one.is_silent]
+
+    def warnings() -> list[str]:
+        return [one.getMessage() for one in caplog.records if "how many streams" in one.getMessage()]
+
+    say(Events([ReplicaUp(REPLICAS[0]), ReplicaUp(REPLICAS[1])]))
+    say(Counted("b", 0))
+    wait(TELL_S - 1.0)
+    assert (silent(), warnings()) == ([], [])
+    wait(3 * TELL_S)
+    assert silent() == ["a"]
+    [warning] = warnings()
+    assert warning.startswith("replica a is up and takes no calls")
+    assert "/metrics" in warning
+    say(Counted("a", 0))
+    wait(1.0)
+    assert (silent(), len(warnings())) == ([], 1)
+    assert ask(dispatcher, clock).open_replicas == 2
 
 
 def test_another_version_is_turned_away(term: Term, clock: FakeTime) -> None:

@@ -40,7 +40,7 @@ class EchoEngine:
         return 0  # it does not say
 
     async def streams(self) -> int | None:
-        return None  # it does not say
+        return None  # it does not say, so relays never open it
 
     async def max_model_len(self) -> int | None:
         return None  # it does not say

@@ -12,6 +12,7 @@ import pytest
 from headway.core.types import Replica
 from headway.engines.scripted import Script, ScriptedEngine, running
 from headway.engines.vllm import VLLMEngine
+from headway.errors import EngineLost
 from tests.running import MODEL, Running, config_for, running_gateway
 
 pytestmark = pytest.mark.anyio
@@ -98,3 +99,20 @@ async def test_clients_are_told_the_longest_context_that_all_replicas_have() -> 
         assert await shown(here) == [4_096, 4_096]
         await here.gateway.replicas.remove(first.url)
         assert await shown(here) == [None, None]
+
+
+async def test_an_engine_whose_streams_cannot_be_read_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unreadable(_engine: VLLMEngine) -> int:
+        raise EngineLost("its metrics cannot be read")
+
+    counts: list[tuple[str, int]] = []
+    async with running(SLOW) as engine, running_gateway(config_for([engine])) as here:
+        replicas = here.gateway.replicas
+        with monkeypatch.context() as patched:
+            patched.setattr(VLLMEngine, "streams", unreadable)
+            replicas.count_streams(engine.url, lambda *counted: counts.append(counted))
+            await replicas._counting[engine.url]
+        assert counts == []
+        replicas.count_streams(engine.url, lambda *counted: counts.append(counted))
+        await replicas._counting[engine.url]
+        assert counts == [(engine.url, 0)]

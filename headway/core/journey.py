@@ -30,8 +30,7 @@ class Journey:
     @property
     def falls_back(self) -> bool:
         """Whether the call may be served as standard, and some replica could carry all its choices then."""
-        call = self.call
-        return call.falls_back and call.tier in EXPRESS and self.pool.could_seat(replace(call, tier="standard"))
+        return self.call.may_fall_back and self.pool.could_seat(replace(self.call, tier="standard"))
 
     @property
     def bucket(self) -> tuple[str, TokenLimit] | None:

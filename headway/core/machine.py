@@ -170,16 +170,17 @@ class Machine:
         call, pool = event.call, self._pool_of_model[event.call.model]
         journey = self._journeys.get(call.id)
         if journey is None:
-            journey = self._journeys[call.id] = Journey(call, pool, now - event.waited_s)
+            journey = self._journeys[call.id] = Journey(call, pool, now)
         elif journey.replica == event.replica and journey.call.tier == call.tier:
             return
         else:
             journey.give_back(now)
         journey.call, journey.reason, journey.replica = call, event.reason, event.replica
+        journey.arrived_at = now - event.waited_s
         journey.count_express(now)
         if event.replica is None:
-            waited_s = now - journey.arrived_at
-            hold_s = pool.waiting.hold(call, now, journey.avoid, returned=bool(journey.avoid), waited_s=waited_s)
+            returned = bool(journey.avoid)
+            hold_s = pool.waiting.hold(call, now, journey.avoid, returned=returned, waited_s=event.waited_s)
             actions.append(Hold(call.id, hold_s))
         elif not pool.adopt(call, event.replica, now, is_delivering=event.is_delivering):
             actions.append(Cut(call.id))

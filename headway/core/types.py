@@ -42,6 +42,11 @@ class Call:
     express_limit: TokenLimit | None = None
     other_limit: TokenLimit | None = None
 
+    @property
+    def may_fall_back(self) -> bool:
+        """Whether it may be served as standard."""
+        return self.falls_back and self.tier in EXPRESS
+
 
 @dataclass(slots=True)
 class Replica:
@@ -116,7 +121,7 @@ class Adopted:
 
     call: Call
     replica: str | None = None
-    waited_s: float = 0.0  # since it arrived
+    waited_s: float = 0.0  # since it arrived or was downgraded
     is_delivering: bool = False
     reason: RefusalReason | None = None
 

@@ -111,6 +111,7 @@ class RemoteDispatch:
         self._leased_until = 0.0
         self._max_hold_s: dict[str, float] = {}  # of each call that has not ended
         self._unanswered: set[str] = set()  # calls that wait for the dispatcher's word, and have no deadline yet
+        self._fallback_hold_s: dict[str, float] = {}  # of each that may be served as standard: for how long then
         self._flex: set[str] = set()  # flex calls that have not ended
         self._overdue: set[str] = set()  # calls whose deadline has passed, and that wait for its word
         self._ready_at = float("-inf")  # when a dispatcher said last that some replica takes calls
@@ -136,9 +137,12 @@ class RemoteDispatch:
             return
         if isinstance(event, Arrived):
             call = event.call
-            self._max_hold_s[call.id] = self._offers[call.model].tiers[call.tier].max_hold_s
+            tiers = self._offers[call.model].tiers
+            self._max_hold_s[call.id] = tiers[call.tier].max_hold_s
             if call.tier == "flex":
                 self._flex.add(call.id)
+            elif call.may_fall_back:
+                self._fallback_hold_s[call.id] = tiers["standard"].max_hold_s
             self._wait_for_answer(call.id)
         elif isinstance(event, Delivering):
             if event.call_id not in self._flex:
@@ -168,21 +172,28 @@ class RemoteDispatch:
             self._driver.do(Hold(call_id, self._max_hold_s[call_id]))
 
     def deadline(self, call_id: str) -> None:
-        """The dispatcher knows it too, and answers at its next tick. If it does not, the call is refused here."""
+        """The dispatcher knows it too, and answers at its next tick. If it does not, this relay decides."""
         self._overdue.add(call_id)
         if self._link is None:
-            self._refuse_overdue(call_id)
+            self._decide_overdue(call_id)
         else:
-            asyncio.get_running_loop().call_later(ANSWER_S, self._refuse_overdue, call_id)
+            asyncio.get_running_loop().call_later(ANSWER_S, self._decide_overdue, call_id)
 
-    def _refuse_overdue(self, call_id: str) -> None:
+    def _decide_overdue(self, call_id: str) -> None:
+        """As core would: the call waits as standard if it may, or is refused."""
         assert self._driver is not None
-        if call_id in self._overdue:
+        if call_id not in self._overdue:
+            return
+        if call_id in self._fallback_hold_s:
+            self._do(Downgrade(call_id, "no_dispatcher"))
+            self._do(Hold(call_id, self._max_hold_s[call_id]))
+        else:
             self._driver.do(Refuse(call_id, "no_dispatcher", 1))
             self.tell(Left(call_id))
 
     def _forget(self, call_id: str) -> None:
         self._max_hold_s.pop(call_id, None)
+        self._fallback_hold_s.pop(call_id, None)
         self._unanswered.discard(call_id)
         self._overdue.discard(call_id)
         self._flex.discard(call_id)
@@ -232,6 +243,8 @@ class RemoteDispatch:
         elif not isinstance(action, NO_ANSWERS):
             self._unanswered.discard(action.call_id)
             self._overdue.discard(action.call_id)
+        elif isinstance(action, Downgrade) and action.call_id in self._fallback_hold_s:
+            self._max_hold_s[action.call_id] = self._fallback_hold_s.pop(action.call_id)
         self._driver.do(action)
 
     def _welcomed(self, welcome: Welcome, session: _Session) -> None:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from headway.core.machine import Machine
 from headway.core.types import (
@@ -260,7 +259,7 @@ class Gateway:
             case Hold(for_s=for_s):
                 self._hold(trip, self._clock() + for_s)
             case Downgrade(reason=reason):
-                trip.grant = replace(trip.grant, tier="standard", reason=reason)
+                trip.downgrade(reason, self._clock())
             case Cut():
                 trip.cut()
             case Preempt():

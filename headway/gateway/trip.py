@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from headway.core.types import Adopted, Board, Call
 from headway.engines.base import Engine
+from headway.errors import RefusalReason
 from headway.gateway.relay import Relay
 from headway.ledger.books import Account
 from headway.price import Price
@@ -23,6 +24,7 @@ class Trip:
     seat: asyncio.Future[Engine]
     settled: asyncio.Future[int]  # the call's seat-time in microseconds
     account: Account | None  # None if nothing is billed
+    downgraded_at: float | None = None
     epoch: int = 0  # of the core that granted the seat (dispatch/base.py)
     is_sent: bool = False  # to the engine, since the last boarding
     boardings: int = 0
@@ -114,7 +116,12 @@ class Trip:
         call = replace(self.call, tier=self.grant.tier, falls_back=self.call.falls_back and self.grant.reason is None)
         replica = self.grant.replica if self.seat.done() else None
         is_delivering = self.relay is not None and replica is not None
-        return Adopted(call, replica, now - self.arrived_at, is_delivering, self.grant.reason)
+        since = self.arrived_at if self.downgraded_at is None else self.downgraded_at
+        return Adopted(call, replica, now - since, is_delivering, self.grant.reason)
+
+    def downgrade(self, reason: RefusalReason, now: float) -> None:
+        self.grant = replace(self.grant, tier="standard", reason=reason)
+        self.downgraded_at = now
 
     def stop_deadline(self) -> None:
         if self.deadline is not None:

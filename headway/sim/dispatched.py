@@ -224,7 +224,7 @@ class DispatchedSimulation(Simulation):
         return True
 
     def _deadline(self, deadline: Deadline) -> list[SimTrip]:
-        """The dispatcher knows the deadline too and answers at its next tick. If it does not, the relay refuses."""
+        """The dispatcher knows the deadline too and answers at its next tick. If it does not, the relay decides."""
         call_id = deadline.call_id
         if self._deadlines.get(call_id) != deadline.at:
             return []
@@ -233,6 +233,10 @@ class DispatchedSimulation(Simulation):
             self._push(self.now + ANSWER_S, Deadline(call_id, deadline.at, is_overdue=True))
             return []
         if self._hand_on(trip, is_held=True):
+            return []
+        if _as_served(trip).may_fall_back:
+            self._do(Downgrade(call_id, "no_dispatcher"), trip, [])
+            self._hold(call_id, self._max_hold_s(trip))
             return []
         self.unled += 1
         self._forget(call_id)
@@ -342,7 +346,7 @@ class DispatchedSimulation(Simulation):
 
     def _adopted(self, trip: SimTrip) -> Adopted:
         call, aboard = _as_served(trip), self._aboard.get(trip.job.call.id)
-        waited_s = self.now - trip.job.at
+        waited_s = self.now - (trip.job.at if trip.downgraded_at is None else trip.downgraded_at)
         if aboard is None:
             return Adopted(call, None, waited_s)
         return Adopted(call, aboard.name, waited_s, is_delivering=self.now >= trip.first_at)

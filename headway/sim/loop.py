@@ -64,6 +64,7 @@ class SimTrip:
     job: Job
     tier: Tier  # as served
     relay: int = 0
+    downgraded_at: float | None = None
     boarded_at: float | None = None
     first_at: float = 0.0
     ended_at: float | None = None
@@ -247,7 +248,7 @@ class Simulation:
             case Hold(for_s=for_s):
                 heappush(self._heap, (self.now + for_s, next(self._order), None, 0))
             case Downgrade():
-                trip.tier = "standard"
+                trip.tier, trip.downgraded_at = "standard", self.now
             case Refuse():
                 trip.how = "refused"
                 trip.ended_at = self.now

@@ -153,3 +153,16 @@ def test_strangers_take_seats_until_the_engine_has_stopped_them() -> None:
     assert loads(m) == [1]
     m.check(1.0)
     assert m.step(Finished("f", 1, 1), 1.5) == [Settled("f", 1_000_000)]  # they cost nobody
+
+
+def test_a_call_that_its_relay_downgraded_waits_as_long_as_a_standard_call() -> None:
+    m = taken_over()
+    assert adopt(m, "f", "fast", waited_s=1.5) == [Hold("f", for_s=0.5)]
+    [standard] = m.step(Adopted(Call("s", "m", "standard"), None), 0.0)
+    assert isinstance(standard, Hold)
+    # Cut off meanwhile, the relay let it wait on as standard.
+    assert adopt(m, "f", "standard", now=3.0, waited_s=1.0, reason="no_dispatcher") == [
+        Hold("f", for_s=standard.for_s - 1.0)
+    ]
+    boards = [one for one in open_all(m, 3.0) if isinstance(one, Board) and one.call_id == "f"]
+    assert [(one.tier, one.reason) for one in boards] == [("standard", "no_dispatcher")]

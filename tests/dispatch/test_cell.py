@@ -217,6 +217,27 @@ async def test_without_a_dispatcher_a_call_is_refused_at_its_deadline(tmp_path: 
             await cell.lead()
 
 
+async def test_without_a_dispatcher_a_fast_call_that_may_waits_on_as_standard(tmp_path: Path) -> None:
+    fast = {**FAST, "max_hold_s": 0.3}
+    async with running(QUICK) as engine:
+        config = config_for([engine], tier={"max_hold_s": 20.0}, express=[fast], curve=CURVE)
+        async with running_cell(tmp_path, config) as cell:
+            relay = cell.relays[0]
+            await cell.die()
+            with pytest.raises(APIStatusError) as refused:
+                await relay.call(5, "fast", extra_headers={"Headway-Fallback": "none"})
+            assert refused.value.status_code == 503
+            falling = asyncio.create_task(relay.call(5, "fast"))
+            await cell.until(lambda: [trip.grant.tier for trip in relay.gateway._trips.values()] == ["standard"])
+            [trip] = relay.gateway._trips.values()
+            assert trip.adopted(relay.gateway._clock()).waited_s < 0.3  # as standard
+            await cell.lead()
+            answer = await falling
+            proof = answer.usage.model_dump()["headway"]
+            assert (answer.service_tier, proof["reason"]) == ("default", "no_dispatcher")
+            await cell.until_empty()
+
+
 async def test_a_relay_stays_ready_while_its_dispatcher_is_replaced(tmp_path: Path) -> None:
     async with running(QUICK) as engine, running_cell(tmp_path, config_for([engine])) as cell:
         relay = cell.relays[0]

@@ -88,7 +88,7 @@ def test_a_death_cuts_no_stream_and_held_calls_board_after_it() -> None:
 
 def test_without_a_dispatcher_a_call_waits_until_its_own_deadline() -> None:
     jobs = [
-        job(2.5, "fast", tier="fast", falls_back=True),
+        job(2.5, "fast", tier="fast"),
         job(2.6, "standard"),
         job(1.9999, "unanswered", tier="fast"),
     ]
@@ -98,6 +98,15 @@ def test_without_a_dispatcher_a_call_waits_until_its_own_deadline() -> None:
     assert trips["unanswered"].ended_at == pytest.approx(7.0)
     assert trips["standard"].how == "finished"
     assert simulation.unled == 2
+
+
+def test_a_call_that_may_fall_back_waits_on_as_standard_without_a_dispatcher() -> None:
+    jobs = [job(2.5, "served", tier="fast", falls_back=True)]
+    trips, simulation = trips_of(jobs, deaths=(DispatcherFault(2.0, 20.0),))
+    assert (trips["served"].how, trips["served"].tier, simulation.unled) == ("finished", "standard", 0)
+    trips, simulation = trips_of(jobs, deaths=(DispatcherFault(2.0, 100.0),))
+    assert (trips["served"].how, simulation.unled) == ("refused", 1)
+    assert trips["served"].ended_at == pytest.approx(2.5 + sum(TIERS[one].max_hold_s for one in ("fast", "standard")))
 
 
 def test_a_deadline_goes_on_over_a_change_of_dispatcher() -> None:

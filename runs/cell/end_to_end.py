@@ -19,9 +19,7 @@ from runs.measure.verdict import Verdict, at_least, finish, none_of
 
 console = Console(width=120)
 RELAYS = 2
-# Files whose gateways `headway serve --relays` refuses (check_can_be_shared in headway/deciding.py), and why.
-LEFT_OUT = {"tests/e2e/test_auto_on_vllm.py": "its gateway has no ledger, in which relays share audits"}
-GATEWAYS = {"gateway", "books", "seeing"}  # fixtures that are a gateway; a few tests start one themselves
+GATEWAYS = {"gateway", "books", "seeing", "auto_url"}  # fixtures that are a gateway; a few tests start one themselves
 OPTIONS = ("-q", "-m", "engine", "--timeout", "600", "tests/e2e")
 
 
@@ -29,7 +27,6 @@ OPTIONS = ("-q", "-m", "engine", "--timeout", "600", "tests/e2e")
 class Figures:
     collected: int
     outcomes: Counter[str]  # passed, failed or skipped; tests that did not run are in none of them
-    left_out: int
     through: int  # tests that passed and use a gateway: others ask only an engine
     with_relays: int  # gateways that were started
     without_relays: int
@@ -40,7 +37,6 @@ class Watch:
 
     def __init__(self) -> None:
         self.collected = 0
-        self.left_out = 0
         self.outcomes: dict[str, str] = {}  # by test
         self.gateways: Counter[bool] = Counter()  # by whether they have relays
         self._running = ""
@@ -53,9 +49,6 @@ class Watch:
         if isinstance(command, Sequence) and tuple(command[1:4]) == ("-m", "headway", "serve"):
             self.gateways[tuple(command[-2:]) == ("--relays", str(RELAYS))] += 1
             self._through.add(self._running)
-
-    def pytest_deselected(self, items: Sequence[pytest.Item]) -> None:
-        self.left_out += sum(item.nodeid.startswith(tuple(LEFT_OUT)) for item in items)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self.collected = len(session.items)
@@ -74,7 +67,7 @@ class Watch:
     def figures(self) -> Figures:
         outcomes = Counter(self.outcomes.values())
         through = sum(self.outcomes.get(nodeid) == "passed" for nodeid in self._through)
-        return Figures(self.collected, outcomes, self.left_out, through, self.gateways[True], self.gateways[False])
+        return Figures(self.collected, outcomes, through, self.gateways[True], self.gateways[False])
 
 
 def verdict(figures: Figures) -> Verdict:
@@ -86,11 +79,9 @@ def verdict(figures: Figures) -> Verdict:
         none_of("gateways that were started without relays", figures.without_relays),
         at_least("gateways that were started with relays", figures.with_relays, 1, "d"),
     )
-    names = "; ".join(f"{name}: {why}" for name, why in LEFT_OUT.items())
     figure = (
         f"{passed} of {figures.collected} end-to-end tests on vLLM pass with --relays {RELAYS}, {figures.through} of "
-        f"them through one of {figures.with_relays} gateways, the others on engines alone; {figures.left_out} are left "
-        f"out ({names})"
+        f"them through one of {figures.with_relays} gateways, the others on engines alone"
     )
     return Verdict(figure, bars)
 
@@ -99,8 +90,7 @@ def main(arguments: Sequence[str]) -> int:
     os.environ["HEADWAY_RELAYS"] = str(RELAYS)
     watch = Watch()
     sys.addaudithook(watch.on_audit)
-    left_out = [word for name in LEFT_OUT for word in ("--deselect", name)]
-    code = pytest.main([*OPTIONS, *left_out, *arguments], plugins=[watch])
+    code = pytest.main([*OPTIONS, *arguments], plugins=[watch])
     return finish(console, verdict(watch.figures())) or int(code)
 
 

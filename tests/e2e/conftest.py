@@ -37,10 +37,11 @@ TOOL_PARSER = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 CURVE = "curve = [[1, 20.0], [8, 15.0]]"
 
 
-def get(url: str) -> bytes:
+def get(url: str, key: str = "") -> bytes:
     """GET without a proxy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=5) as answer:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    with opener.open(urllib.request.Request(url, headers=headers), timeout=5) as answer:
         body: bytes = answer.read()
         return body
 

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from openai import OpenAI
 
-from headway.config import Config
-from headway.deciding import check_can_be_shared
 from headway.dispatch.record import replay
 from headway.engines.vllm import read_metrics
-from headway.errors import SetupError
-from runs.cell.end_to_end import LEFT_OUT, RELAYS, Watch
+from headway.local.engine_env import MODEL_NAME
+from runs.cell.end_to_end import RELAYS, Watch
 from runs.cell.relays import processes_of
 from tests.bench.mock_process import mock_engine
 from tests.e2e import conftest
+from tests.e2e import test_auto_on_vllm as auto_on_vllm
 
 E2E = Path(conftest.__file__).parent
+# With a rule that has reasoning, these engines are asked for whole answers, and only those have log-probabilities here.
+ANIMAL = """\
+[[answers]]
+when = { user_contains = "think" }
+reasoning = "Let me see."
+text = "A dog."
+[[answers]]
+text = '{"animal": "dog"}'
+"""
 
 
 @pytest.fixture
@@ -42,6 +52,25 @@ def test_a_gateway_of_the_end_to_end_tests_has_relays(tmp_path: Path) -> None:
             code = gateway.stop()
     assert code == 0
     assert replay(gateway.record).first_difference is None
+
+
+@pytest.mark.parametrize("relays", [1, RELAYS], ids=["one process", "relays"])
+def test_the_tests_of_the_auto_model_pass_on_scripted_engines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relays: int
+) -> None:
+    monkeypatch.setattr(conftest, "RELAYS", relays)
+    answers = tmp_path / "answers.toml"
+    answers.write_text(ANIMAL)
+    with ExitStack() as stack:
+        full, student = (
+            stack.enter_context(mock_engine(5, "1:2", options=("--model", name, "--answers", str(answers))))
+            for name in (MODEL_NAME, conftest.SPARK_NAME)
+        )
+        url = stack.enter_context(auto_on_vllm.serving_auto(full, student, tmp_path))
+        sdk = stack.enter_context(OpenAI(base_url=url + "/v1", api_key=auto_on_vllm.TENANT, max_retries=0))
+        auto_on_vllm.test_a_structured_answer_is_scored_released_and_audited(url, sdk)
+        auto_on_vllm.test_a_held_answer_is_streamed_if_the_client_asked_for_a_stream(sdk)
+        auto_on_vllm.test_the_full_model_serves_truncated_answers_and_free_text(sdk)
 
 
 def calls_of(gateway: conftest.GatewayProcess) -> float:
@@ -98,12 +127,3 @@ def test_a_test_has_passed_if_all_its_parts_have() -> None:
             if outcome:
                 watch.pytest_runtest_logreport(report(nodeid, when, outcome))
     assert watch.figures().outcomes == {"passed": 1, "failed": 3, "skipped": 1}
-
-
-def test_what_is_left_out_is_what_relays_refuse() -> None:
-    assert [Path(name).name for name in LEFT_OUT] == ["test_auto_on_vllm.py"]
-    assert all((E2E.parents[1] / name).exists() for name in LEFT_OUT)
-    full, student = ([{"url": f"http://127.0.0.1:{port}", "seats": 1}] for port in (8, 9))
-    auto = {"name": "m", "replicas": full, "auto": {"calibration": "auto.json"}}
-    with pytest.raises(SetupError, match="auto"):
-        check_can_be_shared(Config.model_validate({"models": [auto, {"name": "m-spark", "replicas": student}]}))

@@ -113,7 +113,7 @@ def cell_limits_case() -> Case:
 
 
 def e2e_relays_case() -> Case:
-    good = end_to_end.Figures(141, Counter(passed=141), 3, 90, with_relays=6, without_relays=0)
+    good = end_to_end.Figures(141, Counter(passed=141), 90, with_relays=6, without_relays=0)
     outcomes = (Counter(passed=140, failed=1), Counter(passed=140, skipped=1), Counter(passed=140))
     bad = [replace(good, outcomes=one) for one in outcomes]
     return Case(end_to_end.verdict, good, [*bad, *each(good, through=0, with_relays=0, without_relays=1)])

@@ -66,11 +66,6 @@ def check_can_be_shared(config: Config) -> None:
                 f"Model {model.name!r} has [models.auto]: relays share its audits in the store of a [ledger]. Add one, "
                 "or serve it in one process."
             )
-        if model.keep_prompts is not None:
-            raise SetupError(
-                f"Model {model.name!r} has [models.keep_prompts]: the size of its file is counted in one process. "
-                "Serve it without relays."
-            )
 
 
 def decide_here(config: Config, record_to: Path | None = None) -> LocalDispatch:

@@ -264,7 +264,9 @@ async def run_relay(
     dispatch = RemoteDispatch(place.dispatchers, place.security, place.name, run, offers, text, end_streams)
     listens = {"host": place.host, "port": place.port}
     gateway = config.gateway.model_copy(update={key: one for key, one in listens.items() if one is not None})
-    own = config.model_copy(update={"ledger": relay_ledger(config.ledger, place.name), "gateway": gateway})
+    models = [relay_model(model, place.name) for model in config.models]
+    ledger = relay_ledger(config.ledger, place.name)
+    own = config.model_copy(update={"ledger": ledger, "gateway": gateway, "models": models})
     first = place.dispatchers[0]
     pages_at = (first.path.parent, place.name) if isinstance(first, UnixAddress) else None
     audited_as = audits_name(config, is_one_box=sockets is not None)
@@ -277,6 +279,13 @@ def audits_name(config: Config, *, is_one_box: bool) -> str | None:
     if config.cell is not None and not is_one_box:
         return f"cell-{config.cell.name}"
     return shared_name(Path(config.ledger.spool)) if config.ledger is not None else None
+
+
+def relay_model(model: ModelTable, name: str) -> ModelTable:
+    """Each relay keeps prompts in a file of its own: whoever writes a file counts its size."""
+    if (keeping := model.keep_prompts) is None:
+        return model
+    return model.model_copy(update={"keep_prompts": keeping.model_copy(update={"file": f"{keeping.file}.{name}"})})
 
 
 def relay_ledger(ledger: LedgerTable | None, name: str) -> LedgerTable | None:

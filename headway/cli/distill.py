@@ -45,7 +45,9 @@ ModelFolder = Annotated[Path, typer.Argument(help="Folder of the model.")]
     epilog="Example: `headway distill collect prompts.jsonl --url http://127.0.0.1:8000 --model m --out answers.jsonl`"
 )
 def collect(
-    prompts: Annotated[Path, typer.Argument(help="JSON lines with `messages` or `prompt`, and optional `tools`.")],
+    prompts: Annotated[
+        list[Path], typer.Argument(help="Files of JSON lines with `messages` or `prompt`, and optional `tools`.")
+    ],
     model: Annotated[str, typer.Option(help="Name of the teacher on the endpoint.")],
     url: Annotated[
         str, typer.Option(help="URL of Headway or of an OpenAI-compatible server.")
@@ -65,7 +67,7 @@ def collect(
     key: ApiKey = None,
     yes: Annotated[bool, typer.Option("--yes", help="Start without asking.")] = False,
 ) -> None:
-    """Send every prompt of a file to the teacher and keep its answers."""
+    """Send every prompt of these files to the teacher and keep its answers."""
     teacher = Teacher(url, model, tier, max_tokens, temperature, top_logprobs, key)
     questions, doubles = read_questions(prompts, teacher)
     left = estimate(questions, doubles, answered_keys(out))

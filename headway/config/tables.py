@@ -165,10 +165,11 @@ class KeepPromptsTable(Table):
     """Keep the prompts of clients, to distill a student. Tell your users. Without this table nothing is kept."""
 
     file: Annotated[str, StringConstraints(min_length=1, max_length=4096)] = Field(
-        description="File of JSON lines for `headway distill collect`, readable only by the user who runs Headway."
+        description="File of JSON lines for `headway distill collect`, readable only by the user who runs Headway. "
+        "With several relays each has its own, on its machine: `prompts.jsonl.relay-1` if this is `prompts.jsonl`."
     )
     share: float = Field(1.0, gt=0, le=1, description="Random share of the completed calls to keep.")
-    max_mb: int = Field(100, ge=1, le=100_000, description="Maximum size of the file.")
+    max_mb: int = Field(100, ge=1, le=100_000, description="Maximum size of the file, or of each relay's.")
     keys: list[str] = Field(
         default_factory=list,
         max_length=1000,

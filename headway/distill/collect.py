@@ -13,7 +13,7 @@ import http.client
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,10 +83,18 @@ class Collected:
     refused: list[str] = field(default_factory=list)  # the error message for each refused prompt
 
 
-def read_questions(path: Path, teacher: Teacher) -> tuple[list[TeacherQuestion], int]:
+def read_questions(paths: Iterable[Path], teacher: Teacher) -> tuple[list[TeacherQuestion], int]:
     """Read tasks, or rows with `messages` or `prompt`. Returns the questions and the number of duplicates."""
     questions: dict[str, TeacherQuestion] = {}
     duplicates = 0
+    for path in paths:
+        for question in _questions_in(path, teacher):
+            duplicates += question.key in questions
+            questions.setdefault(question.key, question)
+    return list(questions.values()), duplicates
+
+
+def _questions_in(path: Path, teacher: Teacher) -> Iterator[TeacherQuestion]:
     tools: Any = None
     for number, row in numbered_rows(path):
         messages = row.get("messages") or ([{"role": "user", "content": row["prompt"]}] if "prompt" in row else None)
@@ -94,10 +102,7 @@ def read_questions(path: Path, teacher: Teacher) -> tuple[list[TeacherQuestion],
             raise SetupError(f"{path}:{number}: has neither `messages` nor a `prompt`.")
         # In a file of tasks, a row without `tools` has those of the row before.
         tools = row.get("tools", tools if "expected" in row else None)
-        question = question_of(teacher, messages, tools, row.get("tags") or {})
-        duplicates += question.key in questions
-        questions.setdefault(question.key, question)
-    return list(questions.values()), duplicates
+        yield question_of(teacher, messages, tools, row.get("tags") or {})
 
 
 def question_of(teacher: Teacher, messages: list[Any], tools: Any, tags: Mapping[str, str]) -> TeacherQuestion:

@@ -1,4 +1,4 @@
-"""Keeps prompts for `headway distill collect`, one file of JSON lines per model, if headway.toml enables it.
+"""Keeps prompts for `headway distill collect`, if headway.toml enables it: JSON lines, one file per model and process.
 
 Keeps only the `messages` and `tools` of OpenAI chat calls: no key, no answer, no time. Calls in other dialects and
 calls with images are not kept.

@@ -73,7 +73,7 @@ def collect_answers(work: Work) -> dict[str, Any]:
         )
         with gateway_of(config, port) as url:
             teacher = Teacher(url, TEACHER, "flex", ANSWER_TOKENS, top_logprobs=TOP_LOGPROBS)
-            questions, _ = read_questions(work.folder / "prompts.jsonl", teacher)
+            questions, _ = read_questions([work.folder / "prompts.jsonl"], teacher)
             got = collect(teacher, questions, work.folder / "answers.jsonl", SEATS * len(engines), _silent)
     return {"answers": got.answered, "output_tokens": got.output_tokens, "refused": len(got.refused)}
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from headway.dispatch.address import UnixAddress, parse_address
 from headway.dispatch.pages import read_page
 from headway.dispatch.parent import bind
 from headway.dispatch.record import replay
+from headway.distill.collect import Teacher, read_questions
 from headway.engines.scripted import Script, running
 from headway.errors import SetupError
 from headway.ledger.keys import Key, key_hash
@@ -337,6 +339,24 @@ async def test_a_call_that_ran_when_its_relay_was_killed_is_billed_when_it_is_ba
     store.close()
 
 
+async def test_each_relay_keeps_prompts_in_a_file_of_its_own(tmp_path: Path) -> None:
+    kept = tmp_path / "prompts.jsonl"
+    async with running(QUICK) as engine:
+        with serving(tmp_path, engine.url, rest=f'[models.keep_prompts]\nfile = "{kept}"\n') as box:
+            await box.until_ready()
+            await asyncio.gather(*[box.ask(call(5)) for _ in range(40)])
+            box.process.terminate()
+            assert await asyncio.to_thread(box.process.wait, 30) == 0
+    files = [kept.with_name(f"{kept.name}.{name}") for name in RELAYS]
+    lines = [len(file.read_bytes().splitlines()) for file in files]
+    assert all(lines)
+    assert sum(lines) == 40
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    questions, duplicates = read_questions(files, Teacher("http://127.0.0.1:9", MODEL))
+    assert (len(questions), duplicates) == (1, 39)
+    assert not kept.exists()
+
+
 async def test_a_relay_that_cannot_be_set_up_ends_all(tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
     (tmp_path / "spool" / "relay-2").write_text("not a directory")
@@ -352,17 +372,14 @@ async def test_a_relay_that_cannot_be_set_up_ends_all(tmp_path: Path) -> None:
     assert "relay-2 could not be started" in ended.stderr
 
 
-def test_what_counts_in_one_process_is_refused() -> None:
+def test_an_auto_model_without_a_ledger_is_refused() -> None:
     replicas = [{"url": "http://127.0.0.1:9", "seats": 1}]
     student = {"name": "m-spark", "replicas": [{"url": "http://127.0.0.1:10"}]}
     auto = {"name": "m", "replicas": replicas, "auto": {"calibration": "auto.json", "budget": 0.01}}
-    keeps = {"name": "m", "replicas": replicas, "keep_prompts": {"file": "prompts.jsonl"}}
     with pytest.raises(SetupError, match=r"models.auto.*\[ledger\].*one process"):
         check_can_be_shared(Config.model_validate({"models": [auto, student]}))
     ledger = {"store": "sqlite:///books.db", "spool": "spool"}
     check_can_be_shared(Config.model_validate({"models": [auto, student], "ledger": ledger}))
-    with pytest.raises(SetupError, match=r"keep_prompts.*without relays"):
-        check_can_be_shared(Config.model_validate({"models": [keeps]}))
 
 
 def test_a_spool_that_no_relay_will_empty_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -95,9 +95,20 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_tasks_have_the_tools_of_the_row_before_in_their_own_file_only(tmp_path: Path) -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    rows = [{"prompt": "a", "expected": "x", "tools": tools}, {"prompt": "b", "expected": "x"}]
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    first.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    second.write_text(json.dumps({"prompt": "c", "expected": "x"}) + "\n")
+    questions, duplicates = read_questions([first, second, first], Teacher("http://127.0.0.1:1", "m"))
+    assert ["tools" in question.body for question in questions] == [True, True, False]
+    assert duplicates == 2
+
+
 def test_every_prompt_is_asked_once_on_flex(server: Server, tmp_path: Path) -> None:
     teacher = teacher_at(server, key="secret")
-    questions, duplicates = read_questions(prompts(tmp_path, "a", "b", "a"), teacher)
+    questions, duplicates = read_questions([prompts(tmp_path, "a", "b", "a")], teacher)
     out = tmp_path / "answers.jsonl"
     guess = estimate(questions, duplicates, answered_keys(out))
     assert (guess.questions, guess.duplicates, guess.answered, guess.max_output_tokens) == (2, 1, 0, 512)
@@ -112,15 +123,15 @@ def test_every_prompt_is_asked_once_on_flex(server: Server, tmp_path: Path) -> N
 def test_a_run_resumes_where_it_was_interrupted(server: Server, tmp_path: Path) -> None:
     teacher = teacher_at(server)
     out = tmp_path / "answers.jsonl"
-    collect(teacher, read_questions(prompts(tmp_path, "a", "b"), teacher)[0], out, 1, silent)
+    collect(teacher, read_questions([prompts(tmp_path, "a", "b")], teacher)[0], out, 1, silent)
     with out.open("a") as file:
         file.write('{"key": "half a li')
-    questions, _ = read_questions(prompts(tmp_path, "a", "b", "c"), teacher)
+    questions, _ = read_questions([prompts(tmp_path, "a", "b", "c")], teacher)
     assert estimate(questions, 0, answered_keys(out)).questions == 1
     collect(teacher, questions, out, 2, silent)
     assert len(server.asked) == 3
     assert [row["answer"] for row in rows(out)] == ["to a", "to b", "to c"]
-    warmer, _ = read_questions(prompts(tmp_path, "a"), teacher_at(server, temperature=0.7))
+    warmer, _ = read_questions([prompts(tmp_path, "a")], teacher_at(server, temperature=0.7))
     assert warmer[0].key not in answered_keys(out)
 
 
@@ -128,14 +139,14 @@ def test_calls_are_retried(server: Server, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("headway.distill.collect.MAX_PAUSE_S", 0.01)
     server.script = [429, 503, 429]
     teacher = teacher_at(server)
-    got = collect(teacher, read_questions(prompts(tmp_path, "a"), teacher)[0], tmp_path / "out.jsonl", 1, silent)
+    got = collect(teacher, read_questions([prompts(tmp_path, "a")], teacher)[0], tmp_path / "out.jsonl", 1, silent)
     assert (got.answered, got.retries) == (1, 3)
 
 
 def test_a_refused_prompt_is_skipped_and_reported(server: Server, tmp_path: Path) -> None:
     server.script = [400]
     teacher = teacher_at(server)
-    questions, _ = read_questions(prompts(tmp_path, "a", "b"), teacher)
+    questions, _ = read_questions([prompts(tmp_path, "a", "b")], teacher)
     got = collect(teacher, questions, tmp_path / "out.jsonl", 1, silent)
     assert got.answered == 1
     assert "answered 400: no seat" in got.refused[0]
@@ -144,7 +155,7 @@ def test_a_refused_prompt_is_skipped_and_reported(server: Server, tmp_path: Path
 def test_a_wrong_key_ends_the_run(server: Server, tmp_path: Path) -> None:
     server.script = [401]
     teacher = teacher_at(server)
-    questions, _ = read_questions(prompts(tmp_path, *"abcdefgh"), teacher)
+    questions, _ = read_questions([prompts(tmp_path, *"abcdefgh")], teacher)
     with pytest.raises(SetupError, match="answered 401"):
         collect(teacher, questions, tmp_path / "out.jsonl", 1, silent)
     assert len(server.asked) <= 2
@@ -158,7 +169,7 @@ def test_tools_are_sent_and_tool_calls_are_kept_as_text(server: Server, tmp_path
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     teacher = teacher_at(server, top_logprobs=5)
     out = tmp_path / "out.jsonl"
-    collect(teacher, read_questions(path, teacher)[0], out, 1, silent)
+    collect(teacher, read_questions([path], teacher)[0], out, 1, silent)
     assert all(body["tools"] == [tool] and body["top_logprobs"] == 5 for body in server.asked)
     assert rows(out)[1]["answer"] == '<tool_call>\n{"name": "f", "arguments": {"x": "b"}}\n</tool_call>'
     assert rows(out)[1]["answer_ids"] == [7]
@@ -168,7 +179,7 @@ def test_tools_are_sent_and_tool_calls_are_kept_as_text(server: Server, tmp_path
 def test_it_is_an_error_if_no_prompt_is_answered(server: Server, tmp_path: Path) -> None:
     server.script = [400, 400]
     teacher = teacher_at(server)
-    questions, _ = read_questions(prompts(tmp_path, "a", "b"), teacher)
+    questions, _ = read_questions([prompts(tmp_path, "a", "b")], teacher)
     with pytest.raises(SetupError, match="None of 2 prompts was answered"):
         collect(teacher, questions, tmp_path / "out.jsonl", 1, silent)
 
@@ -186,11 +197,11 @@ def test_top_logprobs_need_token_ids(server: Server, tmp_path: Path) -> None:
     server.gives_token_ids = False
     teacher = teacher_at(server, top_logprobs=5)
     with pytest.raises(SetupError, match="--top-logprobs 0"):
-        collect(teacher, read_questions(prompts(tmp_path, "a"), teacher)[0], tmp_path / "out.jsonl", 1, silent)
+        collect(teacher, read_questions([prompts(tmp_path, "a")], teacher)[0], tmp_path / "out.jsonl", 1, silent)
 
 
 def test_the_error_names_the_row_without_a_prompt(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a"}\n{"text": "b"}\n')
     with pytest.raises(SetupError, match=r"prompts.jsonl:2: has neither"):
-        read_questions(path, Teacher("http://127.0.0.1:1", "m"))
+        read_questions([path], Teacher("http://127.0.0.1:1", "m"))

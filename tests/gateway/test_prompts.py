@@ -49,7 +49,7 @@ async def test_a_served_prompt_is_kept_and_can_be_collected(tmp_path: Path) -> N
             await here.until_empty()
     assert kept(path) == [{"messages": CHAT["messages"]}, {"messages": CHAT["messages"], "tools": TOOLS}]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    questions, doubles = read_questions(path, Teacher("http://x", MODEL))
+    questions, doubles = read_questions([path], Teacher("http://x", MODEL))
     assert len(questions) == 2
     assert doubles == 0
 

@@ -22,7 +22,7 @@ from headway.auto.gate import Gate, GateCalibration, Isotonic, tool_id
 from headway.auto.risk import Judged
 from headway.dispatch.pages import read_page
 from headway.dispatch.record import replay
-from headway.engines.scripted import ProgrammedAnswers, Script, ScriptedEngine, read_answers, running
+from headway.engines.scripted import Faults, ProgrammedAnswers, Script, ScriptedEngine, read_answers, running
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
 from tests.dispatch.test_parent import AUTHORIZED, KEY, Box, count, serving, until
@@ -203,3 +203,19 @@ async def test_a_killed_dispatcher_takes_nothing_with_it(tmp_path: Path) -> None
         assert sum(call_id.endswith("-audit") for call_id in asked["requests"]) == len(rows)
         assert asked["finished"] + asked["aborted"] == len(asked["requests"])  # none of them twice
     assert replay(tmp_path / "events.jsonl.2").first_difference is None
+
+
+async def test_the_audits_of_a_killed_relay_are_asked_by_another_process(tmp_path: Path) -> None:
+    """They are encrypted in the store, so that process must have the key."""
+    async with serving_auto(tmp_path) as auto:
+        auto.full.faults = Faults(hang_after_tokens=1)
+        async with asyncio.timeout(30):
+            while not auto.rows():  # half of the calls are sampled
+                await auto.callers[0].call()
+        waiting = [number for number, verdict in auto.rows() if verdict is None]
+        assert waiting
+        os.kill(auto.box.children()["relay-1"], signal.SIGKILL)
+        auto.full.faults = Faults()
+        await auto.until_audited()
+        rows = dict(auto.rows())
+        assert {rows[number] for number in waiting} == {"same"}

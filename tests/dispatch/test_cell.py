@@ -195,7 +195,8 @@ async def test_what_a_relay_could_not_tell_while_it_was_cut_off_is_told_later(tm
             ending = asyncio.create_task(relay.call(20))
             await cell.until(lambda: engine.record()["running"] + other.record()["running"] == 1)
             assert relay.dispatch._link is not None
-            relay.gateway.tell(ReplicaDown(engine.url))  # the dispatcher takes it for dead
+            idle = engine if other.record()["running"] else other  # a call that is cut would let the relay probe
+            relay.gateway.tell(ReplicaDown(idle.url))  # the dispatcher takes it for dead
             await cell.until_open(1)
             relay.dispatch._link.abort("cut off")
             await cell.until_open(2)  # the relay has known all the time that it is up

@@ -23,12 +23,15 @@ SIMULATED = [
     "sim/workload.py",
 ]
 
+# What a dispatcher does for every event beside core.
+DISPATCHED = ["dispatch/codec.py", "dispatch/dispatcher.py", "dispatch/link.py", "dispatch/sessions.py"]
+
 wanted = os.environ.get("HEADWAY_COMPILE") == "1"
 modules = []
 if wanted and "bdist_wheel" in sys.argv:  # pip runs this file for other questions too: compile once
     from mypyc.build import mypycify
 
     core = sorted(str(path) for path in Path("headway/core").glob("*.py"))
-    paths = ["--config-file=", "--strict", *core, *[f"headway/{name}" for name in SIMULATED]]
+    paths = ["--config-file=", "--strict", *core, *[f"headway/{name}" for name in SIMULATED + DISPATCHED]]
     modules = mypycify(paths, opt_level="1")  # with 3 it is no faster and takes twice as long to compile
 setup(ext_modules=modules, setup_requires=["mypy>=2.4"] if wanted else [])

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headway.dispatch.address import Address, TcpAddress, UnixAddress
-from headway.dispatch.frames import FromDispatcher, FromRelay, decode_from_dispatcher, decode_from_relay
+from headway.dispatch.codec import decode_from_dispatcher, decode_from_relay
+from headway.dispatch.frames import FromDispatcher, FromRelay
 from headway.dispatch.handshake import DispatcherHandshake, RelayHandshake
 from headway.dispatch.link import Link, Receiver
 from headway.dispatch.security import MutualTls, Security, SharedSecret, check_same_user, check_security
@@ -56,7 +57,7 @@ async def connect(
 async def _open(link: Link, address: Address, tls: ssl.SSLContext | None) -> None:
     loop = asyncio.get_running_loop()
     if isinstance(address, TcpAddress):
-        await loop.create_connection(lambda: link, address.host, address.port, ssl=tls)
+        await loop.create_connection(link.as_protocol, address.host, address.port, ssl=tls)
         return
     connected = socket.socket(socket.AF_UNIX)
     with contextlib.ExitStack() as on_failure:
@@ -65,7 +66,7 @@ async def _open(link: Link, address: Address, tls: ssl.SSLContext | None) -> Non
         await loop.sock_connect(connected, str(address.path))
         check_same_user(connected)
         on_failure.pop_all()
-    await loop.create_unix_connection(lambda: link, sock=connected)
+    await loop.create_unix_connection(link.as_protocol, sock=connected)
 
 
 async def listen(
@@ -159,7 +160,7 @@ class Listener:
         try:
             async with asyncio.timeout(OPEN_S):
                 loop = asyncio.get_running_loop()
-                await loop.connect_accepted_socket(lambda: link, accepted, ssl=self._tls)
+                await loop.connect_accepted_socket(link.as_protocol, accepted, ssl=self._tls)
                 reason = await link.opened
         except (OSError, ConnectionFailed) as error:
             reason = str(error) or "timed out"

@@ -1,4 +1,4 @@
-"""What a relay and the dispatcher say to each other: messages in msgpack, typed and checked as they are decoded.
+"""What a relay and the dispatcher say to each other. codec.py encodes and decodes it.
 
 There is no time in any message, only durations: the clocks of two machines differ.
 
@@ -10,24 +10,20 @@ their tags and their fields, and new fields go to the end.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal, Union, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec
-from msgspec.structs import astuple
 
 from headway.core.trust import TrustDecision
 from headway.core.types import Action, Event
 from headway.dispatch.base import GateEvent, RecalledRow
-from headway.dispatch.rows import RowSet, describe, fields_of
+from headway.dispatch.rows import RowSet, describe
 
 MAX_BATCH = 256  # events or actions in one message
 MAX_PROBED = 100_000  # replicas in one message
 MAX_LEARNT = 6 * 2**20  # bytes of what a dispatcher has learnt: less than a frame may have
 MAX_AUDITS = 20_000  # audits, or rows of audits, in one message
 MAX_LISTED = 10_000  # relays or replicas in a Status
-
-Row = bytes  # an encoded event or action
 
 
 # --- from a relay ----------------------------------------------------------------------------------------------------
@@ -239,11 +235,10 @@ FromRelay = Hello | Events | Beat | Reported | Counted | Kept | AskStatus | _Gat
 FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Count | Keep | Status | _GateFromDispatcher
 Message = FromRelay | FromDispatcher
 
-_events = RowSet(get_args(Event))
-_actions = RowSet(get_args(Action))
-_gate_events = RowSet(get_args(GateEvent))
-_gate_decisions = RowSet(get_args(TrustDecision))
-_encode = msgspec.msgpack.Encoder().encode
+EVENT_ROWS = RowSet(get_args(Event))
+ACTION_ROWS = RowSet(get_args(Action))
+GATE_EVENT_ROWS = RowSet(get_args(GateEvent))
+GATE_DECISION_ROWS = RowSet(get_args(TrustDecision))
 
 
 def protocol_of(*parts: str) -> str:
@@ -255,88 +250,6 @@ def _describe_message(kind: Any) -> str:
 
 
 PROTOCOL = protocol_of(
-    *(rows.description for rows in (_events, _actions, _gate_events, _gate_decisions)),
+    *(rows.description for rows in (EVENT_ROWS, ACTION_ROWS, GATE_EVENT_ROWS, GATE_DECISION_ROWS)),
     *map(_describe_message, get_args(Message)),
-)
-
-
-def _tag(message: Message) -> Any:
-    return message.__struct_config__.tag
-
-
-def encode(message: Message) -> bytes:
-    """Raises ValueError or OverflowError if a value cannot be encoded: a text with half a character in it, or a number
-    of more than 64 bits."""
-    if isinstance(message, Events):
-        return join_events([event_row(event) for event in message.events])
-    if isinstance(message, Actions):
-        return join_actions([action_row(action) for action in message.actions])
-    if isinstance(message, GateTold):
-        return _encode(
-            (_tag(message), message.model, [_gate_events.to_row[type(event)](event) for event in message.events])
-        )
-    if isinstance(message, GateDecided):
-        return _encode(
-            (_tag(message), message.model, [_gate_decisions.to_row[type(one)](one) for one in message.decisions])
-        )
-    return _encode(message)
-
-
-# --- events and actions ----------------------------------------------------------------------------------------------
-# Each is encoded as it is told, so that one that cannot be encoded fails alone, and not with others that it would have
-# been sent with.
-
-
-def event_row(event: Event) -> Row:
-    """Raises ValueError or OverflowError as `encode` does."""
-    return _encode(_events.to_row[type(event)](event))
-
-
-def action_row(action: Action) -> Row:
-    """Raises ValueError or OverflowError as `encode` does."""
-    return _encode(_actions.to_row[type(action)](action))
-
-
-def _joiner(kind: Any) -> Callable[[Sequence[Row]], bytes]:
-    # In msgpack: an array of two, the tag, and an array whose length takes four bytes.
-    head = b"\x92" + _encode(kind.__struct_config__.tag) + b"\xdd"
-    return lambda rows: b"".join((head, len(rows).to_bytes(4, "big"), *rows))
-
-
-join_events = _joiner(Events)
-join_actions = _joiner(Actions)
-
-
-# --- decoding --------------------------------------------------------------------------------------------------------
-
-
-def _decoder(messages: Any, batches: dict[Any, RowSet]) -> Callable[[bytes | bytearray], Any]:
-    """`batches` are the messages whose last field is a list of rows."""
-    encoded: dict[Any, tuple[Any, Any]] = {}
-    for batch, rows in batches.items():
-        *others, (last, _) = fields_of(batch).items()
-        listed = Annotated[list[rows.union], msgspec.Meta(max_length=MAX_BATCH)]  # type: ignore[name-defined]
-        tag = batch.__struct_config__.tag
-        fields = [*others, (last, listed)]
-        made = msgspec.defstruct(batch.__name__, fields, array_like=True, tag=tag, forbid_unknown_fields=True)
-        encoded[made] = batch, rows.from_row
-    union: Any = Union[tuple(encoded) + tuple(kind for kind in get_args(messages) if kind not in batches)]  # noqa: UP007
-    decode = msgspec.msgpack.Decoder(union).decode
-
-    def decode_whole(payload: bytes | bytearray) -> Any:
-        message = decode(payload)
-        if (found := encoded.get(type(message))) is None:
-            return message
-        batch, from_row = found
-        *head, rows = astuple(message)
-        return batch(*head, [from_row[type(row)](row) for row in rows])
-
-    return decode_whole
-
-
-decode_from_relay: Callable[[bytes | bytearray], FromRelay] = _decoder(
-    FromRelay, {Events: _events, GateTold: _gate_events}
-)
-decode_from_dispatcher: Callable[[bytes | bytearray], FromDispatcher] = _decoder(
-    FromDispatcher, {Actions: _actions, GateDecided: _gate_decisions}
 )

@@ -1,7 +1,8 @@
 """One connection between a relay and the dispatcher, the same for both ends.
 
-A frame is its length in 4 bytes, and one message (frames.py). What is sent within one turn of the event loop is written
-at the end of the turn, in the order in which it was sent, and events or actions that follow each other are one message.
+A frame is its length in 4 bytes, and one message (frames.py). What is sent while received data is handled is written
+after that, and anything else at the end of the turn of the event loop; always in the order in which it was sent. Events
+or actions that follow each other are one message.
 
 Nothing is queued without a bound. Messages are handled as they arrive. If the other side does not read, the link is
 closed: the relay connects again and says what it has, so nothing is lost by that.
@@ -12,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
 from headway.core.types import Action, Event
-from headway.dispatch.frames import MAX_BATCH, Message, Row, action_row, encode, event_row, join_actions, join_events
+from headway.dispatch.codec import ACTIONS_HEAD, EVENTS_HEAD, Row, action_row, encode, event_row, join
+from headway.dispatch.frames import MAX_BATCH, Message
 from headway.dispatch.handshake import MAX_HANDSHAKE_FRAME, Handshake
 from headway.errors import ConnectionFailed
 
@@ -39,8 +41,10 @@ class Receiver(Protocol[Received]):
     def on_lost(self, reason: str) -> None: ...
 
 
-class Link(asyncio.Protocol):
-    """Calls `make_receiver` once the other side is trusted. `opened` then has the result "", else why it is not."""
+class Link:
+    """Calls `make_receiver` once the other side is trusted. `opened` then has the result "", else why it is not.
+
+    An asyncio.Protocol that does not inherit from it: compiled (setup.py), a class with such a base is slow."""
 
     def __init__(
         self,
@@ -63,8 +67,11 @@ class Link(asyncio.Protocol):
         self._out: list[bytes] = []  # what this turn has sent
         self._rows: list[Row] = []  # what follows, as one message
         self._rows_bytes = 0
-        self._join: Callable[[Sequence[Row]], bytes] = join_events
-        self._is_flush_scheduled = False
+        self._rows_head = EVENTS_HEAD
+        self._will_flush = False
+
+    def as_protocol(self) -> asyncio.Protocol:
+        return cast(asyncio.Protocol, self)
 
     # --- called by the user ---
 
@@ -82,12 +89,12 @@ class Link(asyncio.Protocol):
     def tell(self, event: Event) -> None:
         """Raises ValueError or OverflowError if the event cannot be sent. Does nothing once the link is closed."""
         if not self._reason:
-            self._add(event_row(event), join_events)
+            self._add(event_row(event), EVENTS_HEAD)
 
     def act(self, action: Action) -> None:
         """Raises ValueError or OverflowError if the action cannot be sent. Does nothing once the link is closed."""
         if not self._reason:
-            self._add(action_row(action), join_actions)
+            self._add(action_row(action), ACTIONS_HEAD)
 
     def close(self, reason: str) -> None:
         """Send what was sent until now and close. `on_lost` follows, within CLOSE_S."""
@@ -123,6 +130,11 @@ class Link(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._reason:
             return
+        self._will_flush = True  # here, and not in a turn of its own: the loop would have to look for events once more
+        self._take(data)
+        self._flush()
+
+    def _take(self, data: bytes) -> None:
         received: bytes | bytearray = data
         if self._partial:
             self._partial += data
@@ -146,6 +158,12 @@ class Link(asyncio.Protocol):
 
     def eof_received(self) -> None:
         self.abort("the other side closed the connection")
+
+    def pause_writing(self) -> None:
+        """What is not read is bounded by MAX_UNSENT."""
+
+    def resume_writing(self) -> None:
+        pass
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._is_lost:
@@ -199,33 +217,35 @@ class Link(asyncio.Protocol):
         if frame and self._transport is not None:
             self._transport.write(_LENGTH.pack(len(frame)) + frame)
 
-    def _add(self, row: Row, join: Callable[[Sequence[Row]], bytes]) -> None:
+    def _add(self, row: Row, head: bytes) -> None:
         if len(row) > MAX_BATCH_BYTES:
             raise ValueError(f"an event or action of {len(row)} bytes is longer than {MAX_BATCH_BYTES}")
         is_full = len(self._rows) == MAX_BATCH or self._rows_bytes + len(row) > MAX_BATCH_BYTES
-        if is_full or join is not self._join:
+        if is_full or head is not self._rows_head:
             self._end_batch()
-            self._join = join
+            self._rows_head = head
         self._rows.append(row)
         self._rows_bytes += len(row)
         self._schedule_flush()
 
     def _end_batch(self) -> None:
         if self._rows:
-            payload = self._join(self._rows)
+            payload = join(self._rows_head, self._rows)
             self._out += (_LENGTH.pack(len(payload)), payload)
             self._rows, self._rows_bytes = [], 0
 
     def _schedule_flush(self) -> None:
-        if not self._is_flush_scheduled:
-            self._is_flush_scheduled = True
+        if not self._will_flush:
+            self._will_flush = True
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        self._is_flush_scheduled = False
+        self._will_flush = False
         self._end_batch()
+        if not self._out:
+            return
         out, self._out = self._out, []
-        if not out or self._reason or self._transport is None or self._transport.is_closing():
+        if self._reason or self._transport is None or self._transport.is_closing():
             return
         self._transport.write(b"".join(out))
         unsent = self._transport.get_write_buffer_size()

@@ -17,7 +17,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, SimpleNamespace, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -34,8 +34,21 @@ class RowSet:
             struct = _struct(kind, tag)
             self.to_row[kind] = _function(f"({tag}, {_each_to_row(kind, 'value')})")
             self.from_row[struct] = _function(_from_row(kind, "value"))
-        self.union: Any = Union[tuple(self.from_row)]  # noqa: UP007 (made from a tuple)
+        self.union = union_of(self.from_row)
         self.description = "\n".join(describe(kind) for kind in self.to_row)
+
+
+def union_of(kinds: Iterable[type]) -> Any:
+    return Union[tuple(kinds)]  # noqa: UP007 (made from a tuple)
+
+
+def batch_struct(kind: Any, rows: RowSet, max_rows: int) -> type[msgspec.Struct]:
+    """What msgspec decodes instead of this Struct, whose last field is a list of rows."""
+    *others, (last, _) = fields_of(kind).items()
+    listed = Annotated[list[rows.union], msgspec.Meta(max_length=max_rows)]  # type: ignore[name-defined]
+    tag = kind.__struct_config__.tag
+    fields = [*others, (last, listed)]
+    return msgspec.defstruct(kind.__name__, fields, array_like=True, tag=tag, forbid_unknown_fields=True)
 
 
 def describe(hint: Any) -> str:

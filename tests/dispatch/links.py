@@ -6,7 +6,7 @@ import asyncio
 import struct
 from typing import Any
 
-from headway.dispatch.frames import decode_from_relay
+from headway.dispatch.codec import decode_from_relay
 from headway.dispatch.link import Link
 
 LENGTH = struct.Struct(">I")
@@ -89,7 +89,7 @@ def wired() -> tuple[Link, Wire, Remembering]:
     """The dispatcher's end of a link, open, without a socket."""
     sessions = Sessions()
     link = Link("a relay", decode_from_relay, sessions)
-    wire = Wire(link)
+    wire = Wire(link.as_protocol())
     return link, wire, sessions.made[0]
 
 

@@ -34,6 +34,7 @@ from headway.core.trust import (
 )
 from headway.dispatch.base import NOT_WATCHED, GateEvent
 from headway.dispatch.cell_gates import CellGate
+from headway.dispatch.codec import decode_from_dispatcher, decode_from_relay, encode
 from headway.dispatch.dispatcher import MARGIN_S, Dispatcher
 from headway.dispatch.frames import (
     PROTOCOL,
@@ -49,9 +50,6 @@ from headway.dispatch.frames import (
     Recall,
     Reported,
     VerdictsWritten,
-    decode_from_dispatcher,
-    decode_from_relay,
-    encode,
 )
 from headway.dispatch.record import EventLog, replay
 from headway.dispatch.sessions import LEASE_S, RelaySession

@@ -18,8 +18,9 @@ from headway.core.types import Cut, Delivering
 from headway.dispatch import endpoints, security
 from headway.dispatch import link as link_module
 from headway.dispatch.address import Address, TcpAddress, UnixAddress
+from headway.dispatch.codec import encode
 from headway.dispatch.endpoints import Listener, connect, listen
-from headway.dispatch.frames import PROTOCOL, Actions, Beat, BeatEcho, Events, Hello, Turned, Welcome, encode
+from headway.dispatch.frames import PROTOCOL, Actions, Beat, BeatEcho, Events, Hello, Turned, Welcome
 from headway.dispatch.link import Link
 from headway.dispatch.security import MutualTls, Security, SharedSecret
 from headway.errors import ConnectionFailed, SetupError

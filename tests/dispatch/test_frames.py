@@ -20,6 +20,7 @@ from headway.core.rate_limit import RateLimit, TokenLimit
 from headway.core.trust import TrustDecision
 from headway.core.types import Action, Arrived, Board, Call, Delivering, Event, Left
 from headway.dispatch.base import GateEvent
+from headway.dispatch.codec import decode_from_dispatcher, decode_from_relay, encode, event_row
 from headway.dispatch.frames import (
     MAX_BATCH,
     PROTOCOL,
@@ -50,10 +51,6 @@ from headway.dispatch.frames import (
     Turned,
     VerdictsWritten,
     Welcome,
-    decode_from_dispatcher,
-    decode_from_relay,
-    encode,
-    event_row,
     protocol_of,
 )
 from headway.dispatch.rows import RowSet

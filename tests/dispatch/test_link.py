@@ -11,6 +11,7 @@ import pytest
 
 from headway.core.types import Arrived, Board, Call, Cut, Delivering, Event, Finished
 from headway.dispatch import link as link_module
+from headway.dispatch.codec import decode_from_dispatcher, decode_from_relay, encode
 from headway.dispatch.frames import (
     MAX_BATCH,
     Actions,
@@ -20,9 +21,6 @@ from headway.dispatch.frames import (
     Hello,
     ProbeNow,
     Welcome,
-    decode_from_dispatcher,
-    decode_from_relay,
-    encode,
 )
 from headway.dispatch.link import MAX_BATCH_BYTES, MAX_FRAME, MAX_UNSENT, Link
 from tests.dispatch.links import LENGTH, Remembering, frame, frames_in, wired
@@ -281,7 +279,7 @@ async def test_a_close_does_not_wait_for_a_peer_that_does_not_read(monkeypatch: 
         return made[0]
 
     port = server.sockets[0].getsockname()[1]
-    await loop.create_connection(lambda: Link("a", decode_from_relay, make), "127.0.0.1", port)
+    await loop.create_connection(lambda: Link("a", decode_from_relay, make).as_protocol(), "127.0.0.1", port)
     link = made[0].link
     for _ in range(3):
         link.send(Welcome(1, "x" * (MAX_FRAME - 100), 1.0, "leader"))

@@ -19,7 +19,8 @@ import headway.core.machine
 from headway.core.curve import Curve
 from headway.core.rate_limit import RateLimit, TokenLimit
 from headway.core.types import Arrived, Board, Call, Finished, ModelPolicy, Replica, ReplicaUp, TierPolicy, own_pools
-from headway.dispatch.frames import PROTOCOL, Actions, Events, decode_from_dispatcher, decode_from_relay, encode
+from headway.dispatch.codec import decode_from_dispatcher, decode_from_relay, encode
+from headway.dispatch.frames import PROTOCOL, Actions, Events
 from headway.dispatch.record import EventLog, replay
 from headway.sim.dispatched import DispatchedSimulation
 from headway.sim.dispatcher import DispatcherFault, DispatcherTimes

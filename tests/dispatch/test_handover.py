@@ -82,7 +82,7 @@ def test_it_is_kept_less_often_if_that_takes_long(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(machine, "learnt", slow)
     clock.now += 2.0
     assert one.keep() is not None
-    clock.now += 19.9
+    clock.now += 49.9
     assert one.keep() is None
     clock.now += 0.2
     assert one.keep() is not None

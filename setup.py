@@ -1,10 +1,12 @@
-"""Everything is in pyproject.toml but this: with HEADWAY_COMPILE=1 the policy and the simulator are compiled by mypyc.
+"""Everything is in pyproject.toml but this: with HEADWAY_COMPILE=1 the policy, the simulator and the busiest part of the
+dispatcher are compiled by mypyc.
 
     HEADWAY_COMPILE=1 pip install .
 
-The same source, three times as fast in the simulator; the gateway does not need it. The relay is not compiled, because
-that saves 3 to 10 % of the 2 µs that its own code takes per token, and no more (docs/design/0001). Not for an editable
-install: Python would go on loading what was compiled and never see a change of the source.
+The same source, three times as fast in the simulator; to serve, only the dispatcher of a large cell needs it. The relay
+is not compiled, because that saves 3 to 10 % of the 2 µs that its own code takes per token, and no more
+(docs/design/0001). Not for an editable install: Python would go on loading what was compiled and never see a change of
+the source.
 """
 
 import os

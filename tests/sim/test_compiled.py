@@ -1,6 +1,7 @@
 """The simulator compiled and as Python runs it: the same decisions at the same times, to the last digit.
 
-The messages between processes and the record of events are made from core's types, so they are tested here too."""
+The messages between processes and the record of events are made from core's types, so they are tested here too, and the
+dispatcher with its links, which is compiled as well."""
 
 from __future__ import annotations
 
@@ -13,14 +14,16 @@ import pytest
 
 ROOT = Path(__file__).parent.parent.parent
 RUN = """
-import hashlib, pickle, sys, tempfile
+import asyncio, hashlib, pickle, sys, tempfile
 from pathlib import Path
 import headway.core.machine
 from headway.core.curve import Curve
 from headway.core.rate_limit import RateLimit, TokenLimit
 from headway.core.types import Arrived, Board, Call, Finished, ModelPolicy, Replica, ReplicaUp, TierPolicy, own_pools
 from headway.dispatch.codec import decode_from_dispatcher, decode_from_relay, encode
-from headway.dispatch.frames import PROTOCOL, Actions, Events
+from headway.dispatch.dispatcher import Dispatcher
+from headway.dispatch.frames import PROTOCOL, Actions, Beat, Counted, Events, Hello, Reported
+from headway.dispatch.link import Link
 from headway.dispatch.record import EventLog, replay
 from headway.sim.dispatched import DispatchedSimulation
 from headway.sim.dispatcher import DispatcherFault, DispatcherTimes
@@ -50,13 +53,45 @@ with tempfile.TemporaryDirectory() as folder:
         record.append(0.0, event, machine.step(event, 0.0))
     record.close()
     assert replay(path).first_difference is None
+class Wire:
+    def __init__(self):
+        self.written, self.is_open = [], True
+        self.write = self.written.append
+
+    def get_write_buffer_size(self):
+        return 0
+
+    def is_closing(self):
+        return not self.is_open
+
+    def abort(self):
+        self.is_open = False
+
+
+async def dispatched_calls():
+    dispatcher = Dispatcher(headway.core.machine.Machine(*policies), fleet, 1, "", ["relay"], clock=lambda: 0.0)
+    link, wire = Link("relay", decode_from_relay, dispatcher.make_session), Wire()
+    link.connection_made(wire)
+    said = [Hello(PROTOCOL, "relay", "run"), Reported(), Events([ReplicaUp(one) for one in fleet]), Beat(1, 0)]
+    said += [Counted(one.name, 0) for one in fleet]
+    said += [Events([Arrived(Call(f"{n}", "m", "standard"))]) for n in range(9)]
+    said += [Events([Finished(f"{n}", 1, 2, 30.0) for n in range(9)])]
+    data = b"".join(len(one).to_bytes(4, "big") + one for one in map(encode, said))
+    for at in range(0, len(data), 100):
+        link.data_received(data[at : at + 100])
+    link.data_received(b"\\x00\\x00\\x00\\x04" + b"\\x92\\x01\\x91\\xc0")  # a row that is none
+    assert not wire.is_open
+    return b"".join(wire.written).hex()
+
+
+answers = asyncio.run(dispatched_calls())
 digest = hashlib.sha256("\\n".join(lines).encode()).hexdigest()
-print(headway.core.machine.__file__.endswith(".so"), len(lines), digest, PROTOCOL, encode(events).hex())
+print(headway.core.machine.__file__.endswith(".so"), len(lines), digest, PROTOCOL, encode(events).hex(), answers)
 """
 
 
 def run(path: str) -> list[str]:
-    env = os.environ | {"PYTHONPATH": path}
+    env = os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0"}  # replicas are dealt in the order of a set
     return subprocess.run(
         [sys.executable, "-c", RUN], env=env, cwd=ROOT.parent, capture_output=True, check=True, text=True
     ).stdout.split()

@@ -156,6 +156,22 @@ async def test_what_one_turn_sends_is_one_write_in_its_order() -> None:
     assert len(wire.written) == 2
 
 
+async def test_answers_to_received_data_are_one_write_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    link, wire, got = wired()
+    monkeypatch.setattr(got, "on_message", lambda beat: link.send(BeatEcho(beat.number, is_ready=True, renews=True)))
+    link.act(Cut("a"))  # of this turn, too, and sent first
+    link.data_received(b"".join(frame(encode(Beat(number, 0))) for number in (1, 2)))
+    [written] = wire.written
+    echoes = [BeatEcho(number, is_ready=True, renews=True) for number in (1, 2)]
+    assert [decode_from_dispatcher(payload) for payload in frames_in(written)] == [Actions([Cut("a")]), *echoes]
+    await turn()
+    assert len(wire.written) == 1
+    link.act(Cut("b"))
+    assert len(wire.written) == 1
+    await turn()
+    assert len(wire.written) == 2
+
+
 async def test_events_and_actions_are_not_mixed() -> None:
     link, wire, _got = wired()
     link.tell(Delivering("a"))

@@ -45,8 +45,9 @@ DISPATCHER = "dispatcher"
 # are frozen, a full collection is short, so one is made after about 8,000.
 GC_THRESHOLDS = (700, 5, 1)
 # Core makes no such objects, and with 20,000 calls under way a full collection lasts 30 ms, while nobody gets a seat.
-# So a dispatcher makes one after some million new objects.
-DISPATCHER_GC_THRESHOLDS = (700, 10, 1000)
+# So a dispatcher makes one after some million new objects. Small ones are made seldom too: what comes and goes with the
+# load is freed without them, and they would look at every call that is under way.
+DISPATCHER_GC_THRESHOLDS = (10_000, 10, 100)
 
 
 def policies_of(config: Config) -> tuple[dict[str, PoolPolicy], dict[str, Offer]]:

@@ -26,10 +26,10 @@ from runs.failover.judge import (
     cut_without_reason,
     filled,
     hanging,
-    p99_within,
     resumed_s,
     served_twice,
     waits_of,
+    waits_within,
 )
 from runs.failover.plan import AWAY, plan
 from runs.ledger.torture_judge import Seen, Witness, judge
@@ -61,7 +61,7 @@ class Outcome(msgspec.Struct):
     cut: list[Ended]
     hanging: list[Ended]
     resumed: list[tuple[str, float]]  # (kind of fault, seconds)
-    away: list[tuple[float, float]]  # p99 of boarding before the database was away, and while it was
+    away: list[tuple[list[float], list[float]]]  # waits for a seat before the database was away, and while it was
     streams: int  # on the replicas' records
     in_ledger: int
     lost: list[str]
@@ -154,7 +154,7 @@ def _judge(
         hanging=hanging(calls, LIMITS, faults),
         resumed=[(fault.kind, resumed_s(fault.from_s, starts)) for fault in faults if fault.kind in TIMED],
         away=[
-            (p99_within(waits, *calm), p99_within(waits, fault.from_s, fault.until_s))
+            (waits_within(waits, *calm), waits_within(waits, fault.from_s, fault.until_s))
             for calm, fault in zip(doing.calm, away, strict=True)
         ],
         streams=len(streams),

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from headway.bench.load import quantile
 from runs.failover.callers import Ended
 
 # A call that had its seat when the leader died reaches its engine by then. No successor boards that early: the lease of
@@ -170,9 +169,8 @@ def waits_of(calls: Iterable[Ended], boarded: dict[str, float]) -> list[tuple[fl
     ]
 
 
-def p99_within(waits: Iterable[tuple[float, float]], from_s: float, until_s: float) -> float:
-    found = [wait for at_s, wait in waits if from_s <= at_s < until_s]
-    return quantile(found, 0.99) if found else float("nan")
+def waits_within(waits: Iterable[tuple[float, float]], from_s: float, until_s: float) -> list[float]:
+    return [wait for at_s, wait in waits if from_s <= at_s < until_s]
 
 
 def served_twice(streams: Iterable[tuple[str, str]]) -> list[str]:

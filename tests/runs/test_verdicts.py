@@ -122,12 +122,12 @@ def e2e_relays_case() -> Case:
 def failover_case() -> Case:
     good = failover.Figures(
         wanted=500, faults=500, calls=25_000, relay_stops=100, crowds=0, explained=1, cut=0, filled=0.3,
-        resumed_s=[1.4, 1.6], resumed_etcd_s=[2.4], away_ratios=[1.1], events=90_000,
+        resumed_s=[1.4, 1.6], resumed_etcd_s=[2.4], away_ratio=1.1, events=90_000,
     )  # fmt: skip
     counts = ("crowds", "cut", "stuck", "hanging", "unaccounted", "wrong_books", "spooled", "exits", "differences")
-    worse = {"faults": 499, "explained": 2, "filled": 0.05, "resumed_s": [2.1], "away_ratios": [1.1, 2.1]}
+    worse = {"faults": 499, "explained": 2, "filled": 0.05, "resumed_s": [2.1], "away_ratio": 2.1}
     bad = each(good, **worse, **dict.fromkeys(counts, 1), unbilled=failover.max_unbilled() + 1, events=24_999)
-    return Case(failover.verdict, good, [*bad, *each(good, resumed_s=[], away_ratios=[])])
+    return Case(failover.verdict, good, [*bad, *each(good, resumed_s=[], away_ratio=float("nan"))])
 
 
 def leaks_case() -> Case:

@@ -1,5 +1,5 @@
-"""Everything is in pyproject.toml but this: with HEADWAY_COMPILE=1 the policy, the simulator and the busiest part of the
-dispatcher are compiled by mypyc.
+"""Everything is in pyproject.toml but this: with HEADWAY_COMPILE=1 the policy, the simulator and the busiest part of
+the dispatcher are compiled by mypyc.
 
     HEADWAY_COMPILE=1 pip install .
 

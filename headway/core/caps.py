@@ -26,9 +26,11 @@ from headway.core.types import Replica
 FEEDBACK_STEP: Final = 0.01  # caps are computed again when the measured slowness has changed by more than this share
 RETRY_S: Final = 10.0
 # If the streams of a pool differ more or less than before, the caps of all its replicas change: of more than AT_ONCE
-# replicas a few in each step, because no step may take long.
+# replicas a few in each step, because no step may take long, and once in ROUND_S, because with many streams the spread
+# changes all the time. A replica whose streams end meanwhile does not wait for it: its caps are computed then.
 AT_ONCE: Final = 64
 IN_EACH_STEP: Final = 2
+ROUND_S: Final = 2.0
 
 
 class Caps:
@@ -41,6 +43,7 @@ class Caps:
         self._retried: OrderedDict[str, tuple[float, ReplicaState]] = OrderedDict()
         self._caps_share = self._spread.share  # by which all caps were computed last
         self._outdated: deque[ReplicaState] = deque()  # replicas whose caps are still by the share before
+        self._round_after = 0.0  # when those of a large pool may be outdated again
         self._most: dict[float, int] = {}  # cache by floor, cleared when the fleet changes
 
     def fleet_changed(self) -> None:
@@ -95,10 +98,16 @@ class Caps:
         """Record the slowness of a stream with a floor that ended."""
         state.feedback.observe(slowness, is_missed=is_missed)
         if abs((1.0 + self._spread.share) / (1.0 + self._caps_share) - 1.0) > FEEDBACK_STEP:
+            self._outdate(now)
+        self._refresh_if_changed(state, now)
+
+    def _outdate(self, now: float) -> None:
+        is_small = len(self._doors.replicas) <= AT_ONCE
+        if is_small or (not self._outdated and now >= self._round_after):
+            self._round_after = now + ROUND_S
             self._caps_share = self._spread.share
             self._outdated = deque(self._doors.replicas.values())
-            self.catch_up(now, AT_ONCE if len(self._outdated) <= AT_ONCE else 0)
-        self._refresh_if_changed(state, now)
+            self.catch_up(now, AT_ONCE if is_small else 0)
 
     def catch_up(self, now: float, replicas: int = IN_EACH_STEP) -> None:
         """Compute the caps of some of the outdated replicas again."""

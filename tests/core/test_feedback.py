@@ -15,6 +15,7 @@ from headway.core.machine import Machine
 from headway.core.progress import StreamProgress
 from headway.core.rate_limit import RateLimit, RateLimiter, TokenLimit
 from headway.core.types import (
+    TICK_S,
     Action,
     Arrived,
     Board,
@@ -461,3 +462,17 @@ def test_a_key_has_limits_of_its_own_and_one_that_is_downgraded_draws_on_the_oth
     assert ask("s0", "standard", 0.3)[0] == Board("s0", "r0", "standard", rate_limit=rate_limit(1))
     assert ask("s1", "standard", 0.3)[0] == Board("s1", "r0", "standard", rate_limit=rate_limit(0))
     assert ask("s2", "standard", 0.3) == [Refuse("s2", "over_limit", 30, rate_limit(0))]
+
+
+def test_idle_replicas_of_a_large_pool_follow_the_spread_soon() -> None:
+    """A few in each step, and not anew for every stream that changes the spread."""
+    m, now = machine(replicas=100), 0.0
+    for number in range(200):
+        now = 0.05 * number
+        serve_one(m, f"f{number}", now, slowness=1.0 if number % 2 else 1.4, seconds=0.04)
+    for _ in range(60):  # two replicas in each step
+        now += TICK_S
+        m.step(Ticked(), now)
+    replicas = m.pools["m"].doors.replicas.values()
+    slowness = {round(state.caps_slowness / state.feedback.slowness, 1) for state in replicas}
+    assert slowness == {1.0}

@@ -78,8 +78,9 @@ class Caps:
         state.light_seats = max(state.caps.values(), default=0)
 
     def _slowness(self, state: ReplicaState) -> float:
-        """How slow streams may be, compared with the curve, without missing their floor."""
-        return max(state.feedback.mean * (1.0 + self._margin), state.feedback.slowness)
+        """How slow streams may be, compared with the curve, without missing their floor. A replica that seems faster
+        than its curve gets no higher caps: seats that a lost relay's calls still had made its streams look fast."""
+        return max(max(1.0, state.feedback.mean) * (1.0 + self._margin), state.feedback.slowness)
 
     def is_shut_out(self, state: ReplicaState) -> bool:
         return state.is_behind or state.replica.name in self._retried

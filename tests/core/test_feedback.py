@@ -8,7 +8,7 @@ from math import inf
 
 import pytest
 
-from headway.core.caps import RETRY_S
+from headway.core.caps import FEEDBACK_STEP, RETRY_S
 from headway.core.curve import Curve
 from headway.core.feedback import Feedback, Spread
 from headway.core.machine import Machine
@@ -74,7 +74,17 @@ def test_a_replica_that_has_become_slower_carries_fewer() -> None:
     assert state.caps == {100.0: 0, 50.0: 2}  # 38 tok/s among 3, 51 among 2
     for number in range(100):
         serve_one(m, f"g{number}", 6000.0 + 2.0 * number, slowness=0.9)
-    assert state.caps[50.0] == 3
+    assert state.caps_slowness == pytest.approx(1.0, rel=FEEDBACK_STEP + 1e-9)
+
+
+def test_a_replica_that_seems_faster_than_its_curve_carries_no_more() -> None:
+    m = machine()
+    for number in range(50):
+        serve_one(m, f"f{number}", 2.0 * number, slowness=0.5)
+    state = m.pools["m"].replica_state("r0")
+    assert state is not None
+    assert state.feedback.mean < 0.6
+    assert state.caps == {100.0: 1, 50.0: 3}
 
 
 def test_the_company_a_stream_had_is_not_held_against_the_replica() -> None:

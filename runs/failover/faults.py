@@ -16,6 +16,7 @@ from runs.failover.plan import AWAY, Fault
 
 RESUME_S = 30.0  # after which boarding is taken to have stopped for good
 SETTLED_S = 0.3  # a call that boarded before a fault has its first token by then
+AFTERMATH_S = 5.0  # until no call waits any more because of the fault before
 CALM_S = 30.0  # before the database goes away, to compare with
 
 
@@ -77,9 +78,11 @@ class Faults:
         else:
             who = "database"
             if kind == AWAY:
+                await asyncio.sleep(AFTERMATH_S)
+                calm_from_s = time.monotonic()
                 await asyncio.sleep(CALM_S)
-                self.calm.append((from_s, time.monotonic()))
                 from_s = time.monotonic()
+                self.calm.append((calm_from_s, from_s))
             await self._at_database(kind, fault.lasts_s)
         self.done.append(Done(kind, who, from_s, time.monotonic()))
         await self._until_boarding(kind, time.monotonic())

@@ -285,7 +285,7 @@ class Walk(RuleBasedStateMachine):
             ]
             most = max(min([replica.seats, *allowed]), load_before.get(name, 0))
             assert len(aboard) + state.strangers <= most, f"{name} carries {aboard}"
-            too_loose = state.feedback.slowness / state.caps_slowness - 1.0
+            too_loose = max(1.0, state.feedback.slowness) / state.caps_slowness - 1.0
             assert too_loose <= 0.01
             assert too_loose >= -0.01 or self.is_misled  # a spread that nothing explains is forgotten step by step
 

@@ -288,15 +288,11 @@ async def test_no_child_outlives_its_parent(tmp_path: Path) -> None:
             await until(lambda: not any(map(is_running, children.values())), 10)
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_calls_on_two_relays_are_billed_exactly(
-    tmp_path: Path, kind: str, request: pytest.FixtureRequest
-) -> None:
-    url = f"sqlite:///{tmp_path}/books.db" if kind == "sqlite" else request.getfixturevalue("postgres").url
-    store = open_store(url)
+async def test_calls_on_two_relays_are_billed_exactly(tmp_path: Path, store_url: str) -> None:
+    store = open_store(store_url)
     store.migrate()
     store.put_key(Key(id="key-test", hash=key_hash(KEY.encode()), budget_day=10_000_000))
-    ledger = f'[ledger]\nstore = "{url}"\nspool = "{tmp_path}/spool"\n'
+    ledger = f'[ledger]\nstore = "{store_url}"\nspool = "{tmp_path}/spool"\n'
     async with running(QUICK) as engine:
         with serving(tmp_path, engine.url, more=ledger) as box:
             await box.until_ready()

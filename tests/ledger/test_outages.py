@@ -22,7 +22,7 @@ from headway.price import Bill, Price
 from headway.supervise import Supervisor
 from headway.wire import Grant, Receipt, Usage
 from runs.ledger.own_postgres import OwnPostgres
-from tests.ledger.conftest import DROP_TABLES
+from tests.conftest import DROP_TABLES
 from tests.ledger.test_store import set_read_only
 
 pytestmark = pytest.mark.anyio

@@ -14,6 +14,7 @@ from headway.core.feedback import Feedback, Spread
 from headway.core.machine import Machine
 from headway.core.progress import StreamProgress
 from headway.core.rate_limit import RateLimit, RateLimiter, TokenLimit
+from headway.core.replicas import ReplicaState
 from headway.core.types import (
     TICK_S,
     Action,
@@ -50,12 +51,18 @@ def serve_one(m: Machine, name: str, now: float, slowness: float, seconds: float
     return board.replica
 
 
-def test_streams_as_fast_as_foreseen_change_nothing() -> None:
+def after_fifty(slowness: float) -> ReplicaState:
+    """A replica of a pool that has served fifty such streams."""
     m = machine()
     for number in range(50):
-        serve_one(m, f"f{number}", 2.0 * number, slowness=1.0)
+        serve_one(m, f"f{number}", 2.0 * number, slowness)
     state = m.pools["m"].replica_state("r0")
     assert state is not None
+    return state
+
+
+def test_streams_as_fast_as_foreseen_change_nothing() -> None:
+    state = after_fifty(slowness=1.0)
     assert state.feedback.slowness == pytest.approx(1.0)
     assert state.caps == {100.0: 1, 50.0: 3}
 
@@ -78,11 +85,7 @@ def test_a_replica_that_has_become_slower_carries_fewer() -> None:
 
 
 def test_a_replica_that_seems_faster_than_its_curve_carries_no_more() -> None:
-    m = machine()
-    for number in range(50):
-        serve_one(m, f"f{number}", 2.0 * number, slowness=0.5)
-    state = m.pools["m"].replica_state("r0")
-    assert state is not None
+    state = after_fifty(slowness=0.5)
     assert state.feedback.mean < 0.6
     assert state.caps == {100.0: 1, 50.0: 3}
 

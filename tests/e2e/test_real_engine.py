@@ -83,7 +83,9 @@ def test_openai_stop_sequence(gateway: GatewayProcess) -> None:
 
 
 def test_openai_completions_stream(gateway: GatewayProcess) -> None:
-    stream = gateway.openai.completions.create(model=MODEL, prompt="Once upon a time", max_tokens=12, stream=True)
+    stream = gateway.openai.completions.create(
+        model=MODEL, prompt="Once upon a time", max_tokens=12, temperature=0, stream=True
+    )
     assert "".join(chunk.choices[0].text for chunk in stream).strip()
 
 
@@ -94,7 +96,7 @@ def test_openai_several_choices(gateway: GatewayProcess) -> None:
 
 def test_openai_logprobs(gateway: GatewayProcess) -> None:
     answer = gateway.openai.chat.completions.create(
-        model=MODEL, messages=ASK, max_tokens=4, logprobs=True, top_logprobs=3
+        model=MODEL, messages=ASK, max_tokens=4, logprobs=True, top_logprobs=3, extra_body=ENDLESS
     )
     assert answer.choices[0].logprobs is not None
     assert len(answer.choices[0].logprobs.content or []) == 4
@@ -301,7 +303,9 @@ def test_an_engine_killed_in_the_middle(gateway: GatewayProcess, engines: list[E
     def stream_messages(number: int) -> None:
         poem: Any = [{"role": "user", "content": "Write a very long poem about every city you know."}]
         try:
-            with gateway.anthropic.messages.stream(model=MODEL, messages=poem, max_tokens=150) as stream:
+            with gateway.anthropic.messages.stream(
+                model=MODEL, messages=poem, max_tokens=150, extra_body=GREEDY
+            ) as stream:
                 for _ in stream.text_stream:
                     pieces[number] += 1
                 outcomes.append(str(stream.get_final_message().stop_reason))

@@ -59,6 +59,10 @@ class Prober:
         if self.is_up and not (self._wake.is_set() or self._is_asking or self.is_draining):
             self._tell(ReplicaUp(self.replica))
 
+    def note_progress(self) -> None:
+        """It is not stalled now."""
+        self._moved_at = self._clock()
+
     async def run(self) -> None:
         while True:
             if not self.is_up or self._wake.is_set():
@@ -95,7 +99,7 @@ class Prober:
         is_stalled = False
         try:
             is_healthy = await self.engine.is_healthy()
-            is_stalled = is_healthy and await self._is_stalled()
+            is_stalled = is_healthy and await self.is_stalled()
         except EngineLost as unreadable:
             log.warning("a probe of replica %s failed: %s", self.replica.name, unreadable)
             is_healthy = False
@@ -105,7 +109,9 @@ class Prober:
         elif is_stalled:
             self._mark_down(f"calls are aboard and it made no progress for {self._stall_s:g} s")
 
-    async def _is_stalled(self) -> bool:
+    async def is_stalled(self) -> bool:
+        """Whether calls of this gateway are aboard and the engine makes no progress. Raises EngineLost if its counters
+        cannot be read."""
         now = self._clock()
         if not self._aboard(self.replica.name):
             self._moved_at = now

@@ -11,15 +11,18 @@ Core decides what these mean for calls; this module sends it the events.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from headway.core.types import Event, Replica, ReplicaChanged, ReplicaDraining, ReplicaRemoved
+from headway.core.types import Event, Replica, ReplicaChanged, ReplicaDraining, ReplicaRemoved, ReplicaSuspect
 from headway.engines.base import Engine
 from headway.engines.probe import Prober
 from headway.errors import EngineLost
 from headway.supervise import Supervisor
+
+log = logging.getLogger("headway.gateway")
 
 
 @dataclass(slots=True)
@@ -49,6 +52,7 @@ class Replicas:
         self._watched: dict[str, _Watched] = {}
         self._counting: dict[str, asyncio.Task[None]] = {}
         self._probed: Mapping[str, bool] | None = {}  # with whether each was open; None: all of them
+        self._watching: asyncio.Task[None] | None = None  # for stalls, if others probe some of the replicas
 
     def add(self, replica: Replica, engine: Engine) -> None:
         if replica.name in self._watched:
@@ -101,8 +105,10 @@ class Replicas:
         return self._watched[name].aboard if name in self._watched else 0
 
     def count_aboard(self, name: str, by: int) -> None:
-        if name in self._watched:
-            self._watched[name].aboard += by
+        if (watched := self._watched.get(name)) is not None:
+            if not watched.aboard:
+                watched.prober.note_progress()
+            watched.aboard += by
 
     def probe_now(self, name: str) -> None:
         """Probe a replica at once, because a call failed on it."""
@@ -126,6 +132,8 @@ class Replicas:
     def probe_only(self, replicas: Mapping[str, bool] | None) -> None:
         """Probe these replicas and no others; each is given with whether it is open now. None: probe all of them."""
         self._probed = replicas
+        if replicas is not None and self._watching is None:
+            self._watching = self._supervisor.start("stalls", self._watch_for_stalls)
         for name, watched in self._watched.items():
             if replicas is not None and name not in replicas:
                 if watched.task is not None:
@@ -144,7 +152,24 @@ class Replicas:
     def _start(self, watched: _Watched) -> None:
         watched.task = self._supervisor.start(f"prober {watched.engine.name}", watched.prober.run)
 
+    async def _watch_for_stalls(self) -> None:
+        """A relay that probes a replica knows of its own calls only. So each relay watches those that have its calls
+        and that others probe."""
+        while True:
+            await asyncio.sleep(self._probe_interval_s)
+            busy = [watched for watched in self._watched.values() if watched.aboard and watched.task is None]
+            await asyncio.gather(*[self._watch_for_stall(watched) for watched in busy])
+
+    async def _watch_for_stall(self, watched: _Watched) -> None:
+        with suppress(EngineLost):  # whoever probes it notices that
+            if await watched.prober.is_stalled():
+                watched.prober.note_progress()  # so that it is told again only after as long
+                log.warning("replica %s: calls are aboard and it made no progress", watched.engine.name)
+                self._tell(ReplicaSuspect(watched.engine.name))
+
     async def stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         for watched in self._watched.values():
             await _stop(watched)
             watched.engine.close()

@@ -119,6 +119,18 @@ async def running_cell(
         yield cell
 
 
+async def test_an_engine_that_stalls_is_taken_out_also_if_another_relay_probes_it(tmp_path: Path) -> None:
+    async with running(SLOW) as engine, running_cell(tmp_path, config_for([engine])) as cell:
+        prober = cell.dispatcher._dealing.holder(engine.url)
+        [other] = [relay for relay in cell.relays if relay.dispatch._run != prober]
+        call = asyncio.create_task(other.call(50))
+        await cell.until(lambda: engine.record()["running"] == 1)
+        engine.faults = Faults(hang_after_tokens=5)
+        await cell.until_open(0)
+        engine.faults = Faults()
+        assert (await call).usage.completion_tokens == 50  # after it was sent again
+
+
 async def test_calls_of_two_relays_share_the_seats_of_one_replica(tmp_path: Path) -> None:
     async with running(SLOW) as engine, running_cell(tmp_path, config_for([engine], seats=3)) as cell:
         a, b = cell.relays

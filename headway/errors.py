@@ -40,6 +40,7 @@ RefusalReason = Literal[
     "too_many_choices",
     "held_bytes",
     "check_time",
+    "not_offered",
 ]
 
 # HTTP status and message. 429: retry later; 402: retry once there is budget; 503: Headway cannot serve now; 400: change
@@ -66,6 +67,7 @@ REFUSALS: dict[RefusalReason, tuple[int, str]] = {
         400,
         "No replica of this model can serve so many choices at once at this tier; lower `n`.",
     ),
+    "not_offered": (503, "The configuration of this model is being changed. Retry in a moment."),
     "held_bytes": (
         429,
         "All seats for this model are taken, and the requests that wait, of this key or of all, are too large in sum "

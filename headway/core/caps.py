@@ -12,7 +12,7 @@ which streams are aboard. So a cap is for short contexts; what longer ones cost 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from itertools import islice
 from typing import Final
 
@@ -21,7 +21,7 @@ from headway.core.doors import Doors
 from headway.core.feedback import LEAST, MOST, Feedback, Spread
 from headway.core.learnt import MAX_REPLICAS, LearntCaps, LearntReplica, within
 from headway.core.replicas import ReplicaState
-from headway.core.types import Replica
+from headway.core.types import PoolPolicy, Replica
 
 FEEDBACK_STEP: Final = 0.01  # caps are computed again when the measured slowness has changed by more than this share
 RETRY_S: Final = 10.0
@@ -34,10 +34,12 @@ ROUND_S: Final = 2.0
 
 
 class Caps:
-    def __init__(self, targets: dict[float, float], margin: float, kept_target: float, doors: Doors) -> None:
+    def __init__(self, targets: dict[float, float], policy: PoolPolicy, doors: Doors) -> None:
         self._targets = targets  # by floor; 0 if there is none
-        self._margin = margin
-        self._spread = Spread(kept_target)
+        self._old_floors: frozenset[float] = frozenset()  # not offered any more, and calls that are here have them
+        self._margin = policy.margin
+        self._kept_target = policy.kept_target
+        self._spread = Spread(policy.kept_target)
         self._doors = doors
         # Replicas that are tried again later, with the time; the first comes first.
         self._retried: OrderedDict[str, tuple[float, ReplicaState]] = OrderedDict()
@@ -49,6 +51,17 @@ class Caps:
     def fleet_changed(self) -> None:
         """A replica was added, changed, drained or removed."""
         self._most.clear()
+
+    def change(self, targets: dict[float, float], old_floors: Set[float], policy: PoolPolicy, now: float) -> None:
+        """Other floors are offered, or by another policy. O(replicas)."""
+        if policy.kept_target != self._kept_target:
+            self._kept_target = policy.kept_target
+            self._spread.aim(policy.kept_target)
+        self._targets, self._old_floors, self._margin = targets, frozenset(old_floors), policy.margin
+        self._most.clear()
+        for state in self._doors.replicas.values():
+            self.refresh(state)
+            self._doors.place(state, now)
 
     def most_streams(self, floor_tps: float) -> int:
         """The largest cap of any replica that calls can wait for, from its curve without correction; for a floor of 0,
@@ -70,12 +83,18 @@ class Caps:
     def _refresh_with(self, state: ReplicaState, slowness: float) -> None:
         state.caps_slowness = slowness
         is_shut_out = self.is_shut_out(state)
+        floors = (*self._targets, *self._old_floors)
         state.caps = {
             floor_tps: 0 if is_shut_out else self._cap(state.replica, floor_tps, slowness, state.feedback.mean)
-            for floor_tps in self._targets
+            for floor_tps in floors
         }
-        state.longest_s = {floor_tps: longest_s(floor_tps, slowness - 1.0) for floor_tps in self._targets}
-        state.light_seats = max(state.caps.values(), default=0)
+        state.longest_s = {floor_tps: longest_s(floor_tps, slowness - 1.0) for floor_tps in floors}
+        state.light_seats = max([state.caps[floor_tps] for floor_tps in self.floors], default=0)
+
+    @property
+    def floors(self) -> Set[float]:
+        """The floors that the next light replica is for: those that are offered, or if none is, those before."""
+        return self._targets.keys() or self._old_floors
 
     def _slowness(self, state: ReplicaState) -> float:
         """How slow streams may be, compared with the curve, without missing their floor. A replica that seems faster
@@ -89,7 +108,7 @@ class Caps:
         if replica.curve is None:
             return 0
         cap = replica.curve.largest_batch(floor_tps, replica.seats, slowness - 1.0)
-        if target_tps := self._targets[floor_tps]:
+        if target_tps := self._targets.get(floor_tps):
             cap = min(cap, max(1, replica.curve.largest_batch(target_tps, replica.seats, usual_slowness - 1.0)))
         return cap
 

@@ -38,7 +38,7 @@ class Doors:
         self.idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, no express stream aboard
         self.full_heavy: OrderedDict[str, ReplicaState] = OrderedDict()  # heavy, open and full, and could be light
         self.draining: set[str] = set()
-        self._standard_share = standard_share
+        self.standard_share = standard_share
         self._placed = 0
 
     # --- replicas come and go ---
@@ -83,7 +83,7 @@ class Doors:
         """The number that the standard share allows. A single open replica cannot be divided, so it may be light."""
         if self.open_replicas == 1:
             return 1
-        return int(self.open_replicas * (1.0 - self._standard_share) + 1e-9)
+        return int(self.open_replicas * (1.0 - self.standard_share) + 1e-9)
 
     @property
     def may_another_be_light(self) -> bool:

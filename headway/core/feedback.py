@@ -42,10 +42,13 @@ class Spread:
     """How far the slow streams of a pool are from the mean of their replicas."""
 
     def __init__(self, kept_target: float) -> None:
-        self._aimed_misses = AIMED_SHARE * (1.0 - kept_target)
-        self._width = NormalDist().inv_cdf(kept_target)
+        self.aim(kept_target)
         self._square = 0.0
         self._streams = FIRST_STREAMS
+
+    def aim(self, kept_target: float) -> None:
+        self._aimed_misses = AIMED_SHARE * (1.0 - kept_target)
+        self._width = NormalDist().inv_cdf(kept_target)
 
     @property
     def share(self) -> float:

@@ -7,6 +7,8 @@ standard share allows (that number falls when replicas close).
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 from headway.core.boarding import TRIED_AGAIN
 from headway.core.doors import Doors
 from headway.core.fairness import HeldCall
@@ -20,7 +22,7 @@ from headway.core.types import EXPRESS
 def check_pool(pool: Pool, now: float) -> None:
     states = pool.doors.replicas.values()
     for state in states:
-        _check_replica(state)
+        _check_replica(state, pool.promised_floors)
         _check_place(state, pool.doors)
     _check_counts(pool.doors)
     leaving = sum(sum(state.leaving.values()) for state in states)
@@ -46,7 +48,7 @@ def check_calls(pool: Pool, calls: list[Journey]) -> None:
             assert replica_of.get(call_id) == name, f"{call_id} has a seat on {name} and is not there"
 
 
-def _check_replica(state: ReplicaState) -> None:
+def _check_replica(state: ReplicaState, promised_floors: Set[float]) -> None:
     """Check that the counts match the streams aboard and that a heavy replica carries no stream with a floor."""
     name = state.replica.name
     by_floor: dict[float, int] = {}
@@ -65,7 +67,8 @@ def _check_replica(state: ReplicaState) -> None:
     for call_id, seats in (*state.flex.items(), *state.leaving.items()):
         assert seats == state.aboard[call_id].call.choices, f"{name} miscounts the seats of {call_id}"
     assert not state.flex.keys() & state.leaving.keys(), f"{name} would preempt a call twice"
-    assert state.light_seats == max(state.caps.values(), default=0), f"{name} has other light seats than its caps allow"
+    light_seats = max([state.caps[floor_tps] for floor_tps in promised_floors], default=0)
+    assert state.light_seats == light_seats, f"{name} has other light seats than its caps allow"
     assert state.time.seats == state.replica.seats, f"{name} shares its time between other seats than it has"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.core.pool import Pool
-from headway.core.rate_limit import RateLimit, TokenLimit
+from headway.core.rate_limit import RateLimit, RateLimiter, TokenLimit
 from headway.core.types import EXPRESS, Call
 from headway.errors import RefusalReason
 
@@ -43,6 +43,17 @@ class Journey:
             return f"{call.tenant} {'express' if call.tier in EXPRESS else 'other'}", own
         limit = self.pool.offers[call.model].tiers[call.tier].limit
         return None if limit.is_none else (f"{call.tenant} {call.tier} {call.model}", limit)
+
+    def count_request(self, limiter: RateLimiter, now: float) -> bool:
+        """Count the request against its tenant's limit, unless that is used up. Returns whether it was counted."""
+        if (bucket := self.bucket) is None:
+            return True
+        self.rate_limit = limiter.of(*bucket, now)
+        if self.rate_limit is not None and self.rate_limit.is_used_up:
+            return False
+        limiter.spend(*bucket, now, requests=1)
+        self.rate_limit = limiter.of(*bucket, now)
+        return True
 
     def give_back(self, now: float, speed_tps: float | None = None) -> None:
         """Give back the call's seats, or its place among the held calls. `speed_tps` is of its stream, if known."""

@@ -23,8 +23,9 @@ from typing import Any
 from headway.core.boarding import board_held
 from headway.core.invariants import check_calls, check_pool
 from headway.core.journey import Journey
-from headway.core.learnt import MAX_TENANTS, Learnt, within
+from headway.core.learnt import Learnt, within
 from headway.core.pool import Pool
+from headway.core.pools import change_pools, learnt_of_pools
 from headway.core.rate_limit import RateLimiter
 from headway.core.types import (
     EXPRESS,
@@ -32,6 +33,7 @@ from headway.core.types import (
     Adopted,
     Arrived,
     Board,
+    Call,
     Cut,
     Delivering,
     Downgrade,
@@ -42,6 +44,7 @@ from headway.core.types import (
     Hold,
     Left,
     Offer,
+    PolicyChanged,
     PoolPolicy,
     Preempt,
     Refuse,
@@ -61,23 +64,20 @@ from headway.core.types import (
 )
 from headway.errors import RefusalReason
 
-# A call is refused after this many engines accepted it and failed. Two, so that a call that crashes its engine does not
-# crash the whole fleet.
+# A call is refused after so many engines accepted it and failed: one that crashes engines must not crash all of them.
 MAX_ENGINES_REACHED = 2
 
 
 class Machine:
     def __init__(self, pools: dict[str, PoolPolicy], offers: dict[str, Offer]) -> None:
         """`offers` are by model. If each model has its own pool, types.own_pools creates both arguments."""
-        self.pools = {
-            name: Pool(policy, {model: offer for model, offer in offers.items() if offer.pool == name})
-            for name, policy in pools.items()
-        }
-        self._pool_of_model = {model: self.pools[offer.pool] for model, offer in offers.items()}
+        self.pools: dict[str, Pool] = {}
+        self._offers: dict[str, Offer] = {}  # by model
         self._pool_of_replica: dict[str, Pool] = {}
         self._journeys: dict[str, Journey] = {}
         self._draining = False
         self._rate_limiter = RateLimiter()
+        self._set_policy(pools, offers, 0.0)
         self._handlers: dict[type, Callable[[Any, float, list[Action]], None]] = {
             Arrived: self._arrived,
             Adopted: self._adopted,
@@ -87,15 +87,16 @@ class Machine:
             Left: self._left,
             ReplicaUp: self._replica_up,
             ReplicaKnown: self._replica_known,
-            ReplicaStrangers: self._replica_strangers,
+            ReplicaStrangers: self._replica_told,
             ReplicaChanged: self._replica_changed,
-            ReplicaSuspect: self._replica_suspect,
-            ReplicaBehind: self._replica_behind,
-            ReplicaRecovered: self._replica_recovered,
-            ReplicaDraining: self._replica_draining,
+            ReplicaSuspect: self._replica_told,
+            ReplicaBehind: self._replica_told,
+            ReplicaRecovered: self._replica_told,
+            ReplicaDraining: self._replica_told,
             ReplicaDown: self._replica_gone,
             ReplicaRemoved: self._replica_gone,
             Remembered: self._remembered,
+            PolicyChanged: self._policy_changed,
             Ticked: self._ticked,
             Draining: self._drain,
         }
@@ -112,9 +113,10 @@ class Machine:
             check_pool(pool, now)
             check_calls(pool, [journey for journey in self._journeys.values() if journey.pool is pool])
 
-    @property
-    def models(self) -> Iterable[str]:
-        return self._pool_of_model.keys()
+    def offers(self, call: Call) -> bool:
+        """Whether new calls to this model, at this tier, are served."""
+        offer = self._offers.get(call.model)
+        return offer is not None and call.tier in offer.tiers
 
     def replica_of(self, call_id: str) -> str | None:
         """The replica that the call is aboard; None if it is held, or has ended."""
@@ -122,7 +124,7 @@ class Machine:
         return journey.replica if journey is not None else None
 
     def pool_of(self, model: str) -> Pool:
-        return self._pool_of_model[model]
+        return self.pools[self._offers[model].pool]
 
     @property
     def calls(self) -> int:
@@ -131,56 +133,50 @@ class Machine:
 
     def learnt(self, now: float) -> Learnt:
         """What the core that follows this one should know beside calls and replicas."""
-        queues = sum(len(pool.waiting.queues) for pool in self.pools.values())
-        max_tenants = max(1, MAX_TENANTS // max(1, queues))
-        pools = [pool.learnt(name, max_tenants, now) for name, pool in self.pools.items()]
-        return Learnt(pools, self._rate_limiter.learnt(now))
+        return Learnt(learnt_of_pools(self.pools, now), self._rate_limiter.learnt(now))
 
     # --- calls ---
 
     def _arrived(self, event: Arrived, now: float, actions: list[Action]) -> None:
-        call, pool = event.call, self._pool_of_model[event.call.model]
-        journey = self._journeys[call.id] = Journey(call, pool, now)
-        if self._draining:
-            self._refuse(journey, "draining", now, actions)
+        call = event.call
+        if not self.offers(call):  # whoever sent it has the policy before
+            actions.append(Refuse(call.id, "not_offered", 1))
             return
-        if not pool.known_replicas:
-            self._refuse(journey, "no_replica", now, actions)
+        pool = self.pool_of(call.model)
+        journey = self._journeys[call.id] = Journey(call, pool, now)
+        if self._draining or not pool.known_replicas:
+            self._refuse(journey, "draining" if self._draining else "no_replica", now, actions)
             return
         if call.choices > 1 and not pool.could_seat(call):
             if not journey.falls_back:
                 self._refuse(journey, "too_many_choices", now, actions)
                 return
             self._downgrade(journey, "too_many_choices", now, actions)
-        bucket = journey.bucket
-        if bucket is not None:
-            journey.rate_limit = self._rate_limiter.of(*bucket, now)
-        if journey.rate_limit is not None and journey.rate_limit.is_used_up:
-            self._refuse_or_downgrade(journey, "over_limit", now, actions)
-        else:
-            if bucket is not None:
-                self._rate_limiter.spend(*bucket, now, requests=1)
-                journey.rate_limit = self._rate_limiter.of(*bucket, now)
+        if journey.count_request(self._rate_limiter, now):
             self._board_or_hold(journey, now, actions, returned=False)
+        else:
+            self._refuse_or_downgrade(journey, "over_limit", now, actions)
         if call.tier in EXPRESS:
             self._settle(pool, now, actions)
 
     def _adopted(self, event: Adopted, now: float, actions: list[Action]) -> None:
-        """Seats and promises were given by another core, so no limit is checked here."""
-        call, pool = event.call, self._pool_of_model[event.call.model]
-        journey = self._journeys.get(call.id)
+        """Seats and promises were given by another core, so no limit is checked here. A call that the policy does not
+        offer, and that is not known, is a stranger."""
+        call, journey = event.call, self._journeys.get(event.call.id)
+        if journey is None and not self.offers(call):
+            return
         if journey is None:
-            journey = self._journeys[call.id] = Journey(call, pool, now)
+            journey = self._journeys[call.id] = Journey(call, self.pool_of(call.model), now)
         elif journey.replica == event.replica and journey.call.tier == call.tier:
             return
         else:
             journey.give_back(now)
-        journey.call, journey.reason, journey.replica = call, event.reason, event.replica
+        pool, journey.call, journey.reason, journey.replica = journey.pool, call, event.reason, event.replica
         journey.arrived_at = now - event.waited_s
         journey.count_express(now)
         if event.replica is None:
-            returned = bool(journey.avoid)
-            hold_s = pool.waiting.hold(call, now, journey.avoid, returned=returned, waited_s=event.waited_s)
+            avoid, waited_s = journey.avoid, event.waited_s
+            hold_s = pool.waiting.hold(call, now, avoid, returned=bool(avoid), waited_s=waited_s)
             actions.append(Hold(call.id, hold_s))
         elif not pool.adopt(call, event.replica, now, is_delivering=event.is_delivering):
             actions.append(Cut(call.id))
@@ -257,36 +253,31 @@ class Machine:
             pool = self._pool_of_replica[event.replica.name] = self.pools[event.replica.pool]
             pool.replica_known(event.replica, now)
 
-    def _replica_strangers(self, event: ReplicaStrangers, now: float, actions: list[Action]) -> None:
-        if (pool := self._pool_of_replica.get(event.name)) is not None:
-            pool.replica_strangers(event.name, event.streams, now)
-            self._settle(pool, now, actions)
-
     def _replica_changed(self, event: ReplicaChanged, now: float, actions: list[Action]) -> None:
         pool = self.pools[event.replica.pool]
         if self._pool_of_replica.get(event.replica.name) is pool:
             pool.replica_changed(event.replica, now)
             self._settle(pool, now, actions)
 
-    def _replica_suspect(self, event: ReplicaSuspect, now: float, actions: list[Action]) -> None:
-        if (pool := self._pool_of_replica.get(event.name)) is not None:
+    def _replica_told(
+        self,
+        event: ReplicaStrangers | ReplicaSuspect | ReplicaBehind | ReplicaRecovered | ReplicaDraining,
+        now: float,
+        actions: list[Action],
+    ) -> None:
+        if (pool := self._pool_of_replica.get(event.name)) is None:
+            return
+        if isinstance(event, ReplicaStrangers):
+            pool.replica_strangers(event.name, event.streams, now)
+        elif isinstance(event, ReplicaSuspect):
             pool.replica_suspect(event.name, now)
-            self._settle(pool, now, actions)  # if only one replica is open now, it may be light
-
-    def _replica_behind(self, event: ReplicaBehind, now: float, actions: list[Action]) -> None:
-        if (pool := self._pool_of_replica.get(event.name)) is not None:
+        elif isinstance(event, ReplicaBehind):
             self._preempt(pool.replica_behind(event.name, now), actions)
-            self._settle(pool, now, actions)  # another replica may become light in its place
-
-    def _replica_recovered(self, event: ReplicaRecovered, now: float, actions: list[Action]) -> None:
-        if (pool := self._pool_of_replica.get(event.name)) is not None:
+        elif isinstance(event, ReplicaRecovered):
             pool.replica_recovered(event.name, now)
-            self._settle(pool, now, actions)
-
-    def _replica_draining(self, event: ReplicaDraining, now: float, actions: list[Action]) -> None:
-        if (pool := self._pool_of_replica.get(event.name)) is not None:
+        else:
             pool.replica_draining(event.name, now)
-            self._settle(pool, now, actions)  # another replica may become light in its place
+        self._settle(pool, now, actions)  # another replica may become light in its place
 
     def _replica_gone(self, event: ReplicaDown | ReplicaRemoved, now: float, actions: list[Action]) -> None:
         if (pool := self._pool_of_replica.pop(event.name, None)) is not None:
@@ -295,7 +286,17 @@ class Machine:
                 actions.append(Cut(call_id))
             self._settle(pool, now, actions)
 
-    # --- what another core has learnt, time and shutdown ---
+    # --- another policy, what another core has learnt, time and shutdown ---
+
+    def _policy_changed(self, event: PolicyChanged, now: float, actions: list[Action]) -> None:
+        self._set_policy(event.pools, event.offers, now)
+        for pool in self.pools.values():
+            self._settle(pool, now, actions)
+
+    def _set_policy(self, pools: dict[str, PoolPolicy], offers: dict[str, Offer], now: float) -> None:
+        in_use = [(one.pool, one.call.model, one.call.tier) for one in self._journeys.values()]
+        change_pools(self.pools, pools, offers, in_use, now)
+        self._offers = offers
 
     def _remembered(self, event: Remembered, now: float, actions: list[Action]) -> None:
         age_s = within(event.age_s, 0.0)

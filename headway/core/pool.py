@@ -29,6 +29,7 @@ from headway.core.caps import Caps
 from headway.core.doors import Doors
 from headway.core.fare import SeatTime
 from headway.core.learnt import LearntPool
+from headway.core.offers import loosest_floors, targets_of, with_withdrawn
 from headway.core.pace import Pace
 from headway.core.preemption import Preemption
 from headway.core.prefix_affinity import PrefixAffinity
@@ -50,17 +51,33 @@ class Pool:
         self.doors = Doors(policy.standard_share)
         self.waiting = WaitingRoom(offers)
         # The seat-time charged to calls that have left, by model and tier.
-        self.seat_us: dict[str, dict[Tier, int]] = {name: dict.fromkeys(one.tiers, 0) for name, one in offers.items()}
+        self.seat_us: dict[str, dict[Tier, int]] = {}
+        self._count_seat_time()
         self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that were removed
         self.preemption = Preemption(self.doors)
         self.pace = Pace()
         self._affinity = PrefixAffinity()
-        promised = {tier: [one.tiers[tier] for one in offers.values() if tier in one.tiers] for tier in EXPRESS}
-        self.loosest = {tier: min(one.floor_tps for one in tiers) for tier, tiers in promised.items() if tiers}
-        targets = sorted((one.floor_tps, one.target_tps) for tiers in promised.values() for one in tiers)
-        # Of equal floors the highest target stays, which comes last.
-        self._caps = Caps(dict(targets), policy.margin, policy.kept_target, self.doors)
+        self.loosest = loosest_floors(offers)
+        self._caps = Caps(targets_of(offers), policy, self.doors)
         self._reserve = Reserve(policy.express_wait_s)
+
+    def change(self, policy: PoolPolicy, offers: dict[str, Offer], in_use: Set[tuple[str, Tier]], now: float) -> None:
+        """Another policy and other offers from now on. `in_use` has the model and the tier of each call that is here:
+        if these are not offered any more, they stay as they were for these calls."""
+        self.policy = policy
+        self.offers = with_withdrawn(offers, self.offers, in_use)
+        self.doors.standard_share = policy.standard_share
+        self.waiting.change(self.offers)
+        self._count_seat_time()
+        self.loosest = loosest_floors(self.offers)
+        targets = targets_of(offers)
+        aboard = {floor_tps for state in self.doors.replicas.values() for floor_tps in state.express}
+        self._caps.change(targets, (targets_of(self.offers).keys() | aboard) - targets.keys(), policy, now)
+        self._reserve.allow(policy.express_wait_s)
+
+    def _count_seat_time(self) -> None:
+        for model, offer in self.offers.items():
+            self.seat_us[model] = dict.fromkeys(offer.tiers, 0) | self.seat_us.get(model, {})
 
     # --- replicas ---
 
@@ -151,6 +168,11 @@ class Pool:
         return self.doors.open_replicas > sum(self.is_open(name) for name in avoid)
 
     # --- seats ---
+
+    @property
+    def promised_floors(self) -> Set[float]:
+        """The floors that light seats are for."""
+        return self._caps.floors
 
     def floor_tps(self, model: str, tier: Tier) -> float:
         """The floor that the tier promises; 0 if it promises none."""

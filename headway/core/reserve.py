@@ -89,11 +89,9 @@ class Forecaster:
 
 class Reserve:
     def __init__(self, max_wait_s: float) -> None:
-        """`max_wait_s` is how long express calls may wait; if it is infinite, no seats are kept ready."""
+        self.allow(max_wait_s)
         self.present = 0
         self.lead_s = FIRST_LEAD_S  # set by the pool
-        self._max_wait_s = max_wait_s
-        self._keeps_none = max_wait_s == inf
         self._width = FIRST_WIDTH
         self._free_width = FIRST_FREE
         self._last_ride_at = -inf
@@ -103,6 +101,11 @@ class Reserve:
         self._forecast = 0.0
         self._deviation = 0.0
         self._forecasters = [Forecaster(4.0, inf), Forecaster(1.0, inf), Forecaster(1.0, 2.0), Forecaster(0.5, 1.0)]
+
+    def allow(self, max_wait_s: float) -> None:
+        """Express calls may wait so long. If it is infinite, no seats are kept ready."""
+        self._max_wait_s = max_wait_s
+        self._keeps_none = max_wait_s == inf
 
     def change(self, by: int, now: float) -> None:
         self._advance(now)

@@ -259,6 +259,16 @@ class Remembered:
 
 
 @dataclass(slots=True)
+class PolicyChanged:
+    """The owner has changed the configuration: these pools and offers replace those before. Calls that are here keep
+    the tier that they asked for, also if it is not offered any more; a floor is the one that is promised when the call
+    boards. Replicas are changed by events of their own."""
+
+    pools: dict[str, PoolPolicy]
+    offers: dict[str, Offer]
+
+
+@dataclass(slots=True)
 class Ticked:
     """Time has passed: core checks the deadlines."""
 
@@ -286,6 +296,7 @@ Event = (
     | ReplicaDown
     | ReplicaRemoved
     | Remembered
+    | PolicyChanged
     | Ticked
     | Draining
 )

@@ -20,11 +20,16 @@ MAX_RETRY_AFTER_S = 60
 class WaitingRoom:
     def __init__(self, offers: dict[str, Offer]) -> None:
         self.returned: OrderedDict[str, HeldCall] = OrderedDict()  # calls whose engine failed; tried before all others
-        self._offers = offers
-        offered = {tier for offer in offers.values() for tier in offer.tiers}
-        self.queues = {tier: FairQueue() for tier in TIERS if tier in offered}  # the fastest first, flex last
+        self.queues: dict[Tier, FairQueue] = {}  # the fastest first, flex last
+        self.change(offers)
         self._pace_s = 1.0  # smoothed time between two freed seats
         self._last_freed_at: float | None = None
+
+    def change(self, offers: dict[str, Offer]) -> None:
+        """Calls that are held stay, until the deadline that they have. The tiers of all of them must be offered."""
+        self._offers = offers
+        offered = {tier for offer in offers.values() for tier in offer.tiers}
+        self.queues = {tier: self.queues.get(tier) or FairQueue() for tier in TIERS if tier in offered}
 
     @property
     def held(self) -> int:

@@ -29,7 +29,6 @@ from headway.core.types import (
     Finished,
     Left,
     Refuse,
-    Remembered,
     Replica,
     ReplicaBehind,
     ReplicaChanged,
@@ -192,7 +191,7 @@ class Dispatcher:
         if isinstance(event, UNDER_WAY):
             pass
         elif isinstance(event, ARRIVALS):
-            if event.call.model not in self.machine.models:
+            if isinstance(event, Adopted) and not self.machine.offers(event.call):
                 log.warning("relay %s has a call to %r, which is not configured", session.relay, event.call.model)
                 return
             self._owner[event.call.id] = session
@@ -213,8 +212,6 @@ class Dispatcher:
                 self._step(event)
                 self._step(ReplicaKnown(self._fleet[event.name]))
                 return
-        elif isinstance(event, Remembered):
-            return  # this is not for a relay to say: see handover.py
         elif isinstance(event, ReplicaSuspect):
             if (prober := self._prober_of(event.name)) is not None:
                 prober.link.send(ProbeNow(event.name))

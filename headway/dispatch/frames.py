@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from headway.core.trust import TrustDecision
-from headway.core.types import Action, Event
+from headway.core.types import Action, Event, PolicyChanged, Remembered
 from headway.dispatch.base import GateEvent, RecalledRow
 from headway.dispatch.rows import RowSet, describe
 
@@ -235,7 +235,8 @@ FromRelay = Hello | Events | Beat | Reported | Counted | Kept | AskStatus | _Gat
 FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Count | Keep | Status | _GateFromDispatcher
 Message = FromRelay | FromDispatcher
 
-EVENT_ROWS = RowSet(get_args(Event))
+# What core remembers, and the owner's policy, are not for a relay to say.
+EVENT_ROWS = RowSet([kind for kind in get_args(Event) if kind not in (Remembered, PolicyChanged)])
 ACTION_ROWS = RowSet(get_args(Action))
 GATE_EVENT_ROWS = RowSet(get_args(GateEvent))
 GATE_DECISION_ROWS = RowSet(get_args(TrustDecision))

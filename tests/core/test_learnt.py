@@ -275,7 +275,7 @@ def test_of_many_limits_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_number_of_tenants_is_bounded_over_all_queues(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.core.machine.MAX_TENANTS", 30)
+    monkeypatch.setattr("headway.core.pools.MAX_TENANTS", 30)
     m = new_machine()
     for queue in m.pools["p"].waiting.queues.values():
         for number in range(50):

@@ -52,6 +52,7 @@ from headway.core.types import (
     Hold,
     Left,
     Offer,
+    PolicyChanged,
     PoolPolicy,
     Preempt,
     Refuse,
@@ -97,6 +98,19 @@ OFFERS: dict[str, Offer] = {
         },
     ),
 }
+N = OFFERS["n"]
+# What the owner may change them to: other floors and limits, tiers and models that come and go, a pool without replicas.
+CHANGED_OFFERS: list[dict[str, Offer]] = [
+    OFFERS,
+    OFFERS,
+    {"m": OFFERS["m"]},
+    {"m": Offer("p", {tier: OFFERS["m"].tiers[tier] for tier in ("standard", "fast")}), "n": N},
+    {"m": Offer("p", {"standard": TierPolicy(1, 1.0), "flex": TierPolicy(1, 2.0)}), "n": N},
+    {"m": Offer("p", {"standard": TierPolicy(1, 1.0)})},
+    {"m": OFFERS["m"], "n": Offer("p", N.tiers | {"fast": TierPolicy(3, 2.0, floor_tps=35.0)})},
+    {"m": OFFERS["m"], "n": Offer("q", N.tiers)},
+    {"n": Offer("q", {"standard": TierPolicy(1, 1.0)})},
+]
 # What another core may say that it has learnt: any numbers, of replicas, pools and tenants that are known or not.
 LEARNT = st.builds(
     Learnt,
@@ -159,6 +173,9 @@ class Walk(RuleBasedStateMachine):
     def begin(self, share: float, express_wait_s: float, up: int) -> None:
         policy = PoolPolicy(standard_share=share, margin=0.0, express_wait_s=express_wait_s)
         self.machine = Machine({"p": policy}, OFFERS)
+        self.policies = {(model, tier): one for model, offer in OFFERS.items() for tier, one in offer.tiers.items()}
+        self.floor: dict[str, float] = {}  # of each call that has boarded, as it was promised
+        self.held_at_a_change: set[str] = set()
         self.now = 0.0
         self.replicas: dict[str, Replica] = {}
         self.open: set[str] = set()
@@ -198,6 +215,7 @@ class Walk(RuleBasedStateMachine):
                 case Board(replica=replica, tier=tier, floor_tps=floor_tps):
                     assert replica in self.open
                     assert floor_tps == self.policy(call_id).floor_tps
+                    self.floor[call_id] = floor_tps
                     self.boarded.add(call_id)
                     assert self.where.get(call_id) is None, "boarded twice"
                     assert tier == self.tier[call_id]
@@ -243,7 +261,8 @@ class Walk(RuleBasedStateMachine):
         assert pool.light_replicas <= max(light_before, pool.doors.max_light_replicas), "the standard share was taken"
 
     def policy(self, call_id: str) -> TierPolicy:
-        return OFFERS[self.calls_told[call_id].model].tiers[self.tier[call_id]]
+        """Of its model and tier: the one that is offered now, or was offered last."""
+        return self.policies[self.calls_told[call_id].model, self.tier[call_id]]
 
     def choices(self, call_id: str) -> int:
         return self.calls_told[call_id].choices
@@ -272,7 +291,7 @@ class Walk(RuleBasedStateMachine):
         pool = self.machine.pools["p"]
         for name, replica in self.replicas.items():
             calls = [call_id for call_id, where in self.where.items() if where == name]
-            aboard = [self.policy(call_id).floor_tps for call_id in calls for _ in range(self.choices(call_id))]
+            aboard = [self.floor[call_id] for call_id in calls for _ in range(self.choices(call_id))]
             state = pool.replica_state(name)
             if state is None:
                 continue
@@ -466,6 +485,13 @@ class Walk(RuleBasedStateMachine):
     def core_is_told_what_it_has_learnt_itself(self, age_s: float) -> None:
         self.tell(Remembered(self.machine.learnt(self.now), age_s))
 
+    @rule(offers=st.sampled_from(CHANGED_OFFERS), share=st.sampled_from([0.0, 0.25, 0.5, 1.0]))
+    def the_owner_changes_the_policy(self, offers: dict[str, Offer], share: float) -> None:
+        self.policies |= {(model, tier): one for model, offer in offers.items() for tier, one in offer.tiers.items()}
+        self.held_at_a_change |= self.deadline.keys()
+        pools = {name: PoolPolicy(standard_share=share, margin=0.0) for name in "pq"}
+        self.tell(PolicyChanged(pools, offers))
+
     @rule(seconds=st.floats(0.1, 5.0))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
@@ -538,7 +564,7 @@ class Walk(RuleBasedStateMachine):
         present = sum(self.choices(call_id) for call_id in self.where if self.tier[call_id] in EXPRESS)
         assert pool._reserve.present == present
         assert pool.waiting.held == len(self.deadline)
-        uncounted = pool.waiting.returned.keys() | self.was_preempted | self.boarded_again
+        uncounted = pool.waiting.returned.keys() | self.was_preempted | self.boarded_again | self.held_at_a_change
         in_line = [one for one in self.deadline if one not in uncounted]
         for call_id in in_line:
             model, tier = self.calls_told[call_id].model, self.tier[call_id]

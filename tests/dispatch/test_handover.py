@@ -23,9 +23,9 @@ from headway.core.learnt import (
     LearntTenant,
 )
 from headway.core.machine import Machine
-from headway.core.types import Offer, PoolPolicy, Remembered, TierPolicy
+from headway.core.types import Event, Offer, PolicyChanged, PoolPolicy, Remembered, TierPolicy
 from headway.dispatch import handover
-from headway.dispatch.frames import MAX_LEARNT, Events, Keep, Kept
+from headway.dispatch.frames import EVENT_ROWS, MAX_LEARNT, Keep, Kept
 from headway.dispatch.handover import Handover, Keeper, decode_learnt, encode_learnt
 from headway.dispatch.record import replay
 from headway.engines.scripted import Script, running
@@ -242,12 +242,10 @@ async def test_an_engine_that_is_slower_than_its_curve_is_known_to_the_third_dis
             assert (state.feedback.mean, state.caps) == (mean, caps)
 
 
-async def test_a_relay_cannot_say_what_core_remembers(tmp_path: Path) -> None:
-    async with running(QUICK) as engine, running_cell(tmp_path, limited(engine)) as cell:
-        session = next(iter(cell.dispatcher.sessions.values()))
-        buckets = [LearntBucket(f" standard {MODEL}", 0.0, 0.0, 1e6, 0.0)]
-        cell.dispatcher.on_message(session, Events([Remembered(Learnt([], buckets), nan)]))
-        assert cell.dispatcher.machine.learnt(0.0).buckets == []
+@pytest.mark.parametrize("event", [Remembered(Learnt([], [])), PolicyChanged({}, {})])
+def test_a_relay_cannot_say_what_core_remembers_or_the_owner_decides(event: Event) -> None:
+    assert type(event) not in EVENT_ROWS.to_row
+    assert type(event).__name__ not in EVENT_ROWS.description
 
 
 async def test_nothing_is_kept_before_the_dispatcher_is_settled(

@@ -22,6 +22,7 @@ from headway.core.types import Offer, PoolPolicy, own_pools
 from headway.dispatch.address import Address, TcpAddress, UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.endpoints import listen
+from headway.dispatch.fleet import Member
 from headway.dispatch.leading import LeaseCandidate
 from headway.dispatch.lease import LeaderLease
 from headway.dispatch.lease_etcd import EtcdLease
@@ -69,9 +70,18 @@ def check_can_be_shared(config: Config) -> None:
             )
 
 
+def members_of(config: Config) -> list[Member]:
+    return [
+        Member(replica_of(model, replica, name=replica.url), replica.kind)
+        for model in config.models
+        for replica in model.replicas
+    ]
+
+
 def decide_here(config: Config, record_to: Path | None = None) -> LocalDispatch:
     pools, offers = policies_of(config)
-    return LocalDispatch(Machine(pools, offers), EventLog(record_to, pools, offers) if record_to else None)
+    record = EventLog(record_to, pools, offers) if record_to else None
+    return LocalDispatch(Machine(pools, offers), members_of(config), record)
 
 
 def make_dispatcher(
@@ -80,7 +90,7 @@ def make_dispatcher(
     """`text` is the configuration as it is written, `listed` the names of the relays that there are."""
     pools, offers = policies_of(config)
     record = EventLog(record_to, pools, offers) if record_to else None
-    fleet = [replica_of(model, replica, name=replica.url) for model in config.models for replica in model.replicas]
+    fleet = [member.replica for member in members_of(config)]
     return Dispatcher(Machine(pools, offers), fleet, epoch, text, listed, record)
 
 

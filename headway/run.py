@@ -24,14 +24,15 @@ from headway.auto.calibration import calibration_id, closed_file, read_calibrati
 from headway.auto.live_gate import GateSettings, LiveGate
 from headway.auto.risk import limit_of
 from headway.auto.serve import Auto
-from headway.config import AutoTable, Config, KeepPromptsTable, LedgerTable, ModelTable, ReplicaTable, parse
+from headway.config import AutoTable, Config, KeepPromptsTable, LedgerTable, ModelTable, parse
 from headway.config.cell_table import RELAY_NAME
-from headway.config.to_core import prices_of, replica_of
+from headway.config.to_core import prices_of
 from headway.core.trust import TrustPolicy
-from headway.core.types import Replica, Tier
-from headway.deciding import GC_THRESHOLDS, decide_here, policies_of
+from headway.core.types import Tier
+from headway.deciding import GC_THRESHOLDS, decide_here, members_of, policies_of
 from headway.dispatch.address import Address, UnixAddress
-from headway.dispatch.base import Dispatch
+from headway.dispatch.base import Dispatch, ServedConfig
+from headway.dispatch.fleet import Member
 from headway.dispatch.pages import MetricPages
 from headway.dispatch.remote import RemoteDispatch
 from headway.dispatch.security import Security
@@ -53,24 +54,25 @@ log = logging.getLogger("headway")
 
 
 def make_gateway(config: Config, dispatch: Dispatch, books: Books | None = None) -> Gateway:
-    fleet: list[tuple[Replica, Engine]] = [
-        (replica_of(model, replica, name=replica.url), engine_of(model, replica))
-        for model in config.models
-        for replica in model.replicas
-    ]
     timing = Timing(config.gateway.probe_interval_s, config.gateway.stall_s, config.gateway.reader_stall_s)
     prices = {model.name: prices_of(model) for model in config.models}
     prompts = {model.name: PromptFile(keeping_of(model.keep_prompts)) for model in config.models if model.keep_prompts}
     held_bytes = HeldBytes(config.gateway.max_held_bytes_per_key, config.gateway.max_held_bytes)
-    return Gateway(dispatch, fleet, timing, Billing(books, prices), prompts, held_bytes)
+    check_kinds(config)
+    return Gateway(dispatch, make_engine, timing, Billing(books, prices), prompts, held_bytes)
 
 
-def engine_of(model: ModelTable, replica: ReplicaTable) -> Engine:
-    if (make := KINDS.get(replica.kind)) is None:
-        raise SetupError(
-            f"Replica {replica.url} has the unknown kind {replica.kind!r}. Known kinds: {', '.join(KINDS)}."
-        )
-    return make(replica.url, replica.url, model.name)
+def check_kinds(config: Config) -> None:
+    for replica in [replica for model in config.models for replica in model.replicas]:
+        if replica.kind not in KINDS:
+            raise SetupError(
+                f"Replica {replica.url} has the unknown kind {replica.kind!r}. Known kinds: {', '.join(KINDS)}."
+            )
+
+
+def make_engine(member: Member) -> Engine:
+    """Its model is that of its pool."""
+    return KINDS[member.kind](member.name, member.name, member.replica.pool)
 
 
 def keeping_of(table: KeepPromptsTable) -> Keeping:
@@ -261,7 +263,8 @@ async def run_relay(
         signal.raise_signal(signal.SIGTERM)
 
     run = secrets.token_hex(8)
-    dispatch = RemoteDispatch(place.dispatchers, place.security, place.name, run, offers, text, end_streams)
+    served = ServedConfig(text, offers, members_of(config))
+    dispatch = RemoteDispatch(place.dispatchers, place.security, place.name, run, served, end_streams)
     listens = {"host": place.host, "port": place.port}
     gateway = config.gateway.model_copy(update={key: one for key, one in listens.items() if one is not None})
     models = [relay_model(model, place.name) for model in config.models]

@@ -278,7 +278,7 @@ class Draining:
     """This gateway takes no new calls. Calls that are aboard or held are still served."""
 
 
-Event = (
+DriverEvent = (
     Arrived
     | Adopted
     | Delivering
@@ -295,11 +295,11 @@ Event = (
     | ReplicaDraining
     | ReplicaDown
     | ReplicaRemoved
-    | Remembered
-    | PolicyChanged
     | Ticked
     | Draining
 )
+# What core remembers, and the owner's policy, are not for a driver to say.
+Event = DriverEvent | Remembered | PolicyChanged
 
 # --- actions ---------------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ own: `GateDriver` and `GateDispatch`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from prometheus_client.core import Metric
@@ -24,8 +25,21 @@ from headway.core.trust import (
     TrustPolicy,
     Verdict,
 )
-from headway.core.types import Action, Adopted, Event
+from headway.core.types import Action, Adopted, Event, Offer, Replica, ReplicaDown, ReplicaSuspect, ReplicaUp
+from headway.dispatch.fleet import Member
 from headway.supervise import Supervisor
+
+
+Finding = ReplicaUp | ReplicaDown | ReplicaSuspect  # of whoever probes or watches a replica
+
+
+@dataclass(slots=True)
+class ServedConfig:
+    """The configuration that a relay serves: its text, what it offers, and its replicas."""
+
+    text: str
+    offers: Mapping[str, Offer]
+    members: Sequence[Member]
 
 
 class Driver(Protocol):
@@ -38,6 +52,12 @@ class Driver(Protocol):
 
     def forget_unsettled(self) -> None:
         """Whoever decided is gone, and with it the seat-times of calls that have ended and were not settled."""
+
+    def add_replica(self, member: Member) -> None: ...
+
+    def change_replica(self, replica: Replica) -> None: ...
+
+    def remove_replica(self, name: str) -> None: ...
 
     def probe_only(self, replicas: Mapping[str, bool] | None) -> None:
         """Probe these replicas and no others; each is given with whether it is open now. None: probe all of them."""
@@ -130,6 +150,8 @@ class Dispatch(Protocol):
         """Whether a call that was boarded in this epoch may be written to its engine now."""
 
     def tell(self, event: Event) -> None: ...
+
+    def probed(self, event: Finding) -> None: ...
 
     def deadline(self, call_id: str) -> None:
         """The time is over for which this call may be held."""

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from headway.core.trust import TrustDecision
-from headway.core.types import Action, Event, PolicyChanged, Remembered
+from headway.core.types import Action, DriverEvent
 from headway.dispatch.base import GateEvent, RecalledRow
 from headway.dispatch.rows import RowSet, describe
 
@@ -42,7 +42,7 @@ class Hello(msgspec.Struct, array_like=True, tag=0):
 
 
 class Events(msgspec.Struct, array_like=True, tag=1):
-    events: list[Event]
+    events: list[DriverEvent]
 
 
 class Beat(msgspec.Struct, array_like=True, tag=2, forbid_unknown_fields=True):
@@ -235,8 +235,7 @@ FromRelay = Hello | Events | Beat | Reported | Counted | Kept | AskStatus | _Gat
 FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Count | Keep | Status | _GateFromDispatcher
 Message = FromRelay | FromDispatcher
 
-# What core remembers, and the owner's policy, are not for a relay to say.
-EVENT_ROWS = RowSet([kind for kind in get_args(Event) if kind not in (Remembered, PolicyChanged)])
+EVENT_ROWS = RowSet(get_args(DriverEvent))
 ACTION_ROWS = RowSet(get_args(Action))
 GATE_EVENT_ROWS = RowSet(get_args(GateEvent))
 GATE_DECISION_ROWS = RowSet(get_args(TrustDecision))

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client.core import Metric
 
 from headway.core.machine import Machine
-from headway.core.types import TICK_S, Action, Event, Ticked
-from headway.dispatch.base import Driver
+from headway.core.types import TICK_S, Action, Event, ReplicaUp, Ticked
+from headway.dispatch.base import Driver, Finding
+from headway.dispatch.fleet import Fleet, Member
 from headway.dispatch.local_gates import LocalGates
 from headway.dispatch.policy_metrics import policy_metrics
 from headway.dispatch.record import EventLog
@@ -19,13 +20,20 @@ from headway.supervise import Supervisor
 
 class LocalDispatch:
     def __init__(
-        self, machine: Machine, record: EventLog | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        machine: Machine,
+        members: Iterable[Member],
+        record: EventLog | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.machine = machine
+        self.fleet = Fleet(machine, self)
+        self._members = list(members)  # until `start`
         self.gates = LocalGates(record)
         self._record = record
         self._clock = clock
         self._do: Callable[[Action], None] = _nobody
+        self._driver: Driver  # from `start` on
         self._ticking: asyncio.Task[None] | None = None
 
     @property
@@ -47,6 +55,10 @@ class LocalDispatch:
         for action in actions:
             self._do(action)
 
+    def probed(self, event: Finding) -> None:
+        if not (isinstance(event, ReplicaUp) and self.fleet.is_draining(event.replica.name)):
+            self.tell(event)
+
     def deadline(self, call_id: str) -> None:  # noqa: ARG002 (core knows whose time is over)
         self.tell(Ticked())
 
@@ -58,6 +70,8 @@ class LocalDispatch:
 
     def start(self, driver: Driver, supervisor: Supervisor) -> None:
         self._do = driver.do
+        self._driver = driver
+        self.fleet.want(self._members)
         driver.probe_only(None)
         self._ticking = supervisor.start("tick", self._tick, matters=True)
 
@@ -66,7 +80,25 @@ class LocalDispatch:
         while True:
             await asyncio.sleep(TICK_S)
             self.tell(Ticked())
+            self.fleet.tick()
             self.gates.tick()
+
+    # --- the fleet's host ---
+
+    def step(self, event: Event) -> None:
+        self.tell(event)
+
+    def add_member(self, member: Member) -> None:
+        self._driver.add_replica(member)
+
+    def change_member(self, member: Member) -> None:
+        self._driver.change_replica(member.replica)
+
+    def remove_member(self, name: str) -> None:
+        self._driver.remove_replica(name)
+
+    def probe_now(self, name: str) -> None:
+        self._driver.probe_now(name)
 
     async def stop(self) -> None:
         if self._ticking is not None:

@@ -33,13 +33,12 @@ from headway.core.types import (
     Finished,
     Hold,
     Left,
-    Offer,
     Refuse,
     Settled,
     Ticked,
 )
 from headway.dispatch.address import Address
-from headway.dispatch.base import Driver
+from headway.dispatch.base import Driver, Finding, ServedConfig
 from headway.dispatch.endpoints import connect
 from headway.dispatch.frames import (
     PROTOCOL,
@@ -88,13 +87,12 @@ class RemoteDispatch:
         security: Security,
         relay: str,
         run: str,
-        offers: Mapping[str, Offer],
-        config: str,
+        config: ServedConfig,
         on_other_config: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`relay` is this relay's name, `run` the random id of this run of its process. `config` is the text of the
-        configuration that it serves; `on_other_config` is called when a dispatcher has another one."""
+        """`relay` is this relay's name, `run` the random id of this run of its process. `on_other_config` is called
+        when a dispatcher has another configuration."""
         self.epoch = 0
         self._leader = ""
         self.gates = RelayGates(lambda: self.epoch, self.may_send)
@@ -102,7 +100,6 @@ class RemoteDispatch:
         self._security = security
         self._relay = relay
         self._run = run
-        self._offers = offers
         self._config = config
         self._on_other_config = on_other_config
         self._clock = clock
@@ -137,7 +134,7 @@ class RemoteDispatch:
             return
         if isinstance(event, Arrived):
             call = event.call
-            tiers = self._offers[call.model].tiers
+            tiers = self._config.offers[call.model].tiers
             self._max_hold_s[call.id] = tiers[call.tier].max_hold_s
             if call.tier == "flex":
                 self._flex.add(call.id)
@@ -158,6 +155,9 @@ class RemoteDispatch:
                 self._ends.append(event)
         if self._link is not None:
             self._link.tell(event)
+
+    def probed(self, event: Finding) -> None:
+        self.tell(event)
 
     def _wait_for_answer(self, call_id: str) -> None:
         self._unanswered.add(call_id)
@@ -253,7 +253,7 @@ class RemoteDispatch:
         if is_over or (self._link is not None and welcome.epoch == self.epoch):
             session.link.close(f"epoch {welcome.epoch} is over or known: {self.epoch} has begun")
             return
-        if welcome.config != self._config:
+        if welcome.config != self._config.text:
             session.link.close("its configuration is another one")
             self._is_alone.clear()
             self._on_other_config()
@@ -299,6 +299,8 @@ class RemoteDispatch:
 
     def start(self, driver: Driver, supervisor: Supervisor) -> None:
         self._driver = driver
+        for member in self._config.members:
+            driver.add_replica(member)
         # All at once: one that is stopped accepts connections and says nothing.
         self._tasks = [
             supervisor.start(f"dispatcher {address}", partial(self._stay_connected, address), matters=True)

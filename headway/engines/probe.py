@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from headway.core.types import Event, Replica, ReplicaDown, ReplicaUp
+from headway.core.types import Replica, ReplicaDown, ReplicaUp
 from headway.engines.base import Engine
 from headway.errors import EngineLost
 
@@ -28,7 +28,7 @@ class Prober:
         replica: Replica,
         engine: Engine,
         *,
-        tell: Callable[[Event], None],
+        tell: Callable[[ReplicaUp | ReplicaDown], None],
         aboard: Callable[[str], int],
         clock: Callable[[], float],
         interval_s: float,
@@ -38,7 +38,6 @@ class Prober:
         self.engine = engine
         self.is_up = False
         self.max_model_len: int | None = None  # as the engine last said
-        self.is_draining = False  # still probed, but not reported as up
         self._tell = tell
         self._aboard = aboard
         self._clock = clock
@@ -56,7 +55,7 @@ class Prober:
 
     def say_again(self) -> None:
         """Tell that the replica is up, if that is known."""
-        if self.is_up and not (self._wake.is_set() or self._is_asking or self.is_draining):
+        if self.is_up and not (self._wake.is_set() or self._is_asking):
             self._tell(ReplicaUp(self.replica))
 
     def note_progress(self) -> None:
@@ -90,8 +89,7 @@ class Prober:
             self._moved_at = self._clock()
             kv_tokens, self.max_model_len = await self.engine.kv_tokens(), await self.engine.max_model_len()
             self.replica = replace(self.replica, kv_tokens=kv_tokens)  # it may have been changed meanwhile
-            if not self.is_draining:
-                self._tell(ReplicaUp(self.replica))
+            self._tell(ReplicaUp(self.replica))
         elif self.is_up:
             self._mark_down("it failed a call and then produced no token")
 

@@ -1,11 +1,7 @@
-"""The replicas of a gateway, each with its engine and its prober. They can be added and removed at run time.
+"""The replicas of a gateway, each with its engine and its prober.
 
-    add      starts the prober; the replica takes calls once it has produced a token
-    change   changes its seats or its curve, with effect at once
-    drain    stops new calls; streams aboard go on
-    remove   removes the replica; streams still aboard are cut
-
-Core decides what these mean for calls; this module sends it the events.
+Whoever decides adds and removes them (dispatch/fleet.py). A replica that is added is probed, and takes calls once it
+has produced a token.
 """
 
 from __future__ import annotations
@@ -16,10 +12,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from headway.core.types import Event, Replica, ReplicaChanged, ReplicaDraining, ReplicaRemoved, ReplicaSuspect
+from headway.core.types import Replica, ReplicaSuspect
+from headway.dispatch.base import Finding
+from headway.dispatch.fleet import Member
 from headway.engines.base import Engine
 from headway.engines.probe import Prober
 from headway.errors import EngineLost
+from headway.gateway.timing import Timing
 from headway.supervise import Supervisor
 
 log = logging.getLogger("headway.gateway")
@@ -36,35 +35,33 @@ class _Watched:
 class Replicas:
     def __init__(
         self,
-        tell: Callable[[Event], None],
+        make_engine: Callable[[Member], Engine],
+        probed: Callable[[Finding], None],
         clock: Callable[[], float],
         supervisor: Supervisor,
-        *,
-        probe_interval_s: float,
-        stall_s: float,
+        timing: Timing,
     ) -> None:
         self.pools: dict[str, str] = {}  # name of each replica -> name of its pool
-        self._tell = tell
+        self._make_engine = make_engine
+        self._tell = probed
         self._clock = clock
         self._supervisor = supervisor
-        self._probe_interval_s = probe_interval_s
-        self._stall_s = stall_s
+        self._timing = timing
         self._watched: dict[str, _Watched] = {}
         self._counting: dict[str, asyncio.Task[None]] = {}
         self._probed: Mapping[str, bool] | None = {}  # with whether each was open; None: all of them
         self._watching: asyncio.Task[None] | None = None  # for stalls, if others probe some of the replicas
 
-    def add(self, replica: Replica, engine: Engine) -> None:
-        if replica.name in self._watched:
-            raise ValueError(f"replica {replica.name} already exists")
+    def add(self, member: Member) -> None:
+        replica, engine = member.replica, self._make_engine(member)
         prober = Prober(
             replica,
             engine,
             tell=self._tell,
             aboard=self.aboard,
             clock=self._clock,
-            interval_s=self._probe_interval_s,
-            stall_s=self._stall_s,
+            interval_s=self._timing.probe_interval_s,
+            stall_s=self._timing.stall_s,
         )
         self.pools[replica.name] = replica.pool
         watched = self._watched[replica.name] = _Watched(engine, prober)
@@ -74,17 +71,12 @@ class Replicas:
     def change(self, replica: Replica) -> None:
         prober = self._watched[replica.name].prober
         prober.replica = replace(replica, kv_tokens=prober.replica.kv_tokens)
-        self._tell(ReplicaChanged(prober.replica))
 
-    def drain(self, name: str) -> None:
-        self._watched[name].prober.is_draining = True
-        self._tell(ReplicaDraining(name))
-
-    async def remove(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         watched = self._watched.pop(name)
         del self.pools[name]
-        await _stop(watched)
-        self._tell(ReplicaRemoved(name))
+        if watched.task is not None:
+            watched.task.cancel()
         watched.engine.close()
 
     def max_model_lens(self) -> dict[str, int]:
@@ -156,7 +148,7 @@ class Replicas:
         """A relay that probes a replica knows of its own calls only. So each relay watches those that have its calls
         and that others probe."""
         while True:
-            await asyncio.sleep(self._probe_interval_s)
+            await asyncio.sleep(self._timing.probe_interval_s)
             busy = [watched for watched in self._watched.values() if watched.aboard and watched.task is None]
             await asyncio.gather(*[self._watch_for_stall(watched) for watched in busy])
 

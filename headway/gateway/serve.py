@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from headway.core.machine import Machine
 from headway.core.types import (
@@ -29,12 +29,12 @@ from headway.core.types import (
     Left,
     Preempt,
     Refuse,
-    Replica,
     ReplicaSuspect,
     Settled,
     Stage,
 )
 from headway.dispatch.base import Dispatch
+from headway.dispatch.fleet import Member
 from headway.dispatch.local import LocalDispatch
 from headway.engines.base import Answer, Engine
 from headway.errors import AnswerTooLarge, ConnectionFailed, EngineAnswered, EngineFailed, EngineLost, ResponseTooLarge
@@ -64,7 +64,7 @@ class Gateway:
     def __init__(
         self,
         dispatch: Dispatch,
-        fleet: list[tuple[Replica, Engine]],
+        make_engine: Callable[[Member], Engine],
         timing: Timing,
         billing: Billing | None = None,
         prompts: Mapping[str, PromptFile] | None = None,
@@ -75,12 +75,12 @@ class Gateway:
         self.draining = False
         self._clock = time.monotonic
         self.supervisor = Supervisor(self._clock)
-        self.replicas = Replicas(
-            self.tell, self._clock, self.supervisor, probe_interval_s=timing.probe_interval_s, stall_s=timing.stall_s
-        )
-        for replica, engine in fleet:
-            self.replicas.add(replica, engine)
+        self.replicas = Replicas(make_engine, dispatch.probed, self._clock, self.supervisor, timing)
         self.max_model_lens = self.replicas.max_model_lens
+        # For the dispatcher's driver:
+        self.add_replica, self.remove_replica = self.replicas.add, self.replicas.remove
+        self.change_replica = self.replicas.change
+        self.probe_only, self.probe_now = self.replicas.probe_only, self.replicas.probe_now
         self.metrics = Metrics(lambda: dispatch.metrics(self.replicas.pools), self.supervisor)
         self._timing = timing
         self._billing = billing or Billing()
@@ -230,12 +230,6 @@ class Gateway:
 
     def forget_unsettled(self) -> None:
         self._unsettled.clear()
-
-    def probe_only(self, replicas: Mapping[str, bool] | None) -> None:
-        self.replicas.probe_only(replicas)
-
-    def probe_now(self, name: str) -> None:
-        self.replicas.probe_now(name)
 
     def count_streams(self, name: str) -> None:
         self.replicas.count_streams(name, self.dispatch.counted)

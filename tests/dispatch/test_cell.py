@@ -14,9 +14,10 @@ from openai import APIStatusError, AsyncOpenAI
 
 from headway.config import Config
 from headway.core.types import ReplicaDown, ReplicaSuspect
-from headway.deciding import make_dispatcher, policies_of
+from headway.deciding import make_dispatcher, members_of, policies_of
 from headway.dispatch import remote
 from headway.dispatch.address import Address, UnixAddress
+from headway.dispatch.base import ServedConfig
 from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.endpoints import Listener, listen
 from headway.dispatch.record import replay
@@ -107,9 +108,9 @@ async def running_cell(
         await cell.lead(record)
         stack.push_async_callback(cell.die)
         for number in range(relays):
-            _, offers = policies_of(config)
+            served = ServedConfig("", policies_of(config)[1], members_of(config))
             addresses: list[Address] = [UnixAddress(cell.path)]
-            dispatch = RemoteDispatch(addresses, None, f"relay-{number}", f"run-{number}", offers, "", refuse_config)
+            dispatch = RemoteDispatch(addresses, None, f"relay-{number}", f"run-{number}", served, refuse_config)
             gateway, port = await stack.enter_async_context(run_gateway(config, dispatch=dispatch))
             url = f"http://127.0.0.1:{port}/v1"
             sdk = AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http_client())

@@ -10,6 +10,8 @@ import openai
 import pytest
 
 from headway.core.types import Replica
+from headway.dispatch.fleet import Fleet, Member
+from headway.dispatch.local import LocalDispatch
 from headway.engines.scripted import Script, ScriptedEngine, running
 from headway.engines.vllm import VLLMEngine
 from headway.errors import EngineLost
@@ -19,8 +21,19 @@ pytestmark = pytest.mark.anyio
 SLOW = Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.02),))
 
 
-def described(engine: ScriptedEngine, seats: int = 8) -> tuple[Replica, VLLMEngine]:
-    return Replica(engine.url, MODEL, seats), VLLMEngine(engine.url, engine.url, MODEL)
+def member(engine: ScriptedEngine, seats: int = 8) -> Member:
+    return Member(Replica(engine.url, MODEL, seats), "vllm")
+
+
+def fleet_of(here: Running) -> Fleet:
+    assert isinstance(here.gateway.dispatch, LocalDispatch)
+    return here.gateway.dispatch.fleet
+
+
+async def until_gone(here: Running, engine: ScriptedEngine) -> None:
+    async with asyncio.timeout(20):
+        while engine.url in here.gateway.replicas.pools:
+            await asyncio.sleep(0.005)
 
 
 def calls(here: Running, count: int, tokens: int = 20) -> list[asyncio.Task[Any]]:
@@ -38,19 +51,17 @@ async def test_a_replica_that_is_added_takes_calls_once_it_is_up() -> None:
     async with running(SLOW) as first, running(SLOW) as second, running_gateway(config_for([first], seats=2)) as here:
         busy = calls(here, 6)
         await until_running(first, 2)
-        here.gateway.replicas.add(*described(second, seats=4))
+        fleet_of(here).want([member(first, seats=2), member(second, seats=4)])
         await until_running(second, 4)  # those that waited
         await asyncio.gather(*busy)
-        with pytest.raises(ValueError, match="already"):
-            here.gateway.replicas.add(*described(second))
 
 
 async def test_fewer_seats_take_effect_and_more_too() -> None:
     async with running(SLOW) as engine, running_gateway(config_for([engine], seats=4)) as here:
-        here.gateway.replicas.change(Replica(engine.url, MODEL, 1))
+        fleet_of(here).want([member(engine, seats=1)])
         await asyncio.gather(*calls(here, 6))
         assert engine.record()["highest_running"] == 1
-        here.gateway.replicas.change(Replica(engine.url, MODEL, 3))
+        fleet_of(here).want([member(engine, seats=3)])
         await asyncio.gather(*calls(here, 9))
         assert engine.record()["highest_running"] == 3
 
@@ -60,27 +71,49 @@ async def test_a_draining_replica_keeps_its_streams_and_takes_no_others() -> Non
         staying = calls(here, 8, tokens=50)
         await until_running(a, 4)
         await until_running(b, 4)
-        here.gateway.replicas.drain(a.url)
+        assert fleet_of(here).drain(a.url)
         await asyncio.gather(*staying, *calls(here, 12, tokens=5))
         finished = a.record()["finished"]
         await asyncio.gather(*calls(here, 12, tokens=5))
         assert a.record()["finished"] == finished  # also when it is idle again
-        await here.gateway.replicas.remove(a.url)
-        assert a.url not in here.gateway.metrics.page().decode()
-        await asyncio.gather(*calls(here, 4, tokens=5))
+        assert fleet_of(here).open_again(a.url)
+        busy = calls(here, 8, tokens=50)
+        await until_running(a, 4)
+        await asyncio.gather(*busy)
 
 
-async def test_streams_aboard_a_replica_that_is_removed_are_cut() -> None:
+async def test_what_is_not_a_replica_cannot_be_drained() -> None:
     async with running(SLOW) as engine, running_gateway(config_for([engine])) as here:
-        stream = await here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=500, stream=True)
-        await anext(aiter(stream))
-        await here.gateway.replicas.remove(engine.url)
-        with pytest.raises(openai.APIError):
-            [chunk async for chunk in stream]
-        with pytest.raises(openai.APIStatusError) as refused:
+        assert not fleet_of(here).drain("http://127.0.0.1:1")
+        assert not fleet_of(here).open_again("http://127.0.0.1:1")
+
+
+async def test_a_replica_that_is_not_wanted_is_gone_once_its_streams_have_ended() -> None:
+    async with running(SLOW) as a, running(SLOW) as b, running_gateway(config_for([a, b], seats=4)) as here:
+        staying = calls(here, 8, tokens=50)
+        await until_running(a, 4)
+        fleet_of(here).want([member(b, seats=4)])
+        assert a.url in here.gateway.replicas.pools
+        await asyncio.gather(*staying)
+        await until_gone(here, a)
+        assert a.url not in here.gateway.metrics.page().decode()
+        finished = a.record()["finished"]
+        await asyncio.gather(*calls(here, 4, tokens=5))
+        assert a.record()["finished"] == finished
+
+
+async def test_a_replica_that_is_wanted_again_in_time_stays() -> None:
+    async with running(SLOW) as engine, running_gateway(config_for([engine], seats=4)) as here:
+        [staying] = calls(here, 1, tokens=50)
+        await until_running(engine, 1)
+        fleet_of(here).want([])
+        with pytest.raises(openai.APIStatusError, match="No replica"):
             await here.openai.completions.create(model=MODEL, prompt="hi")
-        assert refused.value.status_code == 503
-        await here.until_empty()
+        fleet_of(here).want([member(engine, seats=2)])
+        await here.until_up(1)
+        await asyncio.gather(staying, *calls(here, 6, tokens=5))
+        assert engine.record()["highest_running"] == 2
+        assert list(fleet_of(here).members) == [engine.url]
 
 
 async def test_clients_are_told_the_longest_context_that_all_replicas_have() -> None:
@@ -92,12 +125,14 @@ async def test_clients_are_told_the_longest_context_that_all_replicas_have() -> 
 
     async with running(long) as first, running(short) as second, running_gateway(config_for([first])) as here:
         assert await shown(here) == [4_096, 4_096]
-        here.gateway.replicas.add(*described(second))
+        fleet_of(here).want([member(first), member(second)])
         await here.until_up(2)
         assert await shown(here) == [2_048, 2_048]
-        await here.gateway.replicas.remove(second.url)
+        fleet_of(here).want([member(first)])
+        await until_gone(here, second)
         assert await shown(here) == [4_096, 4_096]
-        await here.gateway.replicas.remove(first.url)
+        fleet_of(here).want([])
+        await until_gone(here, first)
         assert await shown(here) == [None, None]
 
 

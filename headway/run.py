@@ -16,8 +16,9 @@ from pathlib import Path
 
 import uvloop
 
-from headway.api.app import METRICS_TYPE, App, Page
+from headway.api.app import METRICS_TYPE, App
 from headway.api.openai import read_chat
+from headway.api.pages import Page
 from headway.api.server import Server, drain_on_signals, make_server
 from headway.auto.audits import Audits, MemoryAudits, StoredAudits
 from headway.auto.calibration import calibration_id, closed_file, read_calibration
@@ -33,11 +34,12 @@ from headway.deciding import GC_THRESHOLDS, decide_here, members_of, policies_of
 from headway.dispatch.address import Address, UnixAddress
 from headway.dispatch.base import Dispatch, ServedConfig
 from headway.dispatch.fleet import Member
+from headway.dispatch.local import LocalDispatch
 from headway.dispatch.pages import MetricPages
 from headway.dispatch.remote import RemoteDispatch
 from headway.dispatch.security import Security
 from headway.engines.base import Engine
-from headway.engines.kinds import KINDS
+from headway.engines.kinds import KINDS, check_kind
 from headway.errors import SetupError
 from headway.gateway.billing import Billing
 from headway.gateway.held_bytes import HeldBytes
@@ -49,6 +51,7 @@ from headway.ledger.books import Books, BooksSettings
 from headway.ledger.identity import shared_name
 from headway.ledger.opening import open_store
 from headway.ledger.responses import ResponseLimits, ResponseStore
+from headway.live import LiveConfig
 
 log = logging.getLogger("headway")
 
@@ -58,16 +61,9 @@ def make_gateway(config: Config, dispatch: Dispatch, books: Books | None = None)
     prices = {model.name: prices_of(model) for model in config.models}
     prompts = {model.name: PromptFile(keeping_of(model.keep_prompts)) for model in config.models if model.keep_prompts}
     held_bytes = HeldBytes(config.gateway.max_held_bytes_per_key, config.gateway.max_held_bytes)
-    check_kinds(config)
+    for member in members_of(config):
+        check_kind(member.name, member.kind)
     return Gateway(dispatch, make_engine, timing, Billing(books, prices), prompts, held_bytes)
-
-
-def check_kinds(config: Config) -> None:
-    for replica in [replica for model in config.models for replica in model.replicas]:
-        if replica.kind not in KINDS:
-            raise SetupError(
-                f"Replica {replica.url} has the unknown kind {replica.kind!r}. Known kinds: {', '.join(KINDS)}."
-            )
 
 
 def make_engine(member: Member) -> Engine:
@@ -146,6 +142,7 @@ def make_gateway_server(
     auto: Auto,
     responses: ResponseStore | None = None,
     pages: MetricPages | None = None,
+    live: LiveConfig | None = None,
 ) -> Server:
     books = gateway.books
 
@@ -163,7 +160,10 @@ def make_gateway_server(
         salt=books.salt if books is not None else None,
         usage_page=books.usage.page if books is not None else None,
         response_store=responses,
+        admin=live,
     )
+    if live is not None:
+        live.app = app
     gateway.metrics.sockets.read_counts = app.sockets.counts
     return make_server(
         app,
@@ -176,10 +176,14 @@ def make_gateway_server(
 
 
 async def run_gateway(
-    config: Config, record_to: Path | None = None, on_listening: Callable[[int], None] | None = None
+    config: Config,
+    record_to: Path | None = None,
+    on_listening: Callable[[int], None] | None = None,
+    source: Path | None = None,
 ) -> int:
-    """Decide and serve in this process until SIGTERM or SIGINT. Returns the exit code, as `serve_calls`."""
-    return await serve_calls(config, decide_here(config, record_to), on_listening)
+    """Decide and serve in this process until SIGTERM or SIGINT. Returns the exit code, as `serve_calls`. If `source` is
+    given, it is the file that the configuration is from, and is read again when it has changed."""
+    return await serve_calls(config, decide_here(config, record_to), on_listening, source=source)
 
 
 async def serve_calls(
@@ -189,6 +193,7 @@ async def serve_calls(
     sockets: list[socket.socket] | None = None,
     pages_at: tuple[Path, str] | None = None,
     audited_as: str | None = None,
+    source: Path | None = None,
 ) -> int:
     """Serve until SIGTERM or SIGINT. Returns the exit code: 0 if every call was served to its end, else 1.
 
@@ -199,7 +204,8 @@ async def serve_calls(
     auto = make_auto(config, gateway, audited_as)
     responses = make_response_store(config, books)
     pages = MetricPages(*pages_at, gateway.metrics.page) if pages_at is not None else None
-    server = make_gateway_server(config, gateway, auto, responses, pages)
+    live = LiveConfig(config, gateway, dispatch) if isinstance(dispatch, LocalDispatch) else None
+    server = make_gateway_server(config, gateway, auto, responses, pages, live)
     server.on_listening = on_listening
     drain_on_signals(server, gateway.drain)
     if books is not None:
@@ -210,6 +216,8 @@ async def serve_calls(
         await pages.start()
     gateway.start()
     auto.start(gateway.supervisor)
+    if live is not None and source is not None:
+        live.watch(source)
     # The objects that exist now stay. Unless they are frozen, each full garbage collection scans them, and no stream
     # moves meanwhile.
     gc.freeze()
@@ -220,6 +228,8 @@ async def serve_calls(
         where = f"{config.gateway.host}:{config.gateway.port}"
         raise SetupError(f"Cannot listen on {where}: the port may be in use. Choose another port.") from None
     finally:
+        if live is not None:
+            live.stop()
         await auto.stop()
         await gateway.stop()
         if pages is not None:
@@ -300,14 +310,15 @@ def relay_ledger(ledger: LedgerTable | None, name: str) -> LedgerTable | None:
 
 @asynccontextmanager
 async def running_gateway(
-    config: Config, record_to: Path | None = None, dispatch: Dispatch | None = None
+    config: Config, record_to: Path | None = None, dispatch: Dispatch | None = None, source: Path | None = None
 ) -> AsyncIterator[tuple[Gateway, int]]:
-    """Run a gateway on the current event loop. Yields the gateway and its port."""
+    """Run a gateway on the current event loop. Yields the gateway and its port. `source` as for `run_gateway`."""
     books = make_books(config)
     gateway = make_gateway(config, dispatch or decide_here(config, record_to), books)
     auto = make_auto(config, gateway)
     responses = make_response_store(config, books)
-    server = make_gateway_server(config, gateway, auto, responses)
+    live = LiveConfig(config, gateway, gateway.dispatch) if isinstance(gateway.dispatch, LocalDispatch) else None
+    server = make_gateway_server(config, gateway, auto, responses, live=live)
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server.on_listening = listening.set_result
     if books is not None:
@@ -316,12 +327,16 @@ async def running_gateway(
         responses.start(gateway.supervisor)
     gateway.start()
     auto.start(gateway.supervisor)
+    if live is not None and source is not None:
+        live.watch(source)
     serving = asyncio.create_task(server.serve())
     try:
         yield gateway, await listening
     finally:
         server.stop()
         await serving
+        if live is not None:
+            live.stop()
         await auto.stop()
         await gateway.stop()
         if responses is not None:
@@ -330,5 +345,10 @@ async def running_gateway(
             await books.stop()
 
 
-def serve(config: Config, record_to: Path | None = None, on_listening: Callable[[int], None] | None = None) -> int:
-    return uvloop.run(run_gateway(config, record_to, on_listening))
+def serve(
+    config: Config,
+    record_to: Path | None = None,
+    on_listening: Callable[[int], None] | None = None,
+    source: Path | None = None,
+) -> int:
+    return uvloop.run(run_gateway(config, record_to, on_listening, source))

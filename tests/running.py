@@ -93,8 +93,10 @@ def http_client() -> DefaultAsyncHttpxClient:
 
 
 @asynccontextmanager
-async def running_gateway(config: Config, record: Path | None = None, key: str = "none") -> AsyncIterator[Running]:
-    async with run.running_gateway(config, record) as (gateway, port):
+async def running_gateway(
+    config: Config, record: Path | None = None, key: str = "none", source: Path | None = None
+) -> AsyncIterator[Running]:
+    async with run.running_gateway(config, record, source=source) as (gateway, port):
         url = f"http://127.0.0.1:{port}"
         async with (
             AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, http_client=http_client()) as openai,

@@ -9,13 +9,14 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import cast
 
 import msgspec
 
 from headway.api import anthropic, limits, openai, responses
+from headway.api.admin import Admin, AdminPages
 from headway.api.auth import FindKey, Keys
-from headway.api.body import Receive, decompress, read_body
+from headway.api.body import Receive, decompress, read_body, read_text
 from headway.api.call_ids import new_call_id
 from headway.api.check_time import CheckTime
 from headway.api.connection import Connection
@@ -25,6 +26,7 @@ from headway.api.fields import Cleaned
 from headway.api.images import count_image_tokens
 from headway.api.models import MaxModelLens, Models, may_use
 from headway.api.origin import Origins, Scope
+from headway.api.pages import Page, PageRoute
 from headway.api.responses_socket import Sockets
 from headway.api.responses_store import Remembered, StoredResponses
 from headway.api.server import HTTPClient, Send
@@ -55,15 +57,6 @@ DIALECTS: tuple[Dialect, ...] = (anthropic, responses, openai)  # the first that
 
 Handle = Callable[[Request, Client], Awaitable[Receipt]]
 HandleAuto = Callable[[CallRungs, Client], Awaitable[Receipt]]
-Page = tuple[int, bytes, bytes]  # status, content type, body
-
-
-@dataclass(frozen=True, slots=True)
-class PageRoute:
-    """An endpoint that Headway answers itself."""
-
-    page: Callable[[Params, Key | None], Page | Awaitable[Page]]
-    who: Literal["anyone", "caller", "owner"] = "caller"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +90,17 @@ class App:
         salt: Callable[[str], str] | None = None,
         usage_page: Callable[[Key], Awaitable[bytes]] | None = None,
         response_store: StoredAnswers | None = None,
+        admin: Admin | None = None,
     ) -> None:
         self._handle = handle
         self._handle_auto = handle_auto
         self._is_ready = is_ready
-        self._keys = Keys(tuple(config.gateway.key_hashes), find_key)
-        self._origins = Origins(config.gateway.cors_origins, anyone_may_call=self._keys.anyone_may_call)
+        self._keys = Keys((), find_key)
         self._salt = salt
         self._has_ledger = find_key is not None
-        self._models = Models(config.models, max_model_lens)
+        self._max_model_lens = max_model_lens
+        self.configure(config)
         self._max_body_bytes = config.gateway.max_body_bytes
-        self._refuses_unknown = config.gateway.unknown_fields == "refuse"
         self._faults = FaultLog()
         self._check_time = CheckTime()
         self._responses = StoredResponses(response_store, self._max_body_bytes)
@@ -129,9 +122,18 @@ class App:
         if usage_page is not None:
             self._usage_of = usage_page
             self.routes.add("GET", "/v1/usage", PageRoute(self._usage_page))
+        for method, path, page in AdminPages(admin).routes() if admin is not None else ():
+            self.routes.add(method, path, page)
         self.routes.add("GET", "/metrics", PageRoute(lambda *_: metrics_page(), "owner"))
         self.routes.add("GET", "/health", PageRoute(lambda *_: (200, b"text/plain", b"ok\n"), "anyone"))
         self.routes.add("GET", "/ready", PageRoute(self._ready_page, "anyone"))
+
+    def configure(self, config: Config) -> None:
+        """Calls that are not read yet are served by this configuration."""
+        self._keys.change(config.gateway.key_hashes, config.gateway.admin_key_hashes)
+        self._origins = Origins(config.gateway.cors_origins, anyone_may_call=self._keys.anyone_may_call)
+        self._models = Models(config.models, self._max_model_lens)
+        self._refuses_unknown = config.gateway.unknown_fields == "refuse"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         method, path = scope["method"], _without_last_slash(scope["path"])
@@ -152,7 +154,10 @@ class App:
                     await client.send_page(200, b"text/plain", b"", self._options(method, path, headers))
                 elif isinstance(route, PageRoute):
                     key = self._authorize_page(route, headers)
-                    page = route.page({**params, "query": scope["query_string"].decode("latin-1")}, key)
+                    given = {**params, "query": scope["query_string"].decode("latin-1")}
+                    if route.max_body_bytes:
+                        given["body"] = await read_text(receive, headers, route.max_body_bytes)
+                    page = route.page(given, key)
                     await client.send_page(*(page if isinstance(page, tuple) else await page), headers=[])
                 elif isinstance(route, SocketRoute):
                     await self.sockets.serve(connection, scope, headers, client.headers)
@@ -189,6 +194,8 @@ class App:
     def _authorize_page(self, route: PageRoute, headers: Headers) -> Key | None:
         if route.who == "owner":
             self._keys.check_owner(headers)
+        elif route.who == "admin":
+            self._keys.check_admin(headers)
         return self._keys.check(headers) if route.who == "caller" else None
 
     async def _receive(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from headway.api.dialect import Headers
 from headway.errors import Forbidden, Unauthorized
@@ -18,9 +18,16 @@ class Keys:
     """The owner's keys, whose hashes are in the configuration, and those of the ledger, if there is one. If there are
     neither, everyone may call; config/ then allows loopback addresses only."""
 
-    def __init__(self, hashes: tuple[str, ...], find_key: FindKey | None = None) -> None:
+    def __init__(
+        self, hashes: Sequence[str], find_key: FindKey | None = None, admin_hashes: Sequence[str] = ()
+    ) -> None:
         self._hashes = hashes
         self._find_key = find_key
+        self._admin_hashes = admin_hashes
+
+    def change(self, hashes: Sequence[str], admin_hashes: Sequence[str]) -> None:
+        """These keys are in the configuration from now on."""
+        self._hashes, self._admin_hashes = hashes, admin_hashes
 
     @property
     def anyone_may_call(self) -> bool:
@@ -45,10 +52,23 @@ class Keys:
         if not self._owner_key(_hash_of(headers)):
             raise Forbidden("This page requires an owner's key: one of `key_hashes` in the configuration.")
 
+    def check_admin(self, headers: Headers) -> None:
+        """For what changes a running gateway. Raises Unauthorized or Forbidden."""
+        if not self._admin_hashes:
+            raise Forbidden(
+                "Nobody may change this gateway while it runs: there are no `admin_key_hashes` in its configuration."
+            )
+        if not any(_matches(_hash_of(headers), self._admin_hashes)):
+            raise Forbidden("This endpoint requires an admin key: one of `admin_key_hashes` in the configuration.")
+
     def _owner_key(self, hashed: str) -> Key | None:
-        # Compares every hash in constant time, so that response times reveal nothing about the keys.
-        matches = [hmac.compare_digest(hashed, known) for known in self._hashes]
+        matches = _matches(hashed, self._hashes)
         return Key(id=f"key-{matches.index(True)}", hash=hashed) if any(matches) else None
+
+
+def _matches(hashed: str, known: Sequence[str]) -> list[bool]:
+    # Compares every hash in constant time, so that response times reveal nothing about the keys.
+    return [hmac.compare_digest(hashed, one) for one in known]
 
 
 def _hash_of(headers: Headers) -> str:

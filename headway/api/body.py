@@ -51,6 +51,13 @@ async def read_body(receive: Receive, headers: Headers, max_bytes: int) -> bytes
         raise InvalidRequest("The request's body arrives too slowly.") from None
 
 
+async def read_text(receive: Receive, headers: Headers, max_bytes: int) -> str:
+    try:
+        return decompress(await read_body(receive, headers, max_bytes), headers, max_bytes).decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest("The request's body is not UTF-8.") from None
+
+
 def decompress(body: bytes, headers: Headers, max_bytes: int) -> bytes:
     """The body as the client made it. Its size is bounded before it is there: by `max_bytes`, and by what was sent."""
     if _encoding(headers) not in GZIP:

@@ -59,8 +59,15 @@ COMMANDS = (
         "Serve",
         "check",
         "headway.cli.check:check",
-        "Check a configuration file: point to the line of each problem and suggest a fix.",
-        "headway check --config headway.toml",
+        "Check a configuration file: point to the line of each problem and suggest a fix; or compare it to what runs.",
+        "headway check --config headway.toml --against http://127.0.0.1:8000",
+    ),
+    CommandInfo(
+        "Serve",
+        "drain",
+        "headway.cli.drain:drain",
+        "Let a replica take no more calls, such as before a restart, and wait until its streams have ended.",
+        "headway drain http://127.0.0.1:8001 --gateway http://127.0.0.1:8000",
     ),
     CommandInfo(
         "Serve",

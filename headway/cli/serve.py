@@ -31,7 +31,7 @@ def serve(
     log_to_stderr(logging.INFO)
     settings = load(config)
     if relays == 1:
-        raise typer.Exit(run_gateway(settings, record, _say_port))
+        raise typer.Exit(run_gateway(settings, record, _say_port, config))
     raise typer.Exit(serve_processes(settings, config.read_text(encoding="utf-8"), relays, record, _say_port))
 
 

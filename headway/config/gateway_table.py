@@ -19,6 +19,11 @@ class GatewayTable(Table):
         description='SHA-256 of each accepted key, in hexadecimal: `printf %s "$KEY" | sha256sum`. '
         "If empty, anyone who can reach the address may send calls.",
     )
+    admin_key_hashes: list[Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]] = Field(
+        [],
+        description="SHA-256 of each key that may change what runs, such as `headway drain`. Such a key may not send "
+        "calls. If empty, nobody may change it.",
+    )
     unknown_fields: Literal["ignore", "refuse"] = Field(
         "ignore",
         description="What happens to a request with fields that Headway does not know. `ignore` removes them and names "

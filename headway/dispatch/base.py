@@ -29,7 +29,6 @@ from headway.core.types import Action, Adopted, Event, Offer, Replica, ReplicaDo
 from headway.dispatch.fleet import Member
 from headway.supervise import Supervisor
 
-
 Finding = ReplicaUp | ReplicaDown | ReplicaSuspect  # of whoever probes or watches a replica
 
 

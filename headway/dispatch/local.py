@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from prometheus_client.core import Metric
 
 from headway.core.machine import Machine
-from headway.core.types import TICK_S, Action, Event, ReplicaUp, Ticked
+from headway.core.types import TICK_S, Action, Event, Offer, PolicyChanged, PoolPolicy, ReplicaUp, Ticked
 from headway.dispatch.base import Driver, Finding
 from headway.dispatch.fleet import Fleet, Member
 from headway.dispatch.local_gates import LocalGates
@@ -54,6 +54,11 @@ class LocalDispatch:
             self._record.append(now, event, actions)
         for action in actions:
             self._do(action)
+
+    def reconfigure(self, pools: dict[str, PoolPolicy], offers: dict[str, Offer], members: Iterable[Member]) -> None:
+        """Another policy and other replicas from now on. A replica of a new pool needs the policy first."""
+        self.tell(PolicyChanged(pools, offers))
+        self.fleet.want(members)
 
     def probed(self, event: Finding) -> None:
         if not (isinstance(event, ReplicaUp) and self.fleet.is_draining(event.replica.name)):

@@ -22,9 +22,9 @@ def policy_metrics(machine: Machine, replicas: Mapping[str, str]) -> Iterable[Me
         labels=("model", "tier"),
     )
     for name, pool_name in replicas.items():
-        pool = machine.pools[pool_name]
-        aboard.add_metric((pool_name, name), pool.aboard(name))
-        is_open.add_metric((pool_name, name), float(pool.is_open(name)))
+        if (pool := machine.pools.get(pool_name)) is not None:  # else it was removed, and the replica will be
+            aboard.add_metric((pool_name, name), pool.aboard(name))
+            is_open.add_metric((pool_name, name), float(pool.is_open(name)))
     for pool_name, pool in machine.pools.items():
         held.add_metric((pool_name,), pool.waiting.held)
         for model, by_tier in pool.seat_us.items():

@@ -9,7 +9,14 @@ from collections.abc import Callable
 
 from headway.engines.base import Engine
 from headway.engines.vllm import VLLMEngine
+from headway.errors import SetupError
 
 MakeEngine = Callable[[str, str, str], Engine]  # the replica's name, its URL, the model it serves
 
 KINDS: dict[str, MakeEngine] = {"vllm": VLLMEngine}
+
+
+def check_kind(url: str, kind: str) -> None:
+    """Raises SetupError if there is no such kind."""
+    if kind not in KINDS:
+        raise SetupError(f"Replica {url} has the unknown kind {kind!r}. Known kinds: {', '.join(KINDS)}.")

@@ -19,7 +19,14 @@ TEMPLATE_TOKENS = 256  # what a chat template adds to a prompt, at most
 class Billing:
     def __init__(self, books: Books | None = None, prices: Prices | None = None) -> None:
         self.books = books
-        self._prices = prices or {}
+        self._prices: Prices = {}
+        self.change(prices or {})
+
+    def change(self, prices: Prices) -> None:
+        """Calls that board from now on have these prices. Those of tiers that are not offered any more stay, for calls
+        that wait."""
+        for model, by_tier in prices.items():
+            self._prices[model] = self._prices.get(model, {}) | by_tier
 
     async def open(self, request: Request) -> Account | None:
         """Reserve the highest possible cost of the call. Raises Refused if the budget or the spool has no room for it.

@@ -64,6 +64,13 @@ class Metrics:
             ("model", "verdict"),
             registry=self.registry,
         )
+        self.config_reads = Counter(
+            "headway_config_reads",
+            "How often headway.toml was read again while the gateway ran: it was taken over, or refused because it is "
+            "not valid.",
+            ("result",),
+            registry=self.registry,
+        )
         self._watch_process()
         self.registry.register(_Policy(of_policy))
         self.registry.register(_Tasks(supervisor))

@@ -89,7 +89,7 @@ class Gateway:
         self.books = self._billing.books
         if (books := self.books) is not None:
             self.metrics.bad_lines.set_function(lambda: books.spool.bad_lines)
-        self.price_of = self._billing.price
+        self.price_of, self.change_prices = self._billing.price, self._billing.change
         self._floors = FloorWatch(self.tell, self._clock)
         self._trips: dict[str, Trip] = {}
         self._leaving: dict[str, Left] = {}  # calls whose client left, until the engine has noticed

@@ -1,0 +1,78 @@
+"""The endpoints under `/admin`, which change what runs. They require an admin key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import msgspec
+
+from headway.api.dialect import Params
+from headway.api.pages import JSON, Page, PageRoute
+from headway.config.differences import Difference
+from headway.errors import InvalidRequest, SetupError
+from headway.ledger.keys import Key
+
+MAX_ORDER_BYTES = 4096
+MAX_CONFIG_BYTES = 8 * 2**20
+
+
+class ReplicaLife(msgspec.Struct):
+    """`state`: open, draining (takes no calls), or closed: it starts, or is down."""
+
+    url: str
+    model: str
+    state: str
+    aboard: int
+    seats: int
+
+
+class Admin(Protocol):
+    """What a gateway can be told while it runs."""
+
+    def replicas(self) -> list[ReplicaLife]: ...
+
+    def drain(self, url: str, *, is_undone: bool) -> bool:
+        """Let the replica take no calls, or take them again. Returns whether there is such a replica."""
+
+    def differences(self, text: str) -> list[Difference]:
+        """From the configuration that is served to the one with this text. Raises SetupError if it is not valid."""
+
+
+class DrainOrder(msgspec.Struct, forbid_unknown_fields=True):
+    url: str
+    undo: bool = False
+
+
+class UnknownReplica(InvalidRequest):
+    status = 404
+
+
+class AdminPages:
+    def __init__(self, admin: Admin) -> None:
+        self._admin = admin
+
+    def routes(self) -> Iterator[tuple[str, str, PageRoute]]:
+        yield "GET", "/admin/replicas", PageRoute(self._replicas, "admin")
+        yield "POST", "/admin/drain", PageRoute(self._drain, "admin", MAX_ORDER_BYTES)
+        yield "POST", "/admin/differences", PageRoute(self._differences, "admin", MAX_CONFIG_BYTES)
+
+    def _replicas(self, _params: Params, _key: Key | None) -> Page:
+        return 200, JSON, msgspec.json.encode({"replicas": self._admin.replicas()})
+
+    def _drain(self, params: Params, _key: Key | None) -> Page:
+        try:
+            order = msgspec.json.decode(params["body"], type=DrainOrder)
+        except msgspec.MsgspecError as error:
+            raise InvalidRequest(f'The body must look like {{"url": "http://10.0.0.3:8000"}}: {error}.') from None
+        if not self._admin.drain(order.url.rstrip("/"), is_undone=order.undo):
+            known = ", ".join(one.url for one in self._admin.replicas()[:10])
+            raise UnknownReplica(f"There is no replica {order.url[:200]!r}. Replicas: {known}.", "url")
+        return self._replicas(params, None)
+
+    def _differences(self, params: Params, _key: Key | None) -> Page:
+        try:
+            found = self._admin.differences(params["body"])
+        except SetupError as error:
+            raise InvalidRequest(error.message) from None
+        return 200, JSON, msgspec.json.encode({"differences": found})

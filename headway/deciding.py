@@ -15,8 +15,9 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from headway.config import CellTable, Config, LedgerTable
+from headway.config import CellTable, Config, LedgerTable, as_text, from_text, load
 from headway.config.to_core import policy_of, replica_of
+from headway.config_file import ConfigFile
 from headway.core.machine import Machine
 from headway.core.types import Offer, PoolPolicy, own_pools
 from headway.dispatch.address import Address, TcpAddress, UnixAddress
@@ -84,43 +85,61 @@ def decide_here(config: Config, record_to: Path | None = None) -> LocalDispatch:
     return LocalDispatch(Machine(pools, offers), members_of(config), record)
 
 
-def make_dispatcher(
-    config: Config, text: str, epoch: int, listed: Iterable[str], record_to: Path | None = None
-) -> Dispatcher:
-    """`text` is the configuration as it is written, `listed` the names of the relays that there are."""
+def make_dispatcher(config: Config, epoch: int, listed: Iterable[str], record_to: Path | None = None) -> Dispatcher:
+    """`listed` are the names of the relays that there are."""
     pools, offers = policies_of(config)
     record = EventLog(record_to, pools, offers) if record_to else None
-    fleet = [member.replica for member in members_of(config)]
-    return Dispatcher(Machine(pools, offers), fleet, epoch, text, listed, record)
+    return Dispatcher(Machine(pools, offers), members_of(config), epoch, as_text(config), listed, record)
+
+
+class DispatchedConfig:
+    """The configuration that a dispatcher serves, or will serve once it leads."""
+
+    def __init__(self, config: Config, leading: Callable[[], Dispatcher | None]) -> None:
+        self.config = config
+        self._leading = leading
+
+    def check(self, wanted: Config) -> None:
+        check_can_be_shared(wanted)
+
+    def apply(self, served: Config) -> None:
+        self.config = served
+        if (dispatcher := self._leading()) is not None:
+            dispatcher.reconfigure(as_text(served), *policies_of(served), members_of(served))
 
 
 async def run_dispatcher(
-    config: Config,
-    text: str,
+    source: Path,
     address: Address,
     epoch: int,
     listed: Iterable[str],
     record_to: Path | None,
     on_listening: Callable[[], None],
 ) -> None:
-    """Decide for the relays of one box until SIGTERM. `text` is the configuration as it is written, `listed` the names
-    of the relays that there are."""
-    dispatcher = make_dispatcher(config, text, epoch, listed, record_to)
+    """Decide for the relays of one box until SIGTERM. `source` has the configuration as the parent writes it, which
+    tells by SIGHUP that it has changed; `listed` are the names of the relays that there are."""
+
+    def read() -> Config:
+        return from_text(source.read_text())
+
+    dispatcher = make_dispatcher(read(), epoch, listed, record_to)
+    served = DispatchedConfig(read(), lambda: dispatcher)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: served.apply(read()))
     serving = _Deciding(dispatcher.run, dispatcher.make_session, dispatcher.metrics)
     await serving.until_told(address, None, on_listening)
     dispatcher.close()
 
 
 async def run_candidate(
-    config: Config,
-    text: str,
+    source: Path,
     address: Address,
     security: Security,
     record_to: Path | None,
     metrics_at: TcpAddress | None,
     on_listening: Callable[[], None],
 ) -> None:
-    """Lead a cell, or stand by for whoever leads it, until SIGTERM. `text` is the configuration as it is written."""
+    """Lead a cell, or stand by for whoever leads it, until SIGTERM. `source` is the file of the configuration."""
+    config = load(source)
     if (cell := config.cell) is None:
         raise SetupError("`headway dispatch` needs the table [cell] in the configuration: add it with your `relays`.")
     check_can_be_shared(config)
@@ -128,11 +147,12 @@ async def run_candidate(
 
     def make(epoch: int) -> Dispatcher:
         record = record_of(record_to, next(terms)) if record_to is not None else None
-        return make_dispatcher(config, text, epoch, cell.relays, record)
+        return make_dispatcher(served.config, epoch, cell.relays, record)
 
     lease = lease_of(cell, config.ledger)
     candidate = LeaseCandidate(lease, cell.relays, make)
-    serving = _Deciding(candidate.run, candidate.make_session, candidate.metrics)
+    served = DispatchedConfig(config, lambda: candidate.term.dispatcher if candidate.term is not None else None)
+    serving = _Deciding(candidate.run, candidate.make_session, candidate.metrics, source, served)
     try:
         await serving.until_told(address, security, on_listening, metrics_at)
     finally:
@@ -155,6 +175,8 @@ class _Deciding:
     run: Callable[[], Awaitable[None]]
     make_session: Callable[[Link], RelaySession]
     policy_metrics: Callable[[], Iterable[Metric]]
+    source: Path | None = None  # of `served`, if it is read again when it has changed
+    served: DispatchedConfig | None = None
 
     async def until_told(
         self,
@@ -181,6 +203,9 @@ class _Deciding:
             supervisor.start("dispatcher", self.run, matters=True),
             supervisor.start("loop lag", lambda: measure_lag(metrics.loop_lag.observe)),
         ]
+        if self.source is not None and self.served is not None:
+            file = ConfigFile(self.source, self.served, lambda result: metrics.config_reads.labels(result).inc())
+            tasks.append(supervisor.start("configuration", file.run))
         gc.freeze()
         gc.set_threshold(*DISPATCHER_GC_THRESHOLDS)
         on_listening()

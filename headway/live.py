@@ -1,9 +1,8 @@
-"""A gateway whose configuration and replicas change while it runs.
+"""The configuration that a gateway serves, which changes while it runs; and what admins may do.
 
-headway.toml is read again when it has changed and on SIGHUP. It is checked first; if anything is wrong, nothing
-changes. Otherwise its differences are applied: core gets the new policy, the fleet goes to the replicas that are
-wanted, and calls that are not read yet find the new models, aliases, tiers and prices. Calls that are here are served
-to their end.
+Core gets the new policy, the fleet goes to the replicas that are wanted, and calls that are not read yet find the new
+models, aliases, tiers and prices. Calls that are here are served to their end. For a relay, the first two are the
+dispatcher's matter.
 """
 
 from __future__ import annotations
@@ -11,66 +10,65 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
-
-from prometheus_client import Counter
 
 from headway.api.admin import ReplicaLife
 from headway.api.app import App
-from headway.config import Config, load, parse
-from headway.config.differences import Difference, differences, without_restart
+from headway.config import Config, from_text, parse
+from headway.config.differences import Difference, differences
 from headway.config.to_core import prices_of
+from headway.config_file import ConfigFile
 from headway.deciding import members_of, policies_of
+from headway.dispatch.base import ServedConfig
+from headway.dispatch.frames import AdminAnswer, ReplicaStatus
 from headway.dispatch.local import LocalDispatch
+from headway.dispatch.remote import RemoteDispatch
+from headway.dispatch.status import replicas_status
 from headway.engines.kinds import check_kind
-from headway.errors import SetupError
+from headway.errors import Refused
 from headway.gateway.serve import Gateway
 
 log = logging.getLogger("headway.config")
 
-LOOK_S = 1.0  # between two looks at the file
-
 
 class LiveConfig:
-    """The configuration that is served."""
+    """Of a gateway that decides for itself. Its configuration is from the file `source`, which is watched if it is
+    given."""
 
-    def __init__(self, config: Config, gateway: Gateway, dispatch: LocalDispatch) -> None:
+    def __init__(self, config: Config, dispatch: LocalDispatch, source: Path | None = None) -> None:
         self.config = config
-        self.app: App  # set when it is made
-        self._gateway = gateway
         self._dispatch = dispatch
+        self._source = source
         self._watching: asyncio.Task[None] | None = None
+        self._gateway: Gateway  # both from `start` on
+        self._app: App
 
-    def watch(self, source: Path) -> None:
-        """Take over what changes in the file that the configuration is from."""
-        file = ConfigFile(source, self, self._gateway.metrics.config_reads)
-        self._watching = self._gateway.supervisor.start("configuration", file.run)
+    def start(self, gateway: Gateway, app: App) -> None:
+        self._gateway, self._app = gateway, app
+        if self._source is not None:
+            file = ConfigFile(self._source, self, lambda result: gateway.metrics.config_reads.labels(result).inc())
+            self._watching = gateway.supervisor.start("configuration", file.run)
 
     def stop(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
 
+    def check(self, wanted: Config) -> None:
+        for member in members_of(wanted):
+            check_kind(member.name, member.kind)
+
     def apply(self, served: Config) -> None:
-        """`served` differs from the configuration before only in what needs no restart."""
         self._dispatch.reconfigure(*policies_of(served), members_of(served))
-        self._gateway.change_prices({model.name: prices_of(model) for model in served.models})
-        self.app.configure(served)
+        _serve(served, self._gateway, self._app)
         self.config = served
 
     # --- api/admin.py ---
 
-    def replicas(self) -> list[ReplicaLife]:
-        fleet, machine = self._dispatch.fleet, self._dispatch.machine
-        rows = []
-        for name, member in fleet.members.items():
-            pool = machine.pools.get(member.replica.pool)
-            is_open = pool is not None and pool.is_open(name)
-            state = "draining" if fleet.is_draining(name) else "open" if is_open else "closed"
-            rows.append(ReplicaLife(name, member.replica.pool, state, fleet.aboard(name), member.replica.seats))
-        return rows
+    async def replicas(self) -> list[ReplicaLife]:
+        return [_life(one) for one in replicas_status(self._dispatch.machine, self._dispatch.fleet)]
 
-    def drain(self, url: str, *, is_undone: bool) -> bool:
+    async def drain(self, url: str, *, is_undone: bool) -> bool:
         fleet = self._dispatch.fleet
         return fleet.open_again(url) if is_undone else fleet.drain(url)
 
@@ -78,50 +76,59 @@ class LiveConfig:
         return differences(self.config, parse(text, "the configuration"))
 
 
-class ConfigFile:
-    """headway.toml, which is looked at while the gateway runs."""
+class RelayConfig:
+    """Of a relay: the dispatcher has it, and changes it."""
 
-    def __init__(self, path: Path, live: LiveConfig, reads: Counter) -> None:
-        self._path = path
-        self._live = live
-        self._reads = reads
-        self._is_asked = asyncio.Event()
-        self._seen = self._stamp()
+    def __init__(self, config: Config, own: Callable[[Config], Config]) -> None:
+        """`own` makes of the configuration of all relays that of this one."""
+        self.config = config
+        self.needs_restart = False
+        self.dispatch: RemoteDispatch  # set when it is made
+        self._own = own
+        self._gateway: Gateway  # both from `start` on
+        self._app: App
 
-    async def run(self) -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._is_asked.set)
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_S):
-                    await self._is_asked.wait()
-            stamp = self._stamp()
-            if self._is_asked.is_set() or stamp != self._seen:
-                self._is_asked.clear()
-                self._seen = stamp
-                await self._read()
+    def start(self, gateway: Gateway, app: App) -> None:
+        self._gateway, self._app = gateway, app
 
-    async def _read(self) -> None:
-        try:
-            wanted = await asyncio.to_thread(load, self._path)  # with thousands of replicas it lasts for a while
-            for member in members_of(wanted):
-                check_kind(member.name, member.kind)
-            before = self._live.config
-            served = await asyncio.to_thread(without_restart, before, wanted)
-        except SetupError as error:
-            log.error("%s was read again and is refused, so nothing has changed:\n%s", self._path, error.message)
-            self._reads.labels("refused").inc()
-            return
-        self._live.apply(served)
-        found = differences(before, wanted)
-        log.info("%s was read again: %s", self._path, f"{len(found)} differences" if found else "nothing has changed")
-        for one in found:
-            log.info("%s", one)
-        self._reads.labels("applied").inc()
+    def stop(self) -> None: ...
 
-    def _stamp(self) -> tuple[int, int, int] | None:
-        """Changes with the file, also if another one is put in its place."""
-        try:
-            found = self._path.stat()
-        except OSError:  # it is being replaced, or gone: then what is served stays
+    def take(self, text: str) -> ServedConfig | None:
+        """The dispatcher has another configuration. None: this relay ends, and must be started again with it."""
+        wanted = from_text(text)
+        if any(one.needs_restart for one in differences(self.config, wanted)):
+            log.warning("the dispatcher's configuration is another one: this relay ends its streams and starts again")
+            self.needs_restart = True
+            signal.raise_signal(signal.SIGTERM)
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        for one in differences(self.config, wanted):
+            log.info("%s", one)
+        _serve(self._own(wanted), self._gateway, self._app)
+        self.config = wanted
+        return ServedConfig(text, policies_of(wanted)[1])
+
+    # --- api/admin.py ---
+
+    async def replicas(self) -> list[ReplicaLife]:
+        return [_life(one) for one in (await self._order("")).replicas]
+
+    async def drain(self, url: str, *, is_undone: bool) -> bool:
+        return (await self._order(url, is_undone=is_undone)).is_known
+
+    def differences(self, text: str) -> list[Difference]:
+        return differences(self.config, parse(text, "the configuration"))
+
+    async def _order(self, url: str, *, is_undone: bool = False) -> AdminAnswer:
+        if (answer := await self.dispatch.order(url, is_undone=is_undone)) is None:
+            raise Refused("no_dispatcher", 1)
+        return answer
+
+
+def _serve(config: Config, gateway: Gateway, app: App) -> None:
+    gateway.change_prices({model.name: prices_of(model) for model in config.models})
+    app.configure(config)
+
+
+def _life(status: ReplicaStatus) -> ReplicaLife:
+    state = "draining" if status.is_draining else "open" if status.is_open else "closed"
+    return ReplicaLife(status.name, status.pool, state, status.aboard, status.seats)

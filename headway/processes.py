@@ -15,8 +15,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
-from headway.config import Config, LedgerTable
+from headway.config import Config, LedgerTable, as_text
+from headway.config_file import ConfigFile
 from headway.deciding import DISPATCHER, check_can_be_shared
 from headway.dispatch.address import parse_address
 from headway.dispatch.pages import SUFFIX
@@ -33,10 +35,10 @@ CLOSE_BOOKS_S = 30.0  # that a relay has to close its books, after its streams h
 
 
 def serve_processes(
-    config: Config, text: str, relays: int, record_to: Path | None, on_listening: Callable[[int], None]
+    config: Config, source: Path, relays: int, record_to: Path | None, on_listening: Callable[[int], None]
 ) -> int:
-    """Serve with so many relays until SIGTERM or SIGINT. Returns the exit code. `text` is the configuration as it is
-    written."""
+    """Serve with so many relays until SIGTERM or SIGINT. Returns the exit code. `source` is the file that the
+    configuration is from, which is read again when it has changed."""
     check_can_be_shared(config)
     names = [f"relay-{number}" for number in range(1, relays + 1)]
     if config.ledger is not None:
@@ -45,21 +47,45 @@ def serve_processes(
     sockets = bind(config.gateway.host, config.gateway.port, relays)
     port: int = sockets[0][0].getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="headway-") as directory, tempfile.TemporaryFile() as written:
-        # Children that are started later read the configuration of the start too. It may have a password, so it is in a
-        # file without a name.
-        written.write(text.encode())
-        written.flush()
+        # Children that are started later read it too. It may have a password, so it is in a file without a name.
         parse_address(f"unix:{directory}/{DISPATCHER}{SUFFIX}")  # the longest path in it: raises if it is too long
         pipe, _held = os.pipe()
         common = _Common(f"unix:{directory}/{DISPATCHER}", written.fileno(), pipe)
+        dispatcher = common.dispatcher(names, record_to)
+        served = _BoxConfig(config, written, dispatcher)
         parent = Parent(
-            common.dispatcher(names, record_to),
+            dispatcher,
             [common.relay(name, own) for name, own in zip(names, sockets, strict=True)],
             [one for own in sockets for one in own],
             config.gateway.drain_timeout_s + CLOSE_BOOKS_S,
+            lambda: ConfigFile(source, served).run(),
         )
         log.info("`headway status --dispatcher %s` shows the state, to this user", common.address)
         return asyncio.run(parent.run(lambda: on_listening(port)))
+
+
+class _BoxConfig:
+    """The configuration that the processes of this box serve: in a file that all of them have open."""
+
+    def __init__(self, config: Config, file: IO[bytes], dispatcher: Child) -> None:
+        self.config = config
+        self._file = file
+        self._dispatcher = dispatcher
+        self._write()
+
+    def check(self, wanted: Config) -> None:
+        check_can_be_shared(wanted)
+
+    def apply(self, served: Config) -> None:
+        self.config = served
+        self._write()
+        self._dispatcher.tell_to_read_again()
+
+    def _write(self) -> None:
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(as_text(self.config).encode())
+        self._file.flush()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import gc
 import logging
 import re
 import secrets
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import uvloop
 
+from headway.api.admin import Admin
 from headway.api.app import METRICS_TYPE, App
 from headway.api.openai import read_chat
 from headway.api.pages import Page
@@ -25,7 +25,7 @@ from headway.auto.calibration import calibration_id, closed_file, read_calibrati
 from headway.auto.live_gate import GateSettings, LiveGate
 from headway.auto.risk import limit_of
 from headway.auto.serve import Auto
-from headway.config import AutoTable, Config, KeepPromptsTable, LedgerTable, ModelTable, parse
+from headway.config import AutoTable, Config, KeepPromptsTable, LedgerTable, ModelTable, from_text
 from headway.config.cell_table import RELAY_NAME
 from headway.config.to_core import prices_of
 from headway.core.trust import TrustPolicy
@@ -34,7 +34,6 @@ from headway.deciding import GC_THRESHOLDS, decide_here, members_of, policies_of
 from headway.dispatch.address import Address, UnixAddress
 from headway.dispatch.base import Dispatch, ServedConfig
 from headway.dispatch.fleet import Member
-from headway.dispatch.local import LocalDispatch
 from headway.dispatch.pages import MetricPages
 from headway.dispatch.remote import RemoteDispatch
 from headway.dispatch.security import Security
@@ -51,7 +50,7 @@ from headway.ledger.books import Books, BooksSettings
 from headway.ledger.identity import shared_name
 from headway.ledger.opening import open_store
 from headway.ledger.responses import ResponseLimits, ResponseStore
-from headway.live import LiveConfig
+from headway.live import LiveConfig, RelayConfig
 
 log = logging.getLogger("headway")
 
@@ -142,8 +141,8 @@ def make_gateway_server(
     auto: Auto,
     responses: ResponseStore | None = None,
     pages: MetricPages | None = None,
-    live: LiveConfig | None = None,
-) -> Server:
+    admin: Admin | None = None,
+) -> tuple[Server, App]:
     books = gateway.books
 
     async def metrics_page() -> Page:
@@ -160,12 +159,10 @@ def make_gateway_server(
         salt=books.salt if books is not None else None,
         usage_page=books.usage.page if books is not None else None,
         response_store=responses,
-        admin=live,
+        admin=admin,
     )
-    if live is not None:
-        live.app = app
     gateway.metrics.sockets.read_counts = app.sockets.counts
-    return make_server(
+    server = make_server(
         app,
         host=config.gateway.host,
         port=config.gateway.port,
@@ -173,6 +170,7 @@ def make_gateway_server(
         max_connections=config.gateway.max_connections,
         keep_alive_s=config.gateway.keep_alive_s,
     )
+    return server, app
 
 
 async def run_gateway(
@@ -183,19 +181,21 @@ async def run_gateway(
 ) -> int:
     """Decide and serve in this process until SIGTERM or SIGINT. Returns the exit code, as `serve_calls`. If `source` is
     given, it is the file that the configuration is from, and is read again when it has changed."""
-    return await serve_calls(config, decide_here(config, record_to), on_listening, source=source)
+    dispatch = decide_here(config, record_to)
+    return await serve_calls(config, dispatch, on_listening, LiveConfig(config, dispatch, source))
 
 
 async def serve_calls(
     config: Config,
     dispatch: Dispatch,
     on_listening: Callable[[int], None] | None,
+    live: LiveConfig | RelayConfig,
     sockets: list[socket.socket] | None = None,
     pages_at: tuple[Path, str] | None = None,
     audited_as: str | None = None,
-    source: Path | None = None,
 ) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code: 0 if every call was served to its end, else 1.
+    """Serve until SIGTERM or SIGINT. Returns the exit code: 0 if every call was served to its end, else 1. `live`
+    changes the configuration meanwhile.
 
     One of several processes serves on `sockets` that it has inherited, shares its metrics with the others in a
     directory under its name, `pages_at`, and keeps its audits under a name that they share, `audited_as`."""
@@ -204,8 +204,7 @@ async def serve_calls(
     auto = make_auto(config, gateway, audited_as)
     responses = make_response_store(config, books)
     pages = MetricPages(*pages_at, gateway.metrics.page) if pages_at is not None else None
-    live = LiveConfig(config, gateway, dispatch) if isinstance(dispatch, LocalDispatch) else None
-    server = make_gateway_server(config, gateway, auto, responses, pages, live)
+    server, app = make_gateway_server(config, gateway, auto, responses, pages, live)
     server.on_listening = on_listening
     drain_on_signals(server, gateway.drain)
     if books is not None:
@@ -214,10 +213,9 @@ async def serve_calls(
         responses.start(gateway.supervisor)
     if pages is not None:
         await pages.start()
+    live.start(gateway, app)
     gateway.start()
     auto.start(gateway.supervisor)
-    if live is not None and source is not None:
-        live.watch(source)
     # The objects that exist now stay. Unless they are frozen, each full garbage collection scans them, and no stream
     # moves meanwhile.
     gc.freeze()
@@ -228,8 +226,7 @@ async def serve_calls(
         where = f"{config.gateway.host}:{config.gateway.port}"
         raise SetupError(f"Cannot listen on {where}: the port may be in use. Choose another port.") from None
     finally:
-        if live is not None:
-            live.stop()
+        live.stop()
         await auto.stop()
         await gateway.stop()
         if pages is not None:
@@ -255,36 +252,34 @@ class RelayPlace:
         if not re.fullmatch(RELAY_NAME, self.name):
             raise SetupError(f"{self.name!r} cannot be the name of a relay: use letters, digits and `-`, at most 64.")
 
+    def own_config(self, config: Config) -> Config:
+        """Of the configuration of all relays, that of this one: where it listens, and its own spool and files."""
+        listens = {"host": self.host, "port": self.port}
+        gateway = config.gateway.model_copy(update={key: one for key, one in listens.items() if one is not None})
+        models = [relay_model(model, self.name) for model in config.models]
+        ledger = relay_ledger(config.ledger, self.name)
+        return config.model_copy(update={"ledger": ledger, "gateway": gateway, "models": models})
+
 
 async def run_relay(
     text: str, place: RelayPlace, sockets: list[socket.socket] | None, on_listening: Callable[[], None]
 ) -> int | None:
-    """Serve calls until SIGTERM, with seats from the dispatcher. `text` is the configuration as it is written.
+    """Serve calls until SIGTERM, with seats from the dispatcher. `text` is the configuration as a dispatcher sends it.
 
-    Returns the exit code, or None if the dispatcher has another configuration: then the relay has ended its streams
+    Returns the exit code, or None if the dispatcher has one that needs a restart: then the relay has ended its streams
     and must be started again with that one."""
-    config = parse(text, "the dispatcher's configuration")
-    _, offers = policies_of(config)
-    is_outdated = asyncio.Event()
-
-    def end_streams() -> None:
-        log.warning("the dispatcher has another configuration: this relay ends its streams and starts again with it")
-        is_outdated.set()
-        signal.raise_signal(signal.SIGTERM)
-
+    config = from_text(text)
+    live = RelayConfig(config, place.own_config)
+    served = ServedConfig(text, policies_of(config)[1])
     run = secrets.token_hex(8)
-    served = ServedConfig(text, offers, members_of(config))
-    dispatch = RemoteDispatch(place.dispatchers, place.security, place.name, run, served, end_streams)
-    listens = {"host": place.host, "port": place.port}
-    gateway = config.gateway.model_copy(update={key: one for key, one in listens.items() if one is not None})
-    models = [relay_model(model, place.name) for model in config.models]
-    ledger = relay_ledger(config.ledger, place.name)
-    own = config.model_copy(update={"ledger": ledger, "gateway": gateway, "models": models})
+    dispatch = RemoteDispatch(place.dispatchers, place.security, place.name, run, served, live.take)
+    live.dispatch = dispatch
     first = place.dispatchers[0]
     pages_at = (first.path.parent, place.name) if isinstance(first, UnixAddress) else None
     audited_as = audits_name(config, is_one_box=sockets is not None)
-    code = await serve_calls(own, dispatch, lambda _port: on_listening(), sockets, pages_at, audited_as)
-    return None if is_outdated.is_set() else code
+    own = place.own_config(config)
+    code = await serve_calls(own, dispatch, lambda _port: on_listening(), live, sockets, pages_at, audited_as)
+    return None if live.needs_restart else code
 
 
 def audits_name(config: Config, *, is_one_box: bool) -> str | None:
@@ -310,33 +305,40 @@ def relay_ledger(ledger: LedgerTable | None, name: str) -> LedgerTable | None:
 
 @asynccontextmanager
 async def running_gateway(
-    config: Config, record_to: Path | None = None, dispatch: Dispatch | None = None, source: Path | None = None
+    config: Config,
+    record_to: Path | None = None,
+    relay: tuple[RemoteDispatch, RelayConfig] | None = None,
+    source: Path | None = None,
 ) -> AsyncIterator[tuple[Gateway, int]]:
-    """Run a gateway on the current event loop. Yields the gateway and its port. `source` as for `run_gateway`."""
+    """Run a gateway on the current event loop: one that decides for itself, or a relay. Yields the gateway and its
+    port. `source` as for `run_gateway`."""
+    if relay is not None:
+        dispatch: Dispatch = relay[0]
+        live: LiveConfig | RelayConfig = relay[1]
+    else:
+        dispatch = local = decide_here(config, record_to)
+        live = LiveConfig(config, local, source)
     books = make_books(config)
-    gateway = make_gateway(config, dispatch or decide_here(config, record_to), books)
+    gateway = make_gateway(config, dispatch, books)
     auto = make_auto(config, gateway)
     responses = make_response_store(config, books)
-    live = LiveConfig(config, gateway, gateway.dispatch) if isinstance(gateway.dispatch, LocalDispatch) else None
-    server = make_gateway_server(config, gateway, auto, responses, live=live)
+    server, app = make_gateway_server(config, gateway, auto, responses, admin=live)
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server.on_listening = listening.set_result
     if books is not None:
         await books.start(gateway.supervisor)
     if responses is not None:
         responses.start(gateway.supervisor)
+    live.start(gateway, app)
     gateway.start()
     auto.start(gateway.supervisor)
-    if live is not None and source is not None:
-        live.watch(source)
     serving = asyncio.create_task(server.serve())
     try:
         yield gateway, await listening
     finally:
         server.stop()
         await serving
-        if live is not None:
-            live.stop()
+        live.stop()
         await auto.stop()
         await gateway.stop()
         if responses is not None:

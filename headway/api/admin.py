@@ -30,9 +30,9 @@ class ReplicaLife(msgspec.Struct):
 class Admin(Protocol):
     """What a gateway can be told while it runs."""
 
-    def replicas(self) -> list[ReplicaLife]: ...
+    async def replicas(self) -> list[ReplicaLife]: ...
 
-    def drain(self, url: str, *, is_undone: bool) -> bool:
+    async def drain(self, url: str, *, is_undone: bool) -> bool:
         """Let the replica take no calls, or take them again. Returns whether there is such a replica."""
 
     def differences(self, text: str) -> list[Difference]:
@@ -57,18 +57,18 @@ class AdminPages:
         yield "POST", "/admin/drain", PageRoute(self._drain, "admin", MAX_ORDER_BYTES)
         yield "POST", "/admin/differences", PageRoute(self._differences, "admin", MAX_CONFIG_BYTES)
 
-    def _replicas(self, _params: Params, _key: Key | None) -> Page:
-        return 200, JSON, msgspec.json.encode({"replicas": self._admin.replicas()})
+    async def _replicas(self, _params: Params, _key: Key | None) -> Page:
+        return 200, JSON, msgspec.json.encode({"replicas": await self._admin.replicas()})
 
-    def _drain(self, params: Params, _key: Key | None) -> Page:
+    async def _drain(self, params: Params, _key: Key | None) -> Page:
         try:
             order = msgspec.json.decode(params["body"], type=DrainOrder)
         except msgspec.MsgspecError as error:
             raise InvalidRequest(f'The body must look like {{"url": "http://10.0.0.3:8000"}}: {error}.') from None
-        if not self._admin.drain(order.url.rstrip("/"), is_undone=order.undo):
-            known = ", ".join(one.url for one in self._admin.replicas()[:10])
+        if not await self._admin.drain(order.url.rstrip("/"), is_undone=order.undo):
+            known = ", ".join(one.url for one in (await self._admin.replicas())[:10])
             raise UnknownReplica(f"There is no replica {order.url[:200]!r}. Replicas: {known}.", "url")
-        return self._replicas(params, None)
+        return await self._replicas(params, None)
 
     def _differences(self, params: Params, _key: Key | None) -> Page:
         try:

@@ -20,7 +20,6 @@ from headway.cli.options import (
     log_to_stderr,
     security_of,
 )
-from headway.config import load
 from headway.deciding import DISPATCHER, run_candidate, run_dispatcher
 from headway.dispatch.address import TcpAddress, parse_address
 from headway.dispatch.parent import end_with_parent, say_listening
@@ -50,13 +49,13 @@ def dispatch(
 ) -> None:
     log_to_stderr(logging.INFO, DISPATCHER)
     end_with_parent(parent_pipe)
-    settings, text, address = load(config), config.read_text(encoding="utf-8"), parse_address(listen)
+    address = parse_address(listen)
     if epoch is not None:
-        uvloop.run(run_dispatcher(settings, text, address, epoch, relay or [], record, say_listening))
+        uvloop.run(run_dispatcher(config, address, epoch, relay or [], record, say_listening))
         return
     security = security_of(secret_file, certificate, key, ca)
     metrics_at = _metrics_address(metrics) if metrics is not None else None
-    uvloop.run(run_candidate(settings, text, address, security, record, metrics_at, say_listening))
+    uvloop.run(run_candidate(config, address, security, record, metrics_at, say_listening))
 
 
 def _metrics_address(text: str) -> TcpAddress:

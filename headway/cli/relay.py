@@ -43,7 +43,7 @@ def relay(
         list[int] | None, typer.Option("--socket", help="File descriptor of a socket that listens.", hidden=True)
     ] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="The configuration, if it need not be asked for.", hidden=True)
+        Path | None, typer.Option("--config", help="What the dispatcher serves, if it need not be asked.", hidden=True)
     ] = None,
     parent_pipe: ParentPipe = None,
 ) -> None:

@@ -32,7 +32,7 @@ def serve(
     settings = load(config)
     if relays == 1:
         raise typer.Exit(run_gateway(settings, record, _say_port, config))
-    raise typer.Exit(serve_processes(settings, config.read_text(encoding="utf-8"), relays, record, _say_port))
+    raise typer.Exit(serve_processes(settings, config, relays, record, _say_port))
 
 
 def _say_port(port: int) -> None:

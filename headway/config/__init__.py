@@ -2,7 +2,7 @@
 
 from headway.config.auto_table import AutoTable
 from headway.config.cell_table import CellTable
-from headway.config.checks import load, parse
+from headway.config.checks import as_text, from_text, load, parse
 from headway.config.engine_table import EngineTable, SpeculationTable
 from headway.config.gateway_table import GatewayTable
 from headway.config.responses_table import ResponsesTable
@@ -30,6 +30,8 @@ __all__ = [
     "ResponsesTable",
     "SpeculationTable",
     "TierTable",
+    "as_text",
+    "from_text",
     "load",
     "parse",
 ]

@@ -39,6 +39,19 @@ def parse(text: str, source: str) -> Config:
     return checked(Path(source), text, Config)
 
 
+def as_text(config: Config) -> str:
+    """The configuration for other processes: `from_text` reads it."""
+    return config.model_dump_json()
+
+
+def from_text(text: str) -> Config:
+    """Raises SetupError if this version of Headway does not know such a configuration."""
+    try:
+        return Config.model_validate_json(text)
+    except ValidationError as error:
+        raise SetupError(f"The configuration from another process cannot be read: {error}") from error
+
+
 def checked(path: Path, text: str, root: type[Root]) -> Root:
     """Parse the text of a TOML file into `root`. Raises SetupError with one line per problem."""
     try:

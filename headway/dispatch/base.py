@@ -34,11 +34,10 @@ Finding = ReplicaUp | ReplicaDown | ReplicaSuspect  # of whoever probes or watch
 
 @dataclass(slots=True)
 class ServedConfig:
-    """The configuration that a relay serves: its text, what it offers, and its replicas."""
+    """The configuration that a relay serves: its text, and what it offers."""
 
     text: str
     offers: Mapping[str, Offer]
-    members: Sequence[Member]
 
 
 class Driver(Protocol):

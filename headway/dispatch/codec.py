@@ -12,18 +12,22 @@ import msgspec
 from msgspec.structs import astuple
 
 from headway.core.types import Action, Event
+from headway.dispatch.fleet import Member
 from headway.dispatch.frames import (
     ACTION_ROWS,
     EVENT_ROWS,
     GATE_DECISION_ROWS,
     GATE_EVENT_ROWS,
     MAX_BATCH,
+    MEMBER_ROWS,
     Actions,
     Events,
     FromDispatcher,
     FromRelay,
     GateDecided,
     GateTold,
+    HadMembers,
+    Members,
     Message,
 )
 from headway.dispatch.rows import RowSet, batch_struct, union_of
@@ -46,6 +50,8 @@ def encode(message: Message) -> bytes:
         return join(EVENTS_HEAD, [event_row(event) for event in message.events])
     if isinstance(message, Actions):
         return join(ACTIONS_HEAD, [action_row(action) for action in message.actions])
+    if isinstance(message, Members | HadMembers):
+        return _encode((_tag(message), [MEMBER_ROWS.to_row[Member](one) for one in message.members]))
     if isinstance(message, GateTold):
         told = [GATE_EVENT_ROWS.to_row[type(event)](event) for event in message.events]
         return _encode((_tag(message), message.model, told))
@@ -106,8 +112,8 @@ def _decoder(messages: Any, batches: dict[Any, RowSet]) -> Callable[[bytes | byt
 
 
 decode_from_relay: Callable[[bytes | bytearray], FromRelay] = _decoder(
-    FromRelay, {Events: EVENT_ROWS, GateTold: GATE_EVENT_ROWS}
+    FromRelay, {Events: EVENT_ROWS, HadMembers: MEMBER_ROWS, GateTold: GATE_EVENT_ROWS}
 )
 decode_from_dispatcher: Callable[[bytes | bytearray], FromDispatcher] = _decoder(
-    FromDispatcher, {Actions: ACTION_ROWS, GateDecided: GATE_DECISION_ROWS}
+    FromDispatcher, {Actions: ACTION_ROWS, Members: MEMBER_ROWS, GateDecided: GATE_DECISION_ROWS}
 )

@@ -3,18 +3,31 @@ change hands as must."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 class Dealing:
-    def __init__(self, replicas: Iterable[str]) -> None:
+    def __init__(self) -> None:
         self.hands: dict[str, set[str]] = {}  # by relay
-        self._undealt = list(replicas)
+        self._undealt: list[str] = []
         self._holder: dict[str, str] = {}  # by replica
 
     def holder(self, replica: str) -> str | None:
         """The relay that probes it; None if there is no relay."""
         return self._holder.get(replica)
+
+    def add(self, replica: str) -> set[str]:
+        """Give a new replica to the relay that has the fewest. Returns the relays whose replicas have changed."""
+        if not self.hands:
+            self._undealt.append(replica)
+            return set()
+        relay = min(self.hands, key=lambda one: len(self.hands[one]))
+        self._give(replica, relay)
+        return {relay}
+
+    def remove(self, replica: str) -> None:
+        if (relay := self._holder.pop(replica, None)) is not None:
+            self.hands[relay].discard(replica)
+        else:
+            self._undealt.remove(replica)
 
     def join(self, relay: str) -> set[str]:
         """Give the relay its part, from those that have more. Returns the relays whose replicas have changed."""

@@ -65,6 +65,13 @@ class Fleet:
         self.drained &= self._wanted.keys()
         self._go_on()
 
+    def keep_until_empty(self, member: Member) -> None:
+        """Streams are aboard a replica that may not be one of these: it drains."""
+        if member.name not in self.members:
+            self.members[member.name] = member
+            self._leaving[member.name] = None
+            self._host.add_member(member)
+
     def drain(self, name: str) -> bool:
         """Let it take no calls. Returns whether there is such a replica."""
         if name not in self._wanted:

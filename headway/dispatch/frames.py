@@ -17,6 +17,7 @@ import msgspec
 from headway.core.trust import TrustDecision
 from headway.core.types import Action, DriverEvent
 from headway.dispatch.base import GateEvent, RecalledRow
+from headway.dispatch.fleet import Member
 from headway.dispatch.rows import RowSet, describe
 
 MAX_BATCH = 256  # events or actions in one message
@@ -114,6 +115,29 @@ class AskStatus(msgspec.Struct, array_like=True, tag=10):
     protocol: str
 
 
+class HadMembers(msgspec.Struct, array_like=True, tag=12):
+    """The relay has calls aboard these replicas. Comes before it says where each call is."""
+
+    members: list[Member]
+
+
+class KeptDrained(msgspec.Struct, array_like=True, tag=13, forbid_unknown_fields=True):
+    """What a dispatcher of an earlier epoch said in KeepDrained. Comes before Reported."""
+
+    epoch: int
+    number: int
+    names: Annotated[list[str], msgspec.Meta(max_length=MAX_PROBED)]
+
+
+class AdminOrder(msgspec.Struct, array_like=True, tag=11, forbid_unknown_fields=True):
+    """An operator asks for the replicas, and to drain one of them first if `url` is not empty, or to undo that. The
+    answer is AdminAnswer with the same number."""
+
+    number: int
+    url: str
+    is_undone: bool
+
+
 # --- from the dispatcher ---------------------------------------------------------------------------------------------
 
 
@@ -156,6 +180,36 @@ class Probe(msgspec.Struct, array_like=True, tag=20, forbid_unknown_fields=True)
 
 class ProbeNow(msgspec.Struct, array_like=True, tag=21, forbid_unknown_fields=True):
     replica: str
+
+
+class Members(msgspec.Struct, array_like=True, tag=28):
+    """Replicas that are new, or have changed. A relay that was welcomed gets all of them."""
+
+    members: list[Member]
+
+
+class MemberNames(msgspec.Struct, array_like=True, tag=32, forbid_unknown_fields=True):
+    """There are no other replicas than these. Comes after Welcome, and before their Members."""
+
+    names: Annotated[list[str], msgspec.Meta(max_length=MAX_PROBED)]
+
+
+class MemberGone(msgspec.Struct, array_like=True, tag=29, forbid_unknown_fields=True):
+    name: str
+
+
+class KeepDrained(msgspec.Struct, array_like=True, tag=33, forbid_unknown_fields=True):
+    """Keep this for the next dispatcher, instead of what was kept before: what operators have drained. The number
+    grows."""
+
+    number: int
+    names: Annotated[list[str], msgspec.Meta(max_length=MAX_PROBED)]
+
+
+class Reconfigured(msgspec.Struct, array_like=True, tag=30, forbid_unknown_fields=True):
+    """The configuration has changed; this is its text."""
+
+    config: str
 
 
 class Count(msgspec.Struct, array_like=True, tag=22, forbid_unknown_fields=True):
@@ -212,6 +266,7 @@ class ReplicaStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
     aboard: int
     is_behind: bool
     is_silent: bool = False
+    is_draining: bool = False
 
 
 class Status(msgspec.Struct, array_like=True, tag=27, forbid_unknown_fields=True):
@@ -229,14 +284,28 @@ class Status(msgspec.Struct, array_like=True, tag=27, forbid_unknown_fields=True
     lag_s: float = 0.0
 
 
+class AdminAnswer(msgspec.Struct, array_like=True, tag=31, forbid_unknown_fields=True):
+    """`is_known`: there is such a replica as was asked for."""
+
+    number: int
+    is_known: bool
+    replicas: Annotated[list[ReplicaStatus], msgspec.Meta(max_length=MAX_LISTED)]
+
+
 _GateFromRelay = GateJoined | GateTold | GateRecalled | VerdictsWritten
 _GateFromDispatcher = GateDecided | Recall | DealAudits
-FromRelay = Hello | Events | Beat | Reported | Counted | Kept | AskStatus | _GateFromRelay
-FromDispatcher = Welcome | Turned | Actions | BeatEcho | Probe | ProbeNow | Count | Keep | Status | _GateFromDispatcher
+_FleetFromRelay = HadMembers | KeptDrained | AdminOrder
+_FleetFromDispatcher = Members | MemberNames | MemberGone | KeepDrained | Reconfigured | AdminAnswer
+FromRelay = Hello | Events | Beat | Reported | Counted | Kept | AskStatus | _FleetFromRelay | _GateFromRelay
+_Probing = Probe | ProbeNow | Count
+FromDispatcher = (
+    Welcome | Turned | Actions | BeatEcho | _Probing | Keep | Status | _FleetFromDispatcher | _GateFromDispatcher
+)
 Message = FromRelay | FromDispatcher
 
 EVENT_ROWS = RowSet(get_args(DriverEvent))
 ACTION_ROWS = RowSet(get_args(Action))
+MEMBER_ROWS = RowSet([Member])
 GATE_EVENT_ROWS = RowSet(get_args(GateEvent))
 GATE_DECISION_ROWS = RowSet(get_args(TrustDecision))
 
@@ -250,6 +319,6 @@ def _describe_message(kind: Any) -> str:
 
 
 PROTOCOL = protocol_of(
-    *(rows.description for rows in (EVENT_ROWS, ACTION_ROWS, GATE_EVENT_ROWS, GATE_DECISION_ROWS)),
+    *(rows.description for rows in (EVENT_ROWS, ACTION_ROWS, MEMBER_ROWS, GATE_EVENT_ROWS, GATE_DECISION_ROWS)),
     *map(_describe_message, get_args(Message)),
 )

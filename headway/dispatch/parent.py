@@ -17,8 +17,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from typing import Any
 
 from headway.errors import SetupError
 
@@ -43,6 +44,7 @@ class Child:
         self._keep_open = keep_open
         self._process: asyncio.subprocess.Process | None = None
         self._ending = asyncio.Event()
+        self._is_listening = self._is_outdated = False
 
     async def run(self) -> int:
         """Returns the exit code of the process that was told to end; 0 if none was running then. Raises SetupError if
@@ -84,11 +86,25 @@ class Child:
         assert process.stdout is not None
         if await process.stdout.readline():
             self.has_listened.set()
-        return await process.wait()
+            self._is_listening = True
+            if self._is_outdated:
+                self._is_outdated = False
+                self._signal(signal.SIGHUP)
+        try:
+            return await process.wait()
+        finally:
+            self._is_listening = False
 
     def end(self) -> None:
         self._ending.set()
         self._signal(signal.SIGTERM)
+
+    def tell_to_read_again(self) -> None:
+        """What it has read at its start has changed. A process that is starting is told once it listens."""
+        if self._is_listening:
+            self._signal(signal.SIGHUP)
+        else:
+            self._is_outdated = True
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
@@ -105,14 +121,20 @@ def _reason(code: int) -> str:
 
 class Parent:
     def __init__(
-        self, dispatcher: Child, relays: Sequence[Child], sockets: Sequence[socket.socket], drain_s: float
+        self,
+        dispatcher: Child,
+        relays: Sequence[Child],
+        sockets: Sequence[socket.socket],
+        drain_s: float,
+        watch: Callable[[], Coroutine[None, None, None]],
     ) -> None:
         """`sockets` are those that the relays listen on. A relay that has not ended `drain_s` after it was told to is
-        killed."""
+        killed. `watch` runs beside them."""
         self._dispatcher = dispatcher
         self._relays = relays
         self._sockets = sockets
         self._drain_s = drain_s
+        self._watch = watch
 
     async def run(self, on_listening: Callable[[], None]) -> int:
         """Run until SIGTERM or SIGINT. Returns 0 if every relay served its calls to their end, else 1."""
@@ -121,7 +143,11 @@ class Parent:
             asyncio.get_running_loop().add_signal_handler(number, told.set)
         dispatching = asyncio.create_task(self._dispatcher.run())
         relaying = [asyncio.create_task(relay.run()) for relay in self._relays]
-        telling = [asyncio.create_task(told.wait()), asyncio.create_task(self._announce(on_listening))]
+        telling: list[asyncio.Task[Any]] = [
+            asyncio.create_task(told.wait()),
+            asyncio.create_task(self._announce(on_listening)),
+            asyncio.create_task(self._watch()),
+        ]
         # Until it is told to end, a child's task ends only if its setup is wrong.
         await asyncio.wait([telling[0], dispatching, *relaying], return_when=asyncio.FIRST_COMPLETED)
         for one in self._sockets:

@@ -33,6 +33,7 @@ from headway.core.types import (
     Finished,
     Hold,
     Left,
+    Offer,
     Refuse,
     Settled,
     Ticked,
@@ -43,7 +44,7 @@ from headway.dispatch.endpoints import connect
 from headway.dispatch.frames import (
     PROTOCOL,
     Actions,
-    Beat,
+    AdminAnswer,
     BeatEcho,
     Count,
     Counted,
@@ -52,22 +53,21 @@ from headway.dispatch.frames import (
     Keep,
     Probe,
     ProbeNow,
+    Reconfigured,
     Reported,
-    Turned,
     Welcome,
 )
 from headway.dispatch.handover import Keeper
 from headway.dispatch.link import Link
+from headway.dispatch.relay_fleet import RelayFleet
 from headway.dispatch.relay_gates import RelayGates
+from headway.dispatch.relay_session import DispatcherSession
 from headway.dispatch.security import Security
 from headway.errors import ConnectionFailed
 from headway.supervise import Supervisor
 
 log = logging.getLogger("headway.dispatch")
 
-BEAT_S = 0.2
-UNDECIDED_S = 5.0  # after which one that renews no lease is left: a leader that may not decide ends its term sooner
-SILENT_S = 1.0  # after which a dispatcher that answers no beat is taken for lost
 # For which a relay stays ready after a dispatcher has said last that it is. Its calls wait, and in less another
 # dispatcher has opened replicas. Else a load balancer would find no relay at all while a standby takes over.
 GRACE_S = 4.0
@@ -88,11 +88,11 @@ class RemoteDispatch:
         relay: str,
         run: str,
         config: ServedConfig,
-        on_other_config: Callable[[], None],
+        take_config: Callable[[str], ServedConfig | None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`relay` is this relay's name, `run` the random id of this run of its process. `on_other_config` is called
-        when a dispatcher has another configuration."""
+        """`relay` is this relay's name, `run` the random id of this run of its process. `take_config` is called when a
+        dispatcher has another configuration, with its text. It returns None if the relay must start again with it."""
         self.epoch = 0
         self._leader = ""
         self.gates = RelayGates(lambda: self.epoch, self.may_send)
@@ -101,7 +101,8 @@ class RemoteDispatch:
         self._relay = relay
         self._run = run
         self._config = config
-        self._on_other_config = on_other_config
+        self._take_config = take_config
+        self._fleet = RelayFleet()
         self._clock = clock
         self._driver: Driver | None = None
         self._link: Link | None = None  # None unless a dispatcher has welcomed this relay
@@ -207,7 +208,10 @@ class RemoteDispatch:
 
     # --- from the dispatcher ---
 
-    def _obey(self, message: FromDispatcher, session: _Session) -> None:
+    def obeys(self, link: Link) -> bool:
+        return self._link is link
+
+    def obey(self, message: FromDispatcher, session: DispatcherSession) -> None:
         assert self._driver is not None
         if isinstance(message, Actions):
             for action in message.actions:
@@ -227,8 +231,33 @@ class RemoteDispatch:
             self._driver.count_streams(message.replica)
         elif isinstance(message, Keep):
             self._keeper.keep(message, self.epoch)
-        else:
+        elif isinstance(message, Reconfigured):
+            self._reconfigure(message.config, session)
+        elif not self._fleet.obey(message, self._driver, self.epoch):
             self.gates.obey(message)
+
+    def _reconfigure(self, text: str, session: DispatcherSession) -> bool:
+        """Serve another configuration. Returns whether that is possible without a restart. Calls that were read before
+        are told with what they were offered then."""
+        if text == self._config.text:
+            return True
+        if (taken := self._take_config(text)) is None:
+            session.link.close("its configuration needs a restart")
+            self._is_alone.clear()
+            return False
+        offers = dict(self._config.offers)
+        for model, offer in taken.offers.items():
+            before = offers[model].tiers if model in offers else {}
+            offers[model] = Offer(offer.pool, before | offer.tiers)
+        self._config = ServedConfig(text, offers)
+        return True
+
+    async def order(self, url: str, *, is_undone: bool) -> AdminAnswer | None:
+        """What the dispatcher answers to an operator; None if there is no dispatcher, or none that answers."""
+        if self._link is not None:
+            with suppress(TimeoutError):
+                return await self._fleet.order(self._link, url, is_undone=is_undone)
+        return None
 
     def _tell_unsent(self) -> None:
         unsent, self._unsent = self._unsent, []
@@ -247,16 +276,13 @@ class RemoteDispatch:
             self._max_hold_s[action.call_id] = self._fallback_hold_s.pop(action.call_id)
         self._driver.do(action)
 
-    def _welcomed(self, welcome: Welcome, session: _Session) -> None:
+    def welcomed(self, welcome: Welcome, session: DispatcherSession) -> None:
         assert self._driver is not None
         is_over = welcome.epoch < self.epoch or (welcome.epoch == self.epoch and welcome.leader != self._leader)
         if is_over or (self._link is not None and welcome.epoch == self.epoch):
             session.link.close(f"epoch {welcome.epoch} is over or known: {self.epoch} has begun")
             return
-        if welcome.config != self._config.text:
-            session.link.close("its configuration is another one")
-            self._is_alone.clear()
-            self._on_other_config()
+        if not self._reconfigure(welcome.config, session):
             return
         earlier, self._link = self._link, session.link
         if earlier is not None:
@@ -269,7 +295,9 @@ class RemoteDispatch:
         self._driver.forget_unsettled()  # of calls that ended while there was no dispatcher
         while self._ends:
             session.link.tell(self._ends.popleft())
-        for call in self._driver.calls():
+        calls = list(self._driver.calls())
+        self._fleet.welcomed(session.link, self.epoch, {call.replica for call in calls if call.replica is not None})
+        for call in calls:
             if call.replica is None:
                 self._unanswered.add(call.call.id)
             session.link.tell(call)
@@ -280,7 +308,7 @@ class RemoteDispatch:
         self._refused.clear()
         log.info("dispatcher %s decides, epoch %d", session.link.name, self.epoch)
 
-    def _left(self, session: _Session, reason: str) -> None:
+    def left(self, session: DispatcherSession, reason: str) -> None:
         if self._link is session.link:
             log.warning("no dispatcher: %s", reason)
             self._link = None
@@ -289,7 +317,7 @@ class RemoteDispatch:
             self.gates.left()
             self._hold_unanswered()
 
-    def _turned_away(self, why: str, link: Link) -> None:
+    def turned_away(self, why: str, link: Link) -> None:
         if self._refused.get(link.name) != why:  # it asks again several times a second
             log.warning("dispatcher %s turned this relay away: %s", link.name, why)
         self._refused[link.name] = why
@@ -299,8 +327,6 @@ class RemoteDispatch:
 
     def start(self, driver: Driver, supervisor: Supervisor) -> None:
         self._driver = driver
-        for member in self._config.members:
-            driver.add_replica(member)
         # All at once: one that is stopped accepts connections and says nothing.
         self._tasks = [
             supervisor.start(f"dispatcher {address}", partial(self._stay_connected, address), matters=True)
@@ -320,10 +346,10 @@ class RemoteDispatch:
     async def _stay_connected(self, address: Address) -> None:
         while True:
             await self._is_alone.wait()
-            sessions: list[_Session] = []
+            sessions: list[DispatcherSession] = []
 
-            def meet(link: Link, sessions: list[_Session] = sessions) -> _Session:
-                sessions.append(_Session(self, link))
+            def meet(link: Link, sessions: list[DispatcherSession] = sessions) -> DispatcherSession:
+                sessions.append(DispatcherSession(self, link, self._clock))
                 return sessions[0]
 
             try:
@@ -333,55 +359,3 @@ class RemoteDispatch:
             else:
                 await sessions[0].beat()
             await asyncio.sleep(random.uniform(*RETRY_S))
-
-
-class _Session:
-    """One link, from its Hello to its end."""
-
-    def __init__(self, dispatch: RemoteDispatch, link: Link) -> None:
-        self.link = link
-        self.began_at = dispatch._clock()
-        self.lease_s = 0.0
-        self._dispatch = dispatch
-        self._heard_at = self._renewed_at = self.began_at
-        self._sent_at: dict[int, float] = {}  # beats that were not answered yet
-        self._answered = 0  # the last beat that was
-        self._is_lost = asyncio.Event()
-        link.send(dispatch.hello())
-
-    def on_message(self, message: FromDispatcher) -> None:
-        self._heard_at = self._dispatch._clock()
-        if isinstance(message, Welcome):
-            self._dispatch._welcomed(message, self)
-        elif isinstance(message, Turned):
-            self._dispatch._turned_away(message.why, self.link)
-        elif self._dispatch._link is self.link:
-            self._dispatch._obey(message, self)
-
-    def on_lost(self, reason: str) -> None:
-        self._is_lost.set()
-        self._dispatch._left(self, reason)
-
-    def answered(self, number: int, *, renews: bool) -> float | None:
-        """The dispatcher has answered this beat. Returns when it was sent."""
-        if renews:
-            self._renewed_at = self._heard_at
-        self._answered = max(self._answered, number)
-        return self._sent_at.pop(number, None)
-
-    async def beat(self) -> None:
-        """Until the link is lost. One that is silent is lost: a dispatcher that is stopped does not close it."""
-        number = 0
-        while not self._is_lost.is_set():
-            now = self._dispatch._clock()
-            if now - self._heard_at > SILENT_S:
-                self.link.abort("the dispatcher is silent")
-            elif now - self._renewed_at > UNDECIDED_S:
-                self.link.abort("the dispatcher does not decide")
-            elif self._dispatch._link is self.link:
-                number += 1
-                self._sent_at[number] = now
-                self.link.send(Beat(number, self._answered))
-            with suppress(TimeoutError):
-                async with asyncio.timeout(BEAT_S):
-                    await self._is_lost.wait()

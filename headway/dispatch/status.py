@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable
 
 from headway.core.machine import Machine
-from headway.core.types import TICK_S, Replica
+from headway.core.types import TICK_S
+from headway.dispatch.fleet import Fleet
 from headway.dispatch.frames import MAX_LISTED, RelayStatus, ReplicaStatus, Status
 from headway.dispatch.sessions import RelaySession
 
@@ -48,12 +49,12 @@ def relays_status(listed: Iterable[str], sessions: Iterable[RelaySession], now: 
 def leader_status(
     epoch: int,
     relays: list[RelayStatus],
+    fleet: Fleet,
     machine: Machine,
-    fleet: Mapping[str, Replica],
     silent: Container[str],
     lag_s: float,
 ) -> Status:
-    replicas = _replicas_status(machine, fleet, silent)
+    replicas = replicas_status(machine, fleet, silent)
     pools = machine.pools.values()
     return Status(
         "leader",
@@ -67,15 +68,21 @@ def leader_status(
     )
 
 
-def _replicas_status(machine: Machine, fleet: Mapping[str, Replica], silent: Container[str]) -> list[ReplicaStatus]:
+def replicas_status(machine: Machine, fleet: Fleet, silent: Container[str] = ()) -> list[ReplicaStatus]:
     """All replicas, those that take no calls first."""
     rows = []
-    for name, replica in fleet.items():
-        pool = machine.pools[replica.pool]
-        state = pool.replica_state(name)
-        seats, aboard, is_behind = (
-            (state.replica.seats, state.load, state.is_behind) if state is not None else (replica.seats, 0, False)
+    for name, member in fleet.members.items():
+        pool = machine.pools.get(member.replica.pool)
+        state = pool.replica_state(name) if pool is not None else None
+        row = ReplicaStatus(
+            name,
+            member.replica.pool,
+            is_open=state is not None and state.open,
+            seats=member.replica.seats,
+            aboard=state.load if state is not None else 0,
+            is_behind=state is not None and state.is_behind,
+            is_silent=name in silent,
+            is_draining=fleet.is_draining(name),
         )
-        row = ReplicaStatus(name, replica.pool, pool.is_open(name), seats, aboard, is_behind, name in silent)
         rows.append(row)
     return sorted(rows, key=lambda row: (row.is_open and not row.is_behind, row.pool, row.name))

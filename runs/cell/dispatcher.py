@@ -53,7 +53,7 @@ from headway.dispatch.frames import (
     Welcome,
 )
 from headway.dispatch.link import Link
-from headway.dispatch.remote import BEAT_S
+from headway.dispatch.relay_session import BEAT_S
 from headway.errors import ConnectionFailed
 from runs.cell.one_dispatcher import MODEL, relay_name, replica
 from runs.measure.machine import require

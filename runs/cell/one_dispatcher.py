@@ -28,6 +28,7 @@ from headway.deciding import DISPATCHER_GC_THRESHOLDS
 from headway.dispatch.address import UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.endpoints import listen
+from headway.dispatch.fleet import Member
 from headway.dispatch.frames import Events, FromRelay, Hello, Welcome
 from headway.dispatch.link import Link
 
@@ -78,7 +79,7 @@ async def echo(path: Path) -> None:
 
 async def serve(path: Path, replicas: int, relays: int) -> None:
     machine = Machine(*own_pools({MODEL: ModelPolicy(TIERS, standard_share=0.5)}))
-    fleet = [replica(number) for number in range(replicas)]
+    fleet = [Member(replica(number), "vllm") for number in range(replicas)]
     dispatcher = Dispatcher(machine, fleet, 1, "", [relay_name(number) for number in range(relays)])
     listener = await listen(UnixAddress(path), dispatcher.make_session, None)
     ticking = asyncio.create_task(dispatcher.run())

@@ -127,7 +127,7 @@ async def measure(cycles: int, engine_port: int) -> Figures:
         {"gateway": {"port": 0}, "models": [{"name": MODEL, "replicas": [{"url": engine_url, "seats": SEATS}]}]}
     )
     gateway = make_gateway(config, decide_here(config))
-    server = make_gateway_server(config, gateway, make_auto(config, gateway))
+    server, _ = make_gateway_server(config, gateway, make_auto(config, gateway))
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server.on_listening = listening.set_result
     gateway.start()

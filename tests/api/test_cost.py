@@ -81,7 +81,7 @@ def door() -> Iterator[Door]:
 
     async def serve() -> None:
         gateway = make_gateway(config, decide_here(config))
-        server = make_gateway_server(config, gateway, make_auto(config, gateway))
+        server, _ = make_gateway_server(config, gateway, make_auto(config, gateway))
         server.on_listening = on_listening
         stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, server.stop))
         await server.serve()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError, AsyncOpenAI
 
-from headway.config import Config
+from headway.config import Config, as_text
 from headway.core.types import ReplicaDown, ReplicaSuspect
 from headway.deciding import make_dispatcher, members_of, policies_of
 from headway.dispatch import remote
@@ -24,6 +24,7 @@ from headway.dispatch.record import replay
 from headway.dispatch.remote import GRACE_S, RemoteDispatch
 from headway.engines.scripted import Faults, Script, running
 from headway.gateway.serve import Gateway
+from headway.live import RelayConfig
 from headway.run import running_gateway as run_gateway
 from tests.running import MODEL, config_for, http_client
 
@@ -64,7 +65,7 @@ class Cell:
     async def lead(self, record: Path | None = None) -> None:
         """Start a dispatcher, after the one before it if there was one."""
         names = [f"relay-{number}" for number in range(len(self.relays) or 2)]
-        self.dispatcher = make_dispatcher(self.config, "", self.epoch, names, record)
+        self.dispatcher = make_dispatcher(self.config, self.epoch, names, record)
         self._listener = await listen(UnixAddress(self.path), self.dispatcher.make_session, None)
         self._running = asyncio.create_task(self.dispatcher.run())
 
@@ -78,6 +79,11 @@ class Cell:
             session.link.abort("killed")
         self.dispatcher.close()
         self.epoch += 1
+
+    def change(self, config: Config) -> None:
+        """As if the dispatcher had read this in its file."""
+        self.config = config
+        self.dispatcher.reconfigure(as_text(config), *policies_of(config), members_of(config))
 
     async def until(self, condition: Any) -> None:
         async with asyncio.timeout(20):
@@ -93,10 +99,6 @@ class Cell:
         )
 
 
-def refuse_config() -> None:
-    raise AssertionError("the configuration is the same")
-
-
 @asynccontextmanager
 async def running_cell(
     tmp_path: Path, config: Config, relays: int = 2, record: Path | None = None
@@ -108,10 +110,12 @@ async def running_cell(
         await cell.lead(record)
         stack.push_async_callback(cell.die)
         for number in range(relays):
-            served = ServedConfig("", policies_of(config)[1], members_of(config))
+            served = ServedConfig(as_text(config), policies_of(config)[1])
             addresses: list[Address] = [UnixAddress(cell.path)]
-            dispatch = RemoteDispatch(addresses, None, f"relay-{number}", f"run-{number}", served, refuse_config)
-            gateway, port = await stack.enter_async_context(run_gateway(config, dispatch=dispatch))
+            live = RelayConfig(config, lambda changed: changed)
+            dispatch = RemoteDispatch(addresses, None, f"relay-{number}", f"run-{number}", served, live.take)
+            live.dispatch = dispatch
+            gateway, port = await stack.enter_async_context(run_gateway(config, relay=(dispatch, live)))
             url = f"http://127.0.0.1:{port}/v1"
             sdk = AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=http_client())
             await stack.enter_async_context(sdk)
@@ -122,7 +126,7 @@ async def running_cell(
 
 async def test_an_engine_that_stalls_is_taken_out_also_if_another_relay_probes_it(tmp_path: Path) -> None:
     async with running(SLOW) as engine, running_cell(tmp_path, config_for([engine])) as cell:
-        prober = cell.dispatcher._dealing.holder(engine.url)
+        prober = cell.dispatcher.cell._dealing.holder(engine.url)
         [other] = [relay for relay in cell.relays if relay.dispatch._run != prober]
         call = asyncio.create_task(other.call(50))
         await cell.until(lambda: engine.record()["running"] == 1)
@@ -171,7 +175,7 @@ async def test_each_replica_is_probed_by_one_relay(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(running(QUICK)) for _ in range(5)]
         cell = await stack.enter_async_context(running_cell(tmp_path, config_for(engines)))
-        hands = cell.dispatcher._dealing.hands.values()
+        hands = cell.dispatcher.cell._dealing.hands.values()
         assert sorted(name for hand in hands for name in hand) == sorted(engine.url for engine in engines)
         assert sorted(map(len, hands)) == [2, 3]
 

@@ -35,7 +35,8 @@ from headway.core.trust import (
 from headway.dispatch.base import NOT_WATCHED, GateEvent
 from headway.dispatch.cell_gates import CellGate
 from headway.dispatch.codec import decode_from_dispatcher, decode_from_relay, encode
-from headway.dispatch.dispatcher import MARGIN_S, Dispatcher
+from headway.dispatch.dispatcher import Dispatcher
+from headway.dispatch.engine_counts import MARGIN_S
 from headway.dispatch.frames import (
     PROTOCOL,
     Beat,

@@ -9,6 +9,7 @@ import pytest
 from headway.core.machine import Machine
 from headway.core.types import Arrived, Board, Call, ModelPolicy, Replica, ReplicaUp, TierPolicy, own_pools
 from headway.dispatch.dispatcher import SILENT_S, Dispatcher
+from headway.dispatch.fleet import Member
 from headway.dispatch.frames import (
     PROTOCOL,
     Actions,
@@ -45,7 +46,9 @@ def term(clock: FakeTime, row: FakeRow) -> Term:
     leadership = Leadership(FakeLease(row, "one"), clock)
     finished(leadership.stand())
     pools, offers = own_pools({"m": POLICY})
-    dispatcher = Dispatcher(Machine(pools, offers), [REPLICA], leadership.epoch or 0, "text", RELAYS, clock=clock)
+    dispatcher = Dispatcher(
+        Machine(pools, offers), [Member(REPLICA, "vllm")], leadership.epoch or 0, "text", RELAYS, clock=clock
+    )
     return Term(dispatcher, leadership, RELAYS, "one", clock)
 
 
@@ -59,7 +62,7 @@ def everybody(term: Term, clock: FakeTime) -> list[HandRelay]:
 
 
 def open_replica(relays: list[HandRelay], term: Term) -> None:
-    prober = term.dispatcher._prober_of("engine")
+    prober = term.dispatcher.cell._prober_of("engine")
     relay = next(one for one in relays if one.session is prober)
     relay.say(Events([ReplicaUp(REPLICA)]))
     relay.say(Counted("engine", 0))

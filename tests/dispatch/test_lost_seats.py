@@ -16,7 +16,10 @@ from headway.core.types import (
     TierPolicy,
     own_pools,
 )
-from headway.dispatch.dispatcher import COUNT_S, MARGIN_S, SENT_S, Dispatcher
+from headway.dispatch.cell_fleet import COUNT_S
+from headway.dispatch.dispatcher import Dispatcher
+from headway.dispatch.engine_counts import MARGIN_S, SENT_S
+from headway.dispatch.fleet import Member
 from headway.dispatch.frames import Count, Counted, Events, Reported
 from headway.dispatch.sessions import LEASE_S
 from tests.dispatch.fake_lease import FakeTime
@@ -38,7 +41,7 @@ class OneEngine:
         self.clock = clock
         pools, offers = own_pools({"m": POLICY})
         names = ["relay-1", "relay-2"]
-        self.dispatcher = Dispatcher(Machine(pools, offers), [REPLICA], 1, "", names, clock=clock)
+        self.dispatcher = Dispatcher(Machine(pools, offers), [Member(REPLICA, "vllm")], 1, "", names, clock=clock)
         self.one, self.two = (HandRelay(self.dispatcher, clock, name) for name in names)
         for relay in (self.one, self.two):
             relay.say(Reported())
@@ -63,7 +66,7 @@ class OneEngine:
 
 def test_a_call_that_ends_while_a_new_dispatcher_counts_does_not_hide_a_stranger(clock: FakeTime) -> None:
     pools, offers = own_pools({"m": POLICY})
-    dispatcher = Dispatcher(Machine(pools, offers), [REPLICA], 2, "", ["relay-1"], clock=clock)
+    dispatcher = Dispatcher(Machine(pools, offers), [Member(REPLICA, "vllm")], 2, "", ["relay-1"], clock=clock)
     relay = HandRelay(dispatcher, clock, "relay-1")
     relay.say(Events([Adopted(Call("ours", "m", "standard"), "engine", is_delivering=True)]))
     relay.say(Reported())

@@ -17,6 +17,7 @@ from headway.core.types import (
     own_pools,
 )
 from headway.dispatch.dispatcher import Dispatcher
+from headway.dispatch.fleet import Member
 from headway.dispatch.frames import (
     PROTOCOL,
     AskStatus,
@@ -38,6 +39,7 @@ from headway.dispatch.stream_count import TELL_S
 from tests.dispatch.fake_lease import FakeLease, FakeRow, FakeTime, finished
 
 REPLICAS = [Replica("a", "m", seats=1), Replica("b", "m", seats=8)]
+MEMBERS = [Member(replica, "vllm") for replica in REPLICAS]
 POLICY = ModelPolicy(tiers={"standard": TierPolicy(max_held=10, max_hold_s=10.0)})
 
 
@@ -70,7 +72,7 @@ def term(clock: FakeTime) -> Term:
     finished(leadership.stand())
     pools, offers = own_pools({"m": POLICY})
     relays = ("relay-1", "relay-2")
-    dispatcher = Dispatcher(Machine(pools, offers), REPLICAS, leadership.epoch or 0, "text", relays, clock=clock)
+    dispatcher = Dispatcher(Machine(pools, offers), MEMBERS, leadership.epoch or 0, "text", relays, clock=clock)
     return Term(dispatcher, leadership, relays, "one", clock)
 
 
@@ -127,7 +129,7 @@ def test_a_replica_that_does_not_say_how_many_streams_it_runs_is_told_of_once(
     clock: FakeTime, caplog: pytest.LogCaptureFixture
 ) -> None:
     pools, offers = own_pools({"m": POLICY})
-    dispatcher = Dispatcher(Machine(pools, offers), REPLICAS, 1, "text", ["relay-1"], clock=clock)
+    dispatcher = Dispatcher(Machine(pools, offers), MEMBERS, 1, "text", ["relay-1"], clock=clock)
     relay, _ = connect(dispatcher, clock, Hello(PROTOCOL, "relay-1", "run"), Reported())
     say = relay.on_message
 

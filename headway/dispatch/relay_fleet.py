@@ -1,0 +1,88 @@
+"""The replicas of a cell, for a relay: the dispatcher says which there are (cell_fleet.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from headway.dispatch.base import Driver
+from headway.dispatch.fleet import Member
+from headway.dispatch.frames import (
+    MAX_BATCH,
+    AdminAnswer,
+    AdminOrder,
+    FromDispatcher,
+    HadMembers,
+    KeepDrained,
+    KeptDrained,
+    MemberGone,
+    MemberNames,
+    Members,
+)
+from headway.dispatch.link import Link
+
+ANSWER_S = 5.0  # for the dispatcher to answer an operator
+
+
+class RelayFleet:
+    def __init__(self) -> None:
+        self._members: dict[str, Member] = {}
+        self._busy: set[str] = set()  # replicas that had calls of this relay when it was welcomed
+        self._drained: KeptDrained | None = None
+        self._orders: dict[int, asyncio.Future[AdminAnswer]] = {}
+        self._number = 0
+
+    def welcomed(self, link: Link, epoch: int, busy: Iterable[str]) -> None:
+        """Report to a dispatcher, before anything is said of calls."""
+        self._busy = {name for name in busy if name in self._members}
+        had = [self._members[name] for name in sorted(self._busy)]
+        for first in range(0, len(had), MAX_BATCH):
+            link.send(HadMembers(had[first : first + MAX_BATCH]))
+        if self._drained is not None and self._drained.epoch < epoch:
+            link.send(self._drained)
+
+    def obey(self, message: FromDispatcher, driver: Driver, epoch: int) -> bool:
+        """Returns whether the message is about replicas."""
+        if isinstance(message, Members):
+            for member in message.members:
+                self._set(member, driver)
+        elif isinstance(message, MemberNames):
+            # Of those that have calls, the dispatcher hears at the moment. It says when they are gone.
+            for name in self._members.keys() - set(message.names) - self._busy:
+                self._remove(name, driver)
+        elif isinstance(message, MemberGone):
+            self._remove(message.name, driver)
+        elif isinstance(message, KeepDrained):
+            self._drained = KeptDrained(epoch, message.number, message.names)
+        elif isinstance(message, AdminAnswer):
+            if (order := self._orders.pop(message.number, None)) is not None and not order.done():
+                order.set_result(message)
+        else:
+            return False
+        return True
+
+    async def order(self, link: Link, url: str, *, is_undone: bool) -> AdminAnswer:
+        """Raises TimeoutError if the dispatcher does not answer."""
+        self._number += 1
+        number = self._number
+        answer: asyncio.Future[AdminAnswer] = asyncio.get_running_loop().create_future()
+        self._orders[number] = answer
+        link.send(AdminOrder(number, url, is_undone))
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                return await answer
+        finally:
+            self._orders.pop(number, None)
+
+    def _set(self, member: Member, driver: Driver) -> None:
+        known = self._members.get(member.name)
+        if known is not None and known.is_same_engine(member):
+            driver.change_replica(member.replica)
+        else:
+            self._remove(member.name, driver)
+            driver.add_replica(member)
+        self._members[member.name] = member
+
+    def _remove(self, name: str, driver: Driver) -> None:
+        if self._members.pop(name, None) is not None:
+            driver.remove_replica(name)

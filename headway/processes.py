@@ -19,11 +19,12 @@ from typing import IO
 
 from headway.config import Config, LedgerTable, as_text
 from headway.config_file import ConfigFile
-from headway.deciding import DISPATCHER, check_can_be_shared
+from headway.deciding import DISPATCHER, check_can_be_shared, members_of
 from headway.dispatch.address import parse_address
 from headway.dispatch.pages import SUFFIX
 from headway.dispatch.parent import Child, Parent, bind
 from headway.dispatch.record import record_of
+from headway.engines.kinds import check_kind
 from headway.errors import SetupError
 from headway.ledger.identity import lock_spool, shared_name
 from headway.ledger.keys import read_secret
@@ -75,6 +76,8 @@ class _BoxConfig:
 
     def check(self, wanted: Config) -> None:
         check_can_be_shared(wanted)
+        for member in members_of(wanted):
+            check_kind(member.name, member.kind)
 
     def apply(self, served: Config) -> None:
         self.config = served

@@ -61,12 +61,13 @@ def make_gateway(config: Config, dispatch: Dispatch, books: Books | None = None)
     prompts = {model.name: PromptFile(keeping_of(model.keep_prompts)) for model in config.models if model.keep_prompts}
     held_bytes = HeldBytes(config.gateway.max_held_bytes_per_key, config.gateway.max_held_bytes)
     for member in members_of(config):
-        check_kind(member.name, member.kind)
+        check_kind(member.name, member.kind)  # before anything is started
     return Gateway(dispatch, make_engine, timing, Billing(books, prices), prompts, held_bytes)
 
 
 def make_engine(member: Member) -> Engine:
-    """Its model is that of its pool."""
+    """Its model is that of its pool. Raises SetupError if there is no such kind."""
+    check_kind(member.name, member.kind)
     return KINDS[member.kind](member.name, member.name, member.replica.pool)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 
 from headway.dispatch.base import Driver
@@ -20,6 +21,9 @@ from headway.dispatch.frames import (
     Members,
 )
 from headway.dispatch.link import Link
+from headway.errors import SetupError
+
+log = logging.getLogger("headway.dispatch")
 
 ANSWER_S = 5.0  # for the dispatcher to answer an operator
 
@@ -80,7 +84,11 @@ class RelayFleet:
             driver.change_replica(member.replica)
         else:
             self._remove(member.name, driver)
-            driver.add_replica(member)
+            try:
+                driver.add_replica(member)
+            except SetupError as error:  # the dispatcher does not know which kinds of engines this relay has
+                log.error("%s", error.message)
+                return
         self._members[member.name] = member
 
     def _remove(self, name: str, driver: Driver) -> None:

@@ -1,0 +1,1 @@
+"""Runs about replicas that come and go, and a configuration that changes."""

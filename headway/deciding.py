@@ -20,6 +20,7 @@ from headway.config.to_core import policy_of, replica_of
 from headway.config_file import ConfigFile
 from headway.core.machine import Machine
 from headway.core.types import Offer, PoolPolicy, own_pools
+from headway.discovery import Discovery
 from headway.dispatch.address import Address, TcpAddress, UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
 from headway.dispatch.endpoints import listen
@@ -85,11 +86,18 @@ def decide_here(config: Config, record_to: Path | None = None) -> LocalDispatch:
     return LocalDispatch(Machine(pools, offers), members_of(config), record)
 
 
-def make_dispatcher(config: Config, epoch: int, listed: Iterable[str], record_to: Path | None = None) -> Dispatcher:
-    """`listed` are the names of the relays that there are."""
+def make_dispatcher(
+    config: Config,
+    epoch: int,
+    listed: Iterable[str],
+    record_to: Path | None = None,
+    members: Iterable[Member] | None = None,
+) -> Dispatcher:
+    """`listed` are the names of the relays that there are. `members` are its replicas, if not those of `config`."""
     pools, offers = policies_of(config)
     record = EventLog(record_to, pools, offers) if record_to else None
-    return Dispatcher(Machine(pools, offers), members_of(config), epoch, as_text(config), listed, record)
+    wanted = members_of(config) if members is None else members
+    return Dispatcher(Machine(pools, offers), wanted, epoch, as_text(config), listed, record)
 
 
 class DispatchedConfig:
@@ -97,15 +105,28 @@ class DispatchedConfig:
 
     def __init__(self, config: Config, leading: Callable[[], Dispatcher | None]) -> None:
         self.config = config
+        self.discovery = Discovery(config, self._is_open, self._found)
         self._leading = leading
+
+    def members(self) -> list[Member]:
+        return [*self.discovery.members(), *members_of(self.config)]  # of two with one URL the listed one counts
 
     def check(self, wanted: Config) -> None:
         check_can_be_shared(wanted)
 
     def apply(self, served: Config) -> None:
         self.config = served
+        self.discovery.configure(served)
         if (dispatcher := self._leading()) is not None:
-            dispatcher.reconfigure(as_text(served), *policies_of(served), members_of(served))
+            dispatcher.reconfigure(as_text(served), *policies_of(served), self.members())
+
+    def _found(self) -> None:
+        if (dispatcher := self._leading()) is not None:
+            dispatcher.cell.fleet.want(self.members())
+
+    def _is_open(self, url: str) -> bool:
+        dispatcher = self._leading()
+        return dispatcher is not None and dispatcher.cell.fleet.is_open(url)
 
 
 async def run_dispatcher(
@@ -125,7 +146,7 @@ async def run_dispatcher(
     dispatcher = make_dispatcher(read(), epoch, listed, record_to)
     served = DispatchedConfig(read(), lambda: dispatcher)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: served.apply(read()))
-    serving = _Deciding(dispatcher.run, dispatcher.make_session, dispatcher.metrics)
+    serving = _Deciding(dispatcher.run, dispatcher.make_session, dispatcher.metrics, served)
     await serving.until_told(address, None, on_listening)
     dispatcher.close()
 
@@ -147,12 +168,12 @@ async def run_candidate(
 
     def make(epoch: int) -> Dispatcher:
         record = record_of(record_to, next(terms)) if record_to is not None else None
-        return make_dispatcher(served.config, epoch, cell.relays, record)
+        return make_dispatcher(served.config, epoch, cell.relays, record, served.members())
 
     lease = lease_of(cell, config.ledger)
     candidate = LeaseCandidate(lease, cell.relays, make)
     served = DispatchedConfig(config, lambda: candidate.term.dispatcher if candidate.term is not None else None)
-    serving = _Deciding(candidate.run, candidate.make_session, candidate.metrics, source, served)
+    serving = _Deciding(candidate.run, candidate.make_session, candidate.metrics, served, source)
     try:
         await serving.until_told(address, security, on_listening, metrics_at)
     finally:
@@ -175,8 +196,8 @@ class _Deciding:
     run: Callable[[], Awaitable[None]]
     make_session: Callable[[Link], RelaySession]
     policy_metrics: Callable[[], Iterable[Metric]]
+    served: DispatchedConfig
     source: Path | None = None  # of `served`, if it is read again when it has changed
-    served: DispatchedConfig | None = None
 
     async def until_told(
         self,
@@ -203,13 +224,15 @@ class _Deciding:
             supervisor.start("dispatcher", self.run, matters=True),
             supervisor.start("loop lag", lambda: measure_lag(metrics.loop_lag.observe)),
         ]
-        if self.source is not None and self.served is not None:
+        self.served.discovery.start()
+        if self.source is not None:
             file = ConfigFile(self.source, self.served, lambda result: metrics.config_reads.labels(result).inc())
             tasks.append(supervisor.start("configuration", file.run))
         gc.freeze()
         gc.set_threshold(*DISPATCHER_GC_THRESHOLDS)
         on_listening()
         await told.wait()
+        self.served.discovery.stop()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -158,6 +158,10 @@ class Refused(HeadwayError):
         self.retry_after_s = retry_after_s
 
 
+class LookupFailed(Exception):
+    """A name cannot be looked up in DNS."""
+
+
 class InternalError(HeadwayError):
     """What a client is told of an error that nobody expected."""
 

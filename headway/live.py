@@ -20,7 +20,9 @@ from headway.config.differences import Difference, differences
 from headway.config.to_core import prices_of
 from headway.config_file import ConfigFile
 from headway.deciding import members_of, policies_of
+from headway.discovery import Discovery
 from headway.dispatch.base import ServedConfig
+from headway.dispatch.fleet import Member
 from headway.dispatch.frames import AdminAnswer, ReplicaStatus
 from headway.dispatch.local import LocalDispatch
 from headway.dispatch.remote import RemoteDispatch
@@ -39,6 +41,7 @@ class LiveConfig:
     def __init__(self, config: Config, dispatch: LocalDispatch, source: Path | None = None) -> None:
         self.config = config
         self._dispatch = dispatch
+        self._discovery = Discovery(config, dispatch.fleet.is_open, lambda: dispatch.fleet.want(self._members()))
         self._source = source
         self._watching: asyncio.Task[None] | None = None
         self._gateway: Gateway  # both from `start` on
@@ -46,11 +49,13 @@ class LiveConfig:
 
     def start(self, gateway: Gateway, app: App) -> None:
         self._gateway, self._app = gateway, app
+        self._discovery.start()
         if self._source is not None:
             file = ConfigFile(self._source, self, lambda result: gateway.metrics.config_reads.labels(result).inc())
             self._watching = gateway.supervisor.start("configuration", file.run)
 
     def stop(self) -> None:
+        self._discovery.stop()
         if self._watching is not None:
             self._watching.cancel()
 
@@ -59,9 +64,13 @@ class LiveConfig:
             check_kind(member.name, member.kind)
 
     def apply(self, served: Config) -> None:
-        self._dispatch.reconfigure(*policies_of(served), members_of(served))
-        _serve(served, self._gateway, self._app)
         self.config = served
+        self._discovery.configure(served)
+        self._dispatch.reconfigure(*policies_of(served), self._members())
+        _serve(served, self._gateway, self._app)
+
+    def _members(self) -> list[Member]:
+        return [*self._discovery.members(), *members_of(self.config)]  # of two with one URL the listed one counts
 
     # --- api/admin.py ---
 

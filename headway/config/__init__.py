@@ -5,6 +5,7 @@ from headway.config.cell_table import CellTable
 from headway.config.checks import as_text, from_text, load, parse
 from headway.config.engine_table import EngineTable, SpeculationTable
 from headway.config.gateway_table import GatewayTable
+from headway.config.replica_table import DiscoverTable, EngineSettings, ReplicaTable
 from headway.config.responses_table import ResponsesTable
 from headway.config.tables import (
     Config,
@@ -12,7 +13,6 @@ from headway.config.tables import (
     LedgerTable,
     ModelTable,
     PriceTable,
-    ReplicaTable,
     TierTable,
 )
 
@@ -20,6 +20,8 @@ __all__ = [
     "AutoTable",
     "CellTable",
     "Config",
+    "DiscoverTable",
+    "EngineSettings",
     "EngineTable",
     "GatewayTable",
     "KeepPromptsTable",

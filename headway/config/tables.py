@@ -11,16 +11,15 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
-from pydantic import Field, StringConstraints, field_validator, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from headway.config.auto_table import AutoTable
 from headway.config.cell_table import CellTable
 from headway.config.engine_table import EngineTable
 from headway.config.gateway_table import GatewayTable
+from headway.config.replica_table import DiscoverTable, ReplicaTable
 from headway.config.responses_table import ResponsesTable
-from headway.config.rows import Curve
 from headway.config.table import Table
 from headway.core.types import EXPRESS, TIERS, Tier
 
@@ -129,38 +128,6 @@ class TierTable(Table):
         return self
 
 
-class ReplicaTable(Table):
-    """One vLLM server."""
-
-    url: str = Field(description="Base URL of the server. Keep it on loopback or a private network.")
-    kind: str = Field("vllm", description="Kind of engine. `vllm` is built in; docs/explanation/extend.md adds others.")
-    seats: int = Field(
-        64, ge=1, le=4096, description="Maximum number of concurrent streams, at most the server's `--max-num-seqs`."
-    )
-    prompt_tps: float | None = Field(
-        None,
-        gt=0,
-        le=10_000_000,
-        description="Prompt tokens read per second, as measured by `headway calibrate`. If set, a call whose prompt "
-        "would push running streams below their floor is sent to another replica.",
-    )
-    curve: Curve | None = Field(
-        None,
-        description="Measured speed as `[[streams, tokens per second of each stream], ...]`. Three points are enough: "
-        "`headway calibrate URL` measures them. A point `[streams, tokens per second, tokens of context of each "
-        "stream]` says what long contexts cost; without one they are assumed to cost nothing. Without a curve the "
-        "replica serves no tier with a floor.",
-    )
-
-    @field_validator("url")
-    @classmethod
-    def _http(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError('must look like "http://127.0.0.1:8001"')
-        return url.rstrip("/")
-
-
 class KeepPromptsTable(Table):
     """Keep the prompts of clients, to distill a student. Tell your users. Without this table nothing is kept."""
 
@@ -230,6 +197,7 @@ class ModelTable(Table):
         "where the speed of the engines varies.",
     )
     replicas: list[ReplicaTable] = Field(default_factory=list, description="Engines that serve the model.")
+    discover: DiscoverTable | None = Field(None, description="Find engines that serve the model by DNS.")
     replicas_of: str | None = Field(
         None,
         description="Name of another model whose replicas serve this one too, such as the base of a LoRA adapter. The "
@@ -254,6 +222,15 @@ class ModelTable(Table):
     auto: AutoTable | None = Field(
         None, description="Answer with a student first, within a budget of mistakes. Off by default."
     )
+
+    @property
+    def has_replicas(self) -> bool:
+        """Of its own, listed or found."""
+        return bool(self.replicas) or self.discover is not None
+
+    @property
+    def has_curve(self) -> bool:
+        return any(one.curve for one in (*self.replicas, *([self.discover] if self.discover is not None else [])))
 
     @property
     def auto_name(self) -> str:
@@ -286,8 +263,10 @@ class ModelTable(Table):
             raise ValueError(
                 f"model {self.name!r} needs the tier standard: other tiers are priced and measured against it"
             )
-        if bool(self.replicas) == (self.replicas_of is not None):
-            raise ValueError(f"model {self.name!r} needs either [[models.replicas]] or replicas_of")
+        if self.has_replicas == (self.replicas_of is not None):
+            raise ValueError(
+                f"model {self.name!r} needs either [[models.replicas]] or [models.discover], or else replicas_of"
+            )
         return self
 
 
@@ -338,11 +317,11 @@ class Config(Table):
 
     @model_validator(mode="after")
     def _replicas_can_serve(self) -> Config:
-        owners = {model.name: model.replicas for model in self.models if model.replicas}
+        owners = {model.name: model for model in self.models if model.has_replicas}
         embeds = {model.name: model.embeddings for model in self.models}
         for model in self.models:
-            replicas = owners.get(model.replicas_of or model.name)
-            if replicas is None:
+            owner = owners.get(model.replicas_of or model.name)
+            if owner is None:
                 raise ValueError(
                     f"model {model.name!r} uses the replicas of {model.replicas_of!r}, which is not a configured model "
                     "with replicas of its own"
@@ -353,7 +332,7 @@ class Config(Table):
                     "an engine has embeddings or generates text"
                 )
             express = [tier.name for tier in model.tiers if tier.name in EXPRESS]
-            if express and not any(replica.curve for replica in replicas):
+            if express and not owner.has_curve:
                 raise ValueError(
                     f"model {model.name!r} offers {express[0]!r} but none of its replicas has a curve: "
                     "measure one with `headway calibrate URL` and add the lines it prints"

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-from headway.config import ModelTable, PriceTable, ReplicaTable
+from headway.config import EngineSettings, ModelTable, PriceTable
 from headway.core.curve import Curve, fit
 from headway.core.rate_limit import TokenLimit
 from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
@@ -41,11 +41,11 @@ def policy_of(model: ModelTable) -> ModelPolicy:
     return ModelPolicy(in_order, standard_share=model.standard_share, kept_target=model.kept_target)
 
 
-def replica_of(model: ModelTable, replica: ReplicaTable, name: str) -> Replica:
-    return Replica(name, model.name, replica.seats, curve_of(replica), replica.prompt_tps or 0.0)
+def replica_of(model: ModelTable, settings: EngineSettings, name: str) -> Replica:
+    return Replica(name, model.name, settings.seats, curve_of(settings), settings.prompt_tps or 0.0)
 
 
-def curve_of(replica: ReplicaTable) -> Curve | None:
+def curve_of(replica: EngineSettings) -> Curve | None:
     """The curve through the replica's points; None if it has none. Those with a third number have long contexts."""
     if not replica.curve:
         return None

@@ -198,12 +198,8 @@ class CellFleet:
     def _probe(self, runs: Iterable[str]) -> None:
         """Tell these relays which replicas they probe from now on."""
         for run in runs:
-            replicas = [(name, self._is_open(name)) for name in self._dealing.hands[run]]
+            replicas = [(name, self.fleet.is_open(name)) for name in self._dealing.hands[run]]
             self._sessions[run].link.send(Probe(replicas))
-
-    def _is_open(self, name: str) -> bool:
-        pool = self._machine.pools.get(self.fleet.members[name].replica.pool)
-        return pool is not None and pool.is_open(name)
 
     def _prober_of(self, name: str) -> RelaySession | None:
         run = self._dealing.holder(name)

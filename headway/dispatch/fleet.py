@@ -91,6 +91,11 @@ class Fleet:
     def is_draining(self, name: str) -> bool:
         return name in self.drained or name in self._leaving
 
+    def is_open(self, name: str) -> bool:
+        member = self.members.get(name)
+        pool = self._machine.pools.get(member.replica.pool) if member is not None else None
+        return pool is not None and pool.is_open(name)
+
     def aboard(self, name: str) -> int:
         """The streams aboard."""
         pool = self._machine.pools.get(self.members[name].replica.pool)

@@ -83,6 +83,9 @@ class Engine(Protocol):
         """How many streams it runs or has queued; None if it does not say, or EngineLost if that cannot be read. With
         relays, a replica takes no calls before its engine has said it."""
 
+    async def mismatch(self) -> str:
+        """What the engine says of itself that does not fit, such as another model; empty if there is nothing."""
+
     async def produces_a_token(self) -> bool:
         """Ask the engine for one token, which is the only reliable health check."""
 

@@ -46,6 +46,7 @@ class Prober:
         self._wake = asyncio.Event()
         self._is_asking = False  # for a token
         self._failed_checks = 0
+        self._mismatch = ""  # what the engine said last of itself that does not fit
         self._counters: tuple[float, ...] = ()
         self._moved_at = 0.0
 
@@ -78,7 +79,7 @@ class Prober:
     async def _ask_for_token(self) -> None:
         self._is_asking = True
         try:
-            produces = await self.engine.is_healthy() and await self.engine.produces_a_token()
+            produces = await self._is_fit() and await self.engine.produces_a_token()
         finally:
             self._is_asking = False
         if produces:
@@ -92,6 +93,16 @@ class Prober:
             self._tell(ReplicaUp(self.replica))
         elif self.is_up:
             self._mark_down("it failed a call and then produced no token")
+
+    async def _is_fit(self) -> bool:
+        """Whether the engine is healthy and serves what it should. What does not fit is logged once."""
+        if not await self.engine.is_healthy():
+            return False
+        mismatch = await self.engine.mismatch()
+        if mismatch and mismatch != self._mismatch:
+            log.warning("replica %s takes no calls: %s", self.replica.name, mismatch)
+        self._mismatch = mismatch
+        return not mismatch
 
     async def _check(self) -> None:
         is_stalled = False

@@ -26,6 +26,7 @@ HEALTH_TIMEOUT_S = 2.0
 TOKEN_TIMEOUT_S = 30.0
 MAX_METRICS_BYTES = 4 * 2**20
 MAX_MODELS_BYTES = 2**20
+MAX_NAMES, MAX_NAME_CHARS = 1000, 256
 
 # Shorter times are rounding errors; no generation takes longer than a day.
 MIN_GENERATION_MS, MAX_GENERATION_MS = 0.001, 86_400_000
@@ -48,6 +49,7 @@ class VLLMEngine:
     def __init__(self, name: str, url: str, model: str) -> None:
         self.name = name
         self.pulse = Pulse()
+        self._model = model
         self._pool = ConnectionPool(url)
         one_token = {"model": model, "max_tokens": 1, "temperature": 0}
         self._one_chat_token = msgspec.json.encode({**one_token, "messages": [{"role": "user", "content": "1"}]})
@@ -107,6 +109,13 @@ class VLLMEngine:
         _, page = await fetch(self._pool, "/v1/models", HEALTH_TIMEOUT_S)
         return read_max_model_len(page)
 
+    async def mismatch(self) -> str:
+        _, page = await fetch(self._pool, "/v1/models", HEALTH_TIMEOUT_S)
+        names = read_model_names(page)
+        if names is None or self._model in names:
+            return ""
+        return f"it serves {', '.join(map(repr, names)) or 'no model'}, not {self._model!r}"
+
     async def counts(self) -> tuple[float, ...]:
         """The engine's start time in seconds since 1970, and its prompt and output tokens since then."""
         _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
@@ -151,6 +160,7 @@ def read_kv_tokens(page: bytes) -> int:
 
 
 class ModelCard(Struct):
+    id: str = ""
     max_model_len: Annotated[int, Meta(ge=1, le=2**30)] | None = None
 
 
@@ -161,13 +171,23 @@ class ModelCards(Struct):
 _read_cards = msgspec.json.Decoder(ModelCards).decode
 
 
-def read_max_model_len(page: bytes) -> int | None:
-    """The shortest of the longest contexts on vLLM's page of models; adapters have none. None if it cannot be read."""
+def _cards(page: bytes) -> list[ModelCard] | None:
     try:
-        cards = _read_cards(page[:MAX_MODELS_BYTES]).data
+        return _read_cards(page[:MAX_MODELS_BYTES]).data
     except (msgspec.MsgspecError, RecursionError):
         return None
-    return min((card.max_model_len for card in cards if card.max_model_len is not None), default=None)
+
+
+def read_model_names(page: bytes) -> list[str] | None:
+    """The models on vLLM's page of models, and its adapters. None if it cannot be read."""
+    cards = _cards(page)
+    return [card.id[:MAX_NAME_CHARS] for card in cards[:MAX_NAMES]] if cards is not None else None
+
+
+def read_max_model_len(page: bytes) -> int | None:
+    """The shortest of the longest contexts on vLLM's page of models; adapters have none. None if it cannot be read."""
+    lengths = [card.max_model_len for card in _cards(page) or () if card.max_model_len is not None]
+    return min(lengths, default=None)
 
 
 def read_metrics(page: bytes, names: tuple[bytes, ...]) -> tuple[float, ...]:

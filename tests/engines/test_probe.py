@@ -36,6 +36,9 @@ class FakeEngine:
     async def max_model_len(self) -> int | None:
         return None
 
+    async def mismatch(self) -> str:
+        return ""
+
     async def produces_a_token(self) -> bool:
         return True
 

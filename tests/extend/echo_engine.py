@@ -45,6 +45,9 @@ class EchoEngine:
     async def max_model_len(self) -> int | None:
         return None  # it does not say
 
+    async def mismatch(self) -> str:
+        return ""  # nothing speaks against it
+
     async def produces_a_token(self) -> bool:
         return True
 

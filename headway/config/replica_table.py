@@ -1,0 +1,70 @@
+"""The tables `[[models.replicas]]` and `[models.discover]` of headway.toml: engines that are listed or found by DNS."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, field_validator
+
+from headway.config.rows import Curve
+from headway.config.table import Table
+
+HOST_AND_PORT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,250}[A-Za-z0-9.])?:\d{1,5}")
+SRV_NAME = re.compile(r"_[A-Za-z0-9_.-]{1,250}")
+
+
+class EngineSettings(Table):
+    """What is measured or set of an engine."""
+
+    kind: str = Field("vllm", description="Kind of engine. `vllm` is built in; docs/explanation/extend.md adds others.")
+    seats: int = Field(
+        64, ge=1, le=4096, description="Maximum number of concurrent streams, at most the server's `--max-num-seqs`."
+    )
+    prompt_tps: float | None = Field(
+        None,
+        gt=0,
+        le=10_000_000,
+        description="Prompt tokens read per second, as measured by `headway calibrate`. If set, a call whose prompt "
+        "would push running streams below their floor is sent to another replica.",
+    )
+    curve: Curve | None = Field(
+        None,
+        description="Measured speed as `[[streams, tokens per second of each stream], ...]`. Three points are enough: "
+        "`headway calibrate URL` measures them. A point `[streams, tokens per second, tokens of context of each "
+        "stream]` says what long contexts cost; without one they are assumed to cost nothing. Without a curve the "
+        "replica serves no tier with a floor.",
+    )
+
+
+class ReplicaTable(EngineSettings):
+    """One vLLM server."""
+
+    url: str = Field(description="Base URL of the server. Keep it on loopback or a private network.")
+
+    @field_validator("url")
+    @classmethod
+    def _http(cls, url: str) -> str:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError('must look like "http://127.0.0.1:8001"')
+        return url.rstrip("/")
+
+
+class DiscoverTable(EngineSettings):
+    """Engines that have the same settings and are found by DNS, as those behind a headless Service of Kubernetes."""
+
+    dns: str = Field(
+        description="Name that is looked up again and again: `engines.default.svc:8000`, whose A and AAAA records are "
+        "the engines, or a name that begins with `_`, such as `_http._tcp.engines.default.svc`, whose SRV records are.",
+    )
+    scheme: Literal["http", "https"] = Field("http", description="How the engines are called.")
+    every_s: float = Field(5.0, ge=0.1, le=3600, description="Time between two lookups.")
+
+    @field_validator("dns")
+    @classmethod
+    def _name(cls, dns: str) -> str:
+        if not HOST_AND_PORT.fullmatch(dns) and not SRV_NAME.fullmatch(dns):
+            raise ValueError('must look like "engines.default.svc:8000" or "_http._tcp.engines.default.svc"')
+        return dns

@@ -12,6 +12,7 @@ from headway.engines.scripted import Script, ScriptedEngine, parse_curve, read_a
 
 def mock_engine(
     port: Annotated[int, typer.Option(help="Port to listen on. 0 picks a free port.")] = 9100,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     model: Annotated[str, typer.Option(help="Name of the model.")] = "scripted",
     first_token_ms: Annotated[float, typer.Option(help="Time to the first token once a request runs.")] = 20.0,
     step_ms: Annotated[str, typer.Option(help="Time per token by batch size, as BATCH:MS,BATCH:MS,...")] = "1:10",
@@ -36,4 +37,4 @@ def mock_engine(
         embedding_size=embedding_size,
     )
     programmed = None if answers is None else read_answers(answers)
-    serve_scripted(ScriptedEngine(script, programmed), "127.0.0.1", port)
+    serve_scripted(ScriptedEngine(script, programmed), host, port)

@@ -146,10 +146,12 @@ def resident_kib(pid: int) -> int:
 
 
 @contextmanager
-def scripted(port: int, *, model: str, first_token_ms: float, step_ms: str, seats: int) -> Iterator[int]:
-    command = [sys.executable, "-m", "headway", "mock-engine", "--port", str(port), "--model", model]
+def scripted(
+    port: int, *, model: str, first_token_ms: float, step_ms: str, seats: int, host: str = "127.0.0.1"
+) -> Iterator[int]:
+    command = [sys.executable, "-m", "headway", "mock-engine", "--host", host, "--port", str(port), "--model", model]
     command += ["--first-token-ms", str(first_token_ms), "--step-ms", step_ms, "--max-num-seqs", str(seats)]
-    with process(command, f"http://127.0.0.1:{port}/health") as pid:
+    with process(command, f"http://{host}:{port}/health") as pid:
         yield pid
 
 

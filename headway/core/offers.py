@@ -17,6 +17,11 @@ def targets_of(offers: dict[str, Offer]) -> dict[float, float]:
     return dict(sorted((one.floor_tps, one.target_tps) for tiers in _express_tiers(offers).values() for one in tiers))
 
 
+def adapters_of(offers: dict[str, Offer]) -> set[str]:
+    """The models that are served from the pool of another one."""
+    return {model for model, offer in offers.items() if model != offer.pool}
+
+
 def with_withdrawn(
     offers: dict[str, Offer], before: dict[str, Offer], in_use: Set[tuple[str, Tier]]
 ) -> dict[str, Offer]:

@@ -29,7 +29,7 @@ from headway.core.caps import Caps
 from headway.core.doors import Doors
 from headway.core.fare import SeatTime
 from headway.core.learnt import LearntPool
-from headway.core.offers import loosest_floors, targets_of, with_withdrawn
+from headway.core.offers import adapters_of, loosest_floors, targets_of, with_withdrawn
 from headway.core.pace import Pace
 from headway.core.preemption import Preemption
 from headway.core.prefix_affinity import PrefixAffinity
@@ -56,7 +56,7 @@ class Pool:
         self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that were removed
         self.preemption = Preemption(self.doors)
         self.pace = Pace()
-        self._affinity = PrefixAffinity()
+        self._affinity = PrefixAffinity(adapters_of(offers))
         self.loosest = loosest_floors(offers)
         self._caps = Caps(targets_of(offers), policy, self.doors)
         self._reserve = Reserve(policy.express_wait_s)
@@ -70,6 +70,7 @@ class Pool:
         self.waiting.change(self.offers)
         self._count_seat_time()
         self.loosest = loosest_floors(self.offers)
+        self._affinity.adapters = adapters_of(self.offers)
         targets = targets_of(offers)
         aboard = {floor_tps for state in self.doors.replicas.values() for floor_tps in state.express}
         self._caps.change(targets, (targets_of(self.offers).keys() | aboard) - targets.keys(), policy, now)

@@ -57,8 +57,8 @@ def verdict(figures: Figures) -> Verdict:
         at_least("calls served", figures.served, 10 * figures.changes, ",d"),
     )
     figure = (
-        f"{figures.changes} times a replica came or went by DNS, and the name server failed in {len(closed)} ways, under "
-        f"{figures.served:,} calls, up to {figures.most_running} at once: {figures.lost} streams lost, "
+        f"{figures.changes} times a replica came or went by DNS, and the name server failed in {len(closed)} ways, "
+        f"under {figures.served:,} calls, up to {figures.most_running} at once: {figures.lost} streams lost, "
         f"{sum(closed.values())} replicas closed by a fault of DNS, {figures.stranger_calls} calls to an engine of "
         "another model"
     )

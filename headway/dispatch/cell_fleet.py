@@ -143,7 +143,8 @@ class CellFleet:
                 self.step(self._ready.pop(name))
 
     def tick(self) -> None:
-        self.fleet.tick()
+        if self.is_settled:  # before that, a replica may have streams that nobody has reported yet
+            self.fleet.tick()
         now = self._clock()
         if now - self._asked_at < COUNT_S:
             return

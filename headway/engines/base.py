@@ -48,11 +48,13 @@ class EngineRequest:
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
     collects: bool = False  # the engine streams an answer that the client gets in one piece
+    prompt_tokens: int = 0  # estimated, for an engine that does not count them
 
 
 class Engine(Protocol):
     name: str
     pulse: Pulse
+    counts_streams: bool  # False: it never says how many it runs, and is taken to run none that are not known
 
     def prepare(self, request: Request) -> EngineRequest:
         """Add what only this kind of engine understands, and decide whether to collect a whole answer from a stream."""
@@ -80,8 +82,8 @@ class Engine(Protocol):
         """The longest context of its model in tokens; None if it does not say."""
 
     async def streams(self) -> int | None:
-        """How many streams it runs or has queued; None if it does not say, or EngineLost if that cannot be read. With
-        relays, a replica takes no calls before its engine has said it."""
+        """How many streams it runs or has queued; None or EngineLost if that cannot be read now. With relays, a replica
+        whose engine counts them takes no calls before it has said it."""
 
     async def mismatch(self) -> str:
         """What the engine says of itself that does not fit, such as another model; empty if there is nothing."""

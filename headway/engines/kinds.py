@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headway.engines.base import Engine
+from headway.engines.openai_server import OpenAIServer
 from headway.engines.vllm import VLLMEngine
 from headway.errors import SetupError
 
 MakeEngine = Callable[[str, str, str], Engine]  # the replica's name, its URL, the model it serves
 
-KINDS: dict[str, MakeEngine] = {"vllm": VLLMEngine}
+KINDS: dict[str, MakeEngine] = {"vllm": VLLMEngine, "openai": OpenAIServer}
 
 
 def check_kind(url: str, kind: str) -> None:

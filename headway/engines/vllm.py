@@ -46,6 +46,8 @@ COUNTS = (b"process_start_time_seconds", b"vllm:prompt_tokens_total", b"vllm:gen
 
 
 class VLLMEngine:
+    counts_streams = True
+
     def __init__(self, name: str, url: str, model: str) -> None:
         self.name = name
         self.pulse = Pulse()

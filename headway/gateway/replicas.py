@@ -115,8 +115,12 @@ class Replicas:
 
     async def _count(self, name: str, counted: Callable[[str, int], None]) -> None:
         # Whoever decides asks again, and says so if it gets no answer for long.
+        engine = self._watched[name].engine
+        if not engine.counts_streams:
+            counted(name, 0)
+            return
         with suppress(EngineLost):
-            if (streams := await self._watched[name].engine.streams()) is not None:
+            if (streams := await engine.streams()) is not None:
                 counted(name, streams)
 
     # --- start and stop ---

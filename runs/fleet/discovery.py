@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -176,7 +176,7 @@ async def run(changes: int, seed: int, addresses: list[str], stranger: str, name
     late += not await watch.until_open(set(addresses))
     closed_by = {}
     nobody = [f"127.0.9.{number}" for number in range(100, 110)]
-    faults = {
+    faults: dict[str, Callable[[], None]] = {
         "is stopped": lambda: names.signal(signal.SIGSTOP),
         "is dead": names.stop,
         "names nobody": lambda: names.name([]),

@@ -69,8 +69,8 @@ def verdict(of_fleets: dict[str, Figures]) -> Verdict:
             at_least(f"restarts, {fleet}", figures.restarts, 2, "d"),
         ]
     parts = [
-        f"{fleet}: {one.restarts} restarts under {one.served:,} calls: {one.failed} failed, {one.cut} cut, {one.missed} "
-        f"of {one.fast} floors missed"
+        f"{fleet}: {one.restarts} restarts under {one.served:,} calls: {one.failed} failed, {one.cut} cut, "
+        f"{one.missed} of {one.fast} floors missed"
         for fleet, one in of_fleets.items()
     ]
     return Verdict("; ".join(parts), tuple(bars))

@@ -39,11 +39,11 @@ from headway.core.types import (
 )
 
 CURVE = Curve(a=0.005, c=0.002, d=0.0)
-REPLICAS = [Replica(f"r{number}", "p", 8, CURVE) for number in range(4)]
+REPLICAS = [Replica(f"r{number}", "m", 8, CURVE) for number in range(4)]
 LIMIT = TokenLimit(input_tpm=6_000, output_tpm=1_200, requests_pm=60)
 OFFERS = {
     "m": Offer(
-        "p",
+        "m",
         {
             "fast": TierPolicy(12, 4.0, floor_tps=60.0),
             "standard": TierPolicy(12, 8.0),
@@ -56,7 +56,7 @@ MOMENT = 1 / 64  # times are multiples of it, so that none is rounded
 
 
 def new_machine() -> Machine:
-    return Machine({"p": PoolPolicy(standard_share=0.25)}, OFFERS)
+    return Machine({"m": PoolPolicy(standard_share=0.25)}, OFFERS)
 
 
 def successor(of: Learnt, now: float, age_s: float = 0.0) -> Machine:
@@ -161,12 +161,12 @@ def serve(m: Machine, speed_tps: float, calls: int, now: float, tenant: str = "a
 def test_a_slow_replica_stays_slow_for_the_next_core() -> None:
     m = new_machine()
     m.step(ReplicaUp(REPLICAS[0]), 0.0)
-    state = m.pools["p"].replica_state("r0")
+    state = m.pools["m"].replica_state("r0")
     assert state is not None
     before = state.caps[60.0]
     now = serve(m, 100.0, 30, 0.0)  # the curve says 143
     assert state.caps[60.0] < before
-    nextone = successor(m.learnt(now), 0.0).pools["p"].replica_state("r0")
+    nextone = successor(m.learnt(now), 0.0).pools["m"].replica_state("r0")
     assert nextone is not None
     assert nextone.caps == state.caps
     assert nextone.longest_s == state.longest_s
@@ -177,9 +177,9 @@ def test_what_was_measured_of_another_curve_says_nothing() -> None:
     m.step(ReplicaUp(REPLICAS[0]), 0.0)
     handed = m.learnt(serve(m, 100.0, 30, 0.0))
     other = new_machine()
-    other.step(ReplicaKnown(Replica("r0", "p", 8, CURVE.slower(1.1))), 0.0)
+    other.step(ReplicaKnown(Replica("r0", "m", 8, CURVE.slower(1.1))), 0.0)
     other.step(Remembered(handed), 0.0)
-    state = other.pools["p"].replica_state("r0")
+    state = other.pools["m"].replica_state("r0")
     assert state is not None
     assert state.feedback.mean == 1.0
 
@@ -188,13 +188,13 @@ def test_a_replica_that_is_shut_out_is_tried_again_when_it_would_have_been() -> 
     m = new_machine()
     m.step(ReplicaUp(REPLICAS[0]), 0.0)
     now = 0.0
-    while m.pools["p"].doors.replicas["r0"].light_seats:
+    while m.pools["m"].doors.replicas["r0"].light_seats:
         now = serve(m, 10.0, 1, now)
     m2 = successor(m.learnt(now), now, age_s=4.0)
     m2.step(ReplicaUp(REPLICAS[0]), now)
     for later, seats in ((5.9, 0), (6.1, 5)):
         m2.step(Ticked(), now + later)
-        assert bool(m2.pools["p"].doors.replicas["r0"].light_seats) == bool(seats)
+        assert bool(m2.pools["m"].doors.replicas["r0"].light_seats) == bool(seats)
     m2.check(now + 6.1)
 
 
@@ -232,15 +232,15 @@ def test_the_demand_that_was_forecast_is_kept_ready_by_the_next_core() -> None:
         m.step(Arrived(Call(f"c{number}", "m", "fast")), 0.0)
     for tick in range(300):
         m.step(Ticked(), tick / 10)
-    doors = m.pools["p"].doors
+    doors = m.pools["m"].doors
     m2 = successor(m.learnt(30.0), 0.0)
     without = new_machine()
     for other in (m2, without):
         for replica in REPLICAS:
             other.step(ReplicaKnown(replica), 0.0)
             other.step(ReplicaUp(replica), 0.0)
-    assert m2.pools["p"].doors.light_seats == doors.light_seats > 10
-    assert without.pools["p"].doors.light_seats == 0
+    assert m2.pools["m"].doors.light_seats == doors.light_seats > 10
+    assert without.pools["m"].doors.light_seats == 0
 
 
 def test_a_tenant_that_was_served_more_still_waits_behind_another() -> None:
@@ -250,11 +250,11 @@ def test_a_tenant_that_was_served_more_still_waits_behind_another() -> None:
     m.step(Arrived(Call("c", "m", "standard", "a")), 0.0)
     m.step(Finished("c", 10, 500), 1.0)
     m2 = new_machine()
-    m2.step(ReplicaKnown(Replica("r0", "p", 1, CURVE)), 0.0)
+    m2.step(ReplicaKnown(Replica("r0", "m", 1, CURVE)), 0.0)
     for tenant in "ab":
         m2.step(Adopted(Call(tenant, "m", "standard", tenant)), 0.0)
     assert m2.step(Remembered(m.learnt(1.0)), 0.0) == []
-    assert m2.step(ReplicaUp(Replica("r0", "p", 1, CURVE)), 0.0) == [Board("b", "r0", "standard")]
+    assert m2.step(ReplicaUp(Replica("r0", "m", 1, CURVE)), 0.0) == [Board("b", "r0", "standard")]
 
 
 def test_of_many_tenants_the_most_served_are_kept() -> None:
@@ -277,7 +277,7 @@ def test_of_many_limits_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch
 def test_the_number_of_tenants_is_bounded_over_all_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.core.pools.MAX_TENANTS", 30)
     m = new_machine()
-    for queue in m.pools["p"].waiting.queues.values():
+    for queue in m.pools["m"].waiting.queues.values():
         for number in range(50):
             queue.charge(f"t{number}", number)
     queues = m.learnt(0.0).pools[0].waiting.queues

@@ -15,7 +15,7 @@ from openai import APIStatusError, AsyncOpenAI
 from headway.config import Config, as_text
 from headway.core.types import ReplicaDown, ReplicaSuspect
 from headway.deciding import make_dispatcher, members_of, policies_of
-from headway.dispatch import remote
+from headway.dispatch import relay_session
 from headway.dispatch.address import Address, UnixAddress
 from headway.dispatch.base import ServedConfig
 from headway.dispatch.dispatcher import Dispatcher
@@ -273,7 +273,7 @@ async def test_a_relay_stays_ready_while_its_dispatcher_is_replaced(tmp_path: Pa
 async def test_a_dispatcher_that_renews_no_lease_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(remote, "UNDECIDED_S", 0.5)
+    monkeypatch.setattr(relay_session, "UNDECIDED_S", 0.5)
     async with running(QUICK) as engine, running_cell(tmp_path, config_for([engine])) as cell:
         monkeypatch.setattr(cell.dispatcher, "on_beat", lambda _: False)
         await cell.until(lambda: "the dispatcher does not decide" in caplog.text)

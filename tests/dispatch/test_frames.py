@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from headway.core.rate_limit import RateLimit, TokenLimit
 from headway.core.trust import TrustDecision
-from headway.core.types import Action, Arrived, Board, Call, Delivering, Event, Left
+from headway.core.types import Action, Arrived, Board, Call, Delivering, DriverEvent, Event, Left
 from headway.dispatch.base import GateEvent
 from headway.dispatch.codec import decode_from_dispatcher, decode_from_relay, encode, event_row
 from headway.dispatch.frames import (
@@ -115,7 +115,7 @@ def decode(message: FromRelay | FromDispatcher, payload: bytes) -> FromRelay | F
     return decode_from_relay(payload) if isinstance(message, FromRelay) else decode_from_dispatcher(payload)
 
 
-@pytest.mark.parametrize("kind", get_args(Event), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", get_args(DriverEvent), ids=lambda kind: kind.__name__)
 @given(data=st.data())
 @settings(max_examples=40)
 def test_every_event_comes_out_as_it_went_in(kind: Any, data: st.DataObject) -> None:
@@ -175,8 +175,8 @@ def test_a_batch_keeps_its_order_and_its_nested_values() -> None:
 
 # --- what is refused ---
 
-DELIVERING = get_args(Event).index(Delivering)
-ARRIVED = get_args(Event).index(Arrived)
+DELIVERING = get_args(DriverEvent).index(Delivering)
+ARRIVED = get_args(DriverEvent).index(Arrived)
 WRONG: dict[str, Any] = {
     "no tag": [],
     "an unknown message": [99, []],

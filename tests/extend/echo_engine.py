@@ -14,6 +14,8 @@ from headway.wire import Request
 class EchoEngine:
     """Implements engines.base.Engine."""
 
+    counts_streams = False
+
     def __init__(self, name: str, _url: str, _model: str) -> None:
         self.name = name
         self.pulse = Pulse()
@@ -40,7 +42,7 @@ class EchoEngine:
         return 0  # it does not say
 
     async def streams(self) -> int | None:
-        return None  # it does not say, so relays never open it
+        return None  # it does not say
 
     async def max_model_len(self) -> int | None:
         return None  # it does not say

@@ -1,0 +1,145 @@
+"""Any server with OpenAI's chat and completions endpoints: SGLang, llama.cpp, TGI, transformers.
+
+Such a server says less than vLLM does. It counts tokens at the end of an answer, or not at all: then each event of a
+stream counts as one. It does not say how many streams it runs, how much memory it has, or whether it makes progress
+while it reads a long prompt: only the bytes that it sends show that it is alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from headway.engines.base import Answer, EngineRequest, Pulse
+from headway.engines.vllm import CHAT, COMPLETIONS, HEALTH_TIMEOUT_S, TOKEN_TIMEOUT_S, read_max_model_len
+from headway.errors import ConnectionFailed
+from headway.http1 import ConnectionPool, fetch
+from headway.wire import Request, with_fields
+
+EVENT_END, DONE, USAGE = b"\n\n", b"data: [DONE]", b'"usage":{'
+MAX_EVENT_BYTES = 2**20
+
+
+class OpenAIServer:
+    counts_streams = False
+
+    def __init__(self, name: str, url: str, model: str) -> None:
+        self.name = name
+        self.pulse = Pulse()
+        self._pool = ConnectionPool(url)
+        one_token = {"model": model, "max_tokens": 1}
+        self._one_chat_token = msgspec.json.encode({**one_token, "messages": [{"role": "user", "content": "1"}]})
+        self._one_token = msgspec.json.encode({**one_token, "prompt": "1"})
+
+    def prepare(self, request: Request) -> EngineRequest:
+        """Ask for the usage of a stream. `continuous_usage_stats` is vLLM's own, and some servers refuse it."""
+        collects = request.collect == "always"
+        added: dict[str, object] = {"stream": True} if collects else {}
+        if (request.streaming or collects) and request.path in (CHAT, COMPLETIONS):
+            added["stream_options"] = {"include_usage": True}
+        headers = ((b"x-request-id", request.call.id.encode()),)
+        body = with_fields(request.body, added)
+        return EngineRequest(request.path, headers, body, collects, request.call.prompt_tokens)
+
+    async def send(self, request: EngineRequest, before_write: Callable[[], None]) -> Answer:
+        answer = await self._pool.request(b"POST", request.path, request.body, request.headers, before_write)
+        return CountedAnswer(answer, request.prompt_tokens)
+
+    def generation_s(self, answer: Mapping[str, Any]) -> float | None:  # noqa: ARG002
+        return None
+
+    async def is_healthy(self) -> bool:
+        status, _ = await fetch(self._pool, "/v1/models", HEALTH_TIMEOUT_S)
+        return status == 200
+
+    async def progress(self) -> tuple[float, ...]:
+        return ()
+
+    async def kv_tokens(self) -> int:
+        return 0
+
+    async def streams(self) -> int | None:
+        return None
+
+    async def max_model_len(self) -> int | None:
+        _, page = await fetch(self._pool, "/v1/models", HEALTH_TIMEOUT_S)
+        return read_max_model_len(page)
+
+    async def mismatch(self) -> str:
+        return ""  # these servers list paths, or everything that they could load
+
+    async def produces_a_token(self) -> bool:
+        try:
+            async with asyncio.timeout(TOKEN_TIMEOUT_S):
+                status, _ = await self._pool.exchange(b"POST", CHAT, self._one_chat_token)
+                if status != 200:  # such as a model without a chat template
+                    status, _ = await self._pool.exchange(b"POST", COMPLETIONS, self._one_token)
+                return status == 200
+        except (ConnectionFailed, TimeoutError):
+            return False
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class CountedAnswer:
+    """An answer whose stream ends with its usage, also if the server sends none."""
+
+    def __init__(self, answer: Answer, prompt_tokens: int) -> None:
+        self.status = answer.status
+        self._answer = answer
+        self._usage = StreamUsage(prompt_tokens)
+
+    @property
+    def content_type(self) -> bytes:
+        return self._answer.content_type
+
+    async def read(self) -> bytes:
+        return await self._answer.read()
+
+    async def pipe(self, sink: Callable[[bytes], None]) -> None:
+        def pass_on(data: bytes) -> None:
+            if shown := self._usage.added_to(data):
+                sink(shown)
+
+        await self._answer.pipe(pass_on)
+
+    def pause(self) -> None:
+        self._answer.pause()
+
+    def resume(self) -> None:
+        self._answer.resume()
+
+    def close(self) -> None:
+        self._answer.close()
+
+
+class StreamUsage:
+    """Counts the events of a stream, and adds their number before its end if the server has not said it."""
+
+    def __init__(self, prompt_tokens: int) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._rest = b""  # of an event that is not complete
+        self._events = 0
+        self._has_usage = False
+
+    def added_to(self, data: bytes) -> bytes:
+        """The complete events, with a usage before the end."""
+        *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(EVENT_END)
+        if len(self._rest) > MAX_EVENT_BYTES:
+            raise ValueError(f"an event of more than {MAX_EVENT_BYTES} bytes")
+        return b"".join([self._added_to_event(event) + EVENT_END for event in events])
+
+    def _added_to_event(self, event: bytes) -> bytes:
+        if USAGE in event.replace(b": ", b":"):
+            self._has_usage = True
+        elif event.startswith(DONE):
+            if not self._has_usage:
+                counted = {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._events}
+                return b"data: " + msgspec.json.encode({"choices": [], "usage": counted}) + EVENT_END + event
+        elif b'"choices"' in event:
+            self._events += 1
+        return event

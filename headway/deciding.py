@@ -16,10 +16,10 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from headway.config import CellTable, Config, LedgerTable, as_text, from_text, load
-from headway.config.to_core import policy_of, replica_of
+from headway.config.to_core import overflow_of, policy_of, replica_of
 from headway.config_file import ConfigFile
 from headway.core.machine import Machine
-from headway.core.types import Offer, PoolPolicy, own_pools
+from headway.core.types import Offer, PoolPolicy, Replica, own_pools
 from headway.discovery import Discovery
 from headway.dispatch.address import Address, TcpAddress, UnixAddress
 from headway.dispatch.dispatcher import Dispatcher
@@ -37,6 +37,7 @@ from headway.dispatch.pages import MetricPages
 from headway.dispatch.record import EventLog, record_of
 from headway.dispatch.security import Security
 from headway.dispatch.sessions import RelaySession
+from headway.engines.kinds import HOSTED
 from headway.errors import SetupError
 from headway.gateway.metrics import Metrics
 from headway.supervise import Supervisor, measure_lag
@@ -57,8 +58,10 @@ def policies_of(config: Config) -> tuple[dict[str, PoolPolicy], dict[str, Offer]
     """The arguments of core's Machine."""
     pools, offers = own_pools({model.name: policy_of(model) for model in config.models if model.replicas_of is None})
     for model in config.models:
-        if model.replicas_of is not None:
-            offers[model.name] = Offer(model.replicas_of, policy_of(model).tiers)
+        if model.replicas_of is not None or model.hosted is not None:
+            offers[model.name] = Offer(model.replicas_of or model.name, policy_of(model).tiers, overflow_of(model))
+        if model.hosted is not None:
+            pools[overflow_of(model)] = PoolPolicy()
     return pools, offers
 
 
@@ -73,11 +76,13 @@ def check_can_be_shared(config: Config) -> None:
 
 
 def members_of(config: Config) -> list[Member]:
-    return [
+    listed = [
         Member(replica_of(model, replica, name=replica.url), replica.kind)
         for model in config.models
         for replica in model.replicas
     ]
+    hosted = [(model, model.hosted) for model in config.models if model.hosted is not None]
+    return listed + [Member(Replica(one.url, overflow_of(model), one.seats), HOSTED) for model, one in hosted]
 
 
 def decide_here(config: Config, record_to: Path | None = None) -> LocalDispatch:

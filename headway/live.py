@@ -17,7 +17,7 @@ from headway.api.admin import ReplicaLife
 from headway.api.app import App
 from headway.config import Config, from_text, parse
 from headway.config.differences import Difference, differences
-from headway.config.to_core import prices_of
+from headway.config.to_core import hosted_prices_in, prices_in
 from headway.config_file import ConfigFile
 from headway.deciding import members_of, policies_of
 from headway.discovery import Discovery
@@ -27,7 +27,7 @@ from headway.dispatch.frames import AdminAnswer, ReplicaStatus
 from headway.dispatch.local import LocalDispatch
 from headway.dispatch.remote import RemoteDispatch
 from headway.dispatch.status import replicas_status
-from headway.engines.kinds import check_kind
+from headway.engine_making import EngineMaker, check_engines
 from headway.errors import Refused
 from headway.gateway.serve import Gateway
 
@@ -44,11 +44,12 @@ class LiveConfig:
         self._discovery = Discovery(config, dispatch.fleet.is_open, lambda: dispatch.fleet.want(self._members()))
         self._source = source
         self._watching: asyncio.Task[None] | None = None
-        self._gateway: Gateway  # both from `start` on
+        self._gateway: Gateway  # all from `start` on
         self._app: App
+        self._engines: EngineMaker
 
-    def start(self, gateway: Gateway, app: App) -> None:
-        self._gateway, self._app = gateway, app
+    def start(self, gateway: Gateway, app: App, engines: EngineMaker) -> None:
+        self._gateway, self._app, self._engines = gateway, app, engines
         self._discovery.start()
         if self._source is not None:
             file = ConfigFile(self._source, self, lambda result: gateway.metrics.config_reads.labels(result).inc())
@@ -60,11 +61,11 @@ class LiveConfig:
             self._watching.cancel()
 
     def check(self, wanted: Config) -> None:
-        for member in members_of(wanted):
-            check_kind(member.name, member.kind)
+        check_engines(wanted)
 
     def apply(self, served: Config) -> None:
         self.config = served
+        self._engines.configure(served)
         self._discovery.configure(served)
         self._dispatch.reconfigure(*policies_of(served), self._members())
         _serve(served, self._gateway, self._app)
@@ -94,11 +95,12 @@ class RelayConfig:
         self.needs_restart = False
         self.dispatch: RemoteDispatch  # set when it is made
         self._own = own
-        self._gateway: Gateway  # both from `start` on
+        self._gateway: Gateway  # all from `start` on
         self._app: App
+        self._engines: EngineMaker
 
-    def start(self, gateway: Gateway, app: App) -> None:
-        self._gateway, self._app = gateway, app
+    def start(self, gateway: Gateway, app: App, engines: EngineMaker) -> None:
+        self._gateway, self._app, self._engines = gateway, app, engines
 
     def stop(self) -> None: ...
 
@@ -112,6 +114,7 @@ class RelayConfig:
             return None
         for one in differences(self.config, wanted):
             log.info("%s", one)
+        self._engines.configure(wanted)
         _serve(self._own(wanted), self._gateway, self._app)
         self.config = wanted
         return ServedConfig(text, policies_of(wanted)[1])
@@ -134,7 +137,7 @@ class RelayConfig:
 
 
 def _serve(config: Config, gateway: Gateway, app: App) -> None:
-    gateway.change_prices({model.name: prices_of(model) for model in config.models})
+    gateway.change_prices(prices_in(config), hosted_prices_in(config))
     app.configure(config)
 
 

@@ -36,6 +36,15 @@ class Price:
 
 
 @dataclass(slots=True)
+class HostedPrice:
+    """What a server of somebody else costs: its URL, its name for clients, and its price at any tier."""
+
+    url: str
+    host: str
+    price: Price
+
+
+@dataclass(slots=True)
 class Bill:
     """The cost of a call, and the part of it that is refunded because the floor was missed."""
 

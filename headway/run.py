@@ -27,18 +27,16 @@ from headway.auto.risk import limit_of
 from headway.auto.serve import Auto
 from headway.config import AutoTable, Config, KeepPromptsTable, LedgerTable, ModelTable, from_text
 from headway.config.cell_table import RELAY_NAME
-from headway.config.to_core import prices_of
+from headway.config.to_core import hosted_prices_in, prices_in
 from headway.core.trust import TrustPolicy
 from headway.core.types import Tier
-from headway.deciding import GC_THRESHOLDS, decide_here, members_of, policies_of
+from headway.deciding import GC_THRESHOLDS, decide_here, policies_of
 from headway.dispatch.address import Address, UnixAddress
 from headway.dispatch.base import Dispatch, ServedConfig
-from headway.dispatch.fleet import Member
 from headway.dispatch.pages import MetricPages
 from headway.dispatch.remote import RemoteDispatch
 from headway.dispatch.security import Security
-from headway.engines.base import Engine
-from headway.engines.kinds import KINDS, check_kind
+from headway.engine_making import EngineMaker, check_engines
 from headway.errors import SetupError
 from headway.gateway.billing import Billing
 from headway.gateway.held_bytes import HeldBytes
@@ -55,20 +53,16 @@ from headway.live import LiveConfig, RelayConfig
 log = logging.getLogger("headway")
 
 
-def make_gateway(config: Config, dispatch: Dispatch, books: Books | None = None) -> Gateway:
+def make_gateway(
+    config: Config, dispatch: Dispatch, books: Books | None = None, engines: EngineMaker | None = None
+) -> Gateway:
     timing = Timing(config.gateway.probe_interval_s, config.gateway.stall_s, config.gateway.reader_stall_s)
-    prices = {model.name: prices_of(model) for model in config.models}
     prompts = {model.name: PromptFile(keeping_of(model.keep_prompts)) for model in config.models if model.keep_prompts}
     held_bytes = HeldBytes(config.gateway.max_held_bytes_per_key, config.gateway.max_held_bytes)
-    for member in members_of(config):
-        check_kind(member.name, member.kind)  # before anything is started
-    return Gateway(dispatch, make_engine, timing, Billing(books, prices), prompts, held_bytes)
-
-
-def make_engine(member: Member) -> Engine:
-    """Its model is that of its pool. Raises SetupError if there is no such kind."""
-    check_kind(member.name, member.kind)
-    return KINDS[member.kind](member.name, member.name, member.replica.pool)
+    check_engines(config)  # before anything is started
+    engines = engines or EngineMaker(config, books)
+    billing = Billing(books, prices_in(config), hosted_prices_in(config))
+    return Gateway(dispatch, engines.make, timing, billing, prompts, held_bytes)
 
 
 def keeping_of(table: KeepPromptsTable) -> Keeping:
@@ -201,7 +195,8 @@ async def serve_calls(
     One of several processes serves on `sockets` that it has inherited, shares its metrics with the others in a
     directory under its name, `pages_at`, and keeps its audits under a name that they share, `audited_as`."""
     books = make_books(config)
-    gateway = make_gateway(config, dispatch, books)
+    engines = EngineMaker(config, books)
+    gateway = make_gateway(config, dispatch, books, engines)
     auto = make_auto(config, gateway, audited_as)
     responses = make_response_store(config, books)
     pages = MetricPages(*pages_at, gateway.metrics.page) if pages_at is not None else None
@@ -214,7 +209,7 @@ async def serve_calls(
         responses.start(gateway.supervisor)
     if pages is not None:
         await pages.start()
-    live.start(gateway, app)
+    live.start(gateway, app, engines)
     gateway.start()
     auto.start(gateway.supervisor)
     # The objects that exist now stay. Unless they are frozen, each full garbage collection scans them, and no stream
@@ -320,7 +315,8 @@ async def running_gateway(
         dispatch = local = decide_here(config, record_to)
         live = LiveConfig(config, local, source)
     books = make_books(config)
-    gateway = make_gateway(config, dispatch, books)
+    engines = EngineMaker(config, books)
+    gateway = make_gateway(config, dispatch, books, engines)
     auto = make_auto(config, gateway)
     responses = make_response_store(config, books)
     server, app = make_gateway_server(config, gateway, auto, responses, admin=live)
@@ -330,7 +326,7 @@ async def running_gateway(
         await books.start(gateway.supervisor)
     if responses is not None:
         responses.start(gateway.supervisor)
-    live.start(gateway, app)
+    live.start(gateway, app, engines)
     gateway.start()
     auto.start(gateway.supervisor)
     serving = asyncio.create_task(server.serve())

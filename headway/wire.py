@@ -87,6 +87,7 @@ class Grant:
     price: Price | None = None  # price of the tier served; None if nothing is billed
     rate_limit: RateLimit | None = None  # what the caller had left of its limit for the tier asked
     rung: Rung | None = None  # set if an auto model was asked for
+    served_by: str = ""  # the host of a server of somebody else; empty if it was served here
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,10 @@ ALLOWED = {
     # HTTP and TLS to a server, and nothing of what is said over them. Whoever calls a server from the event loop builds on
     # it: the engines, the load generator, and the calibration of the auto tier.
     "headway.http1": {"headway.errors"},
-    "headway.engines": {"headway.core.types", "headway.errors", "headway.http1", "headway.wire"},
+    "headway.engines": {"headway.core.types", "headway.errors", "headway.http1", "headway.price", "headway.wire"},
+    # Where replicas and settings come from while a gateway runs: the file, and DNS.
+    "headway.config_file": {"headway.config", "headway.errors"},
+    "headway.discovery": {"headway.config", "headway.core.types", "headway.dispatch.fleet", "headway.errors"},
     # Whoever decides for a gateway, in the same process or in another one.
     "headway.dispatch": {"headway.core", "headway.errors", "headway.http1", "headway.ledger", "headway.supervise"},
     "headway.gateway": {
@@ -116,9 +119,15 @@ ALLOWED = {
     },
 }
 # A command wires the rooms it needs together, so the modules of cli/ may import any room, and no room imports cli/.
-WIRES = {"headway", "headway.__main__", "headway.run", "headway.deciding", "headway.processes"} | {
-    module for module in MODULES if module == "headway.cli" or module.startswith("headway.cli.")
-}
+WIRES = {
+    "headway",
+    "headway.__main__",
+    "headway.run",
+    "headway.deciding",
+    "headway.engine_making",
+    "headway.live",
+    "headway.processes",
+} | {module for module in MODULES if module == "headway.cli" or module.startswith("headway.cli.")}
 WHY_ROOMS = (
     "A request goes through the house in one straight line (docs/explanation/architecture.md). "
     "If this import seems needed, a value is missing from core/types.py or wire.py, or the code is in the wrong room."

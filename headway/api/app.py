@@ -26,6 +26,7 @@ from headway.api.fields import Cleaned
 from headway.api.images import count_image_tokens
 from headway.api.models import MaxModelLens, Models, may_use
 from headway.api.origin import Origins, Scope
+from headway.api.overflow import mark_overflow
 from headway.api.pages import Page, PageRoute
 from headway.api.responses_socket import Sockets
 from headway.api.responses_store import Remembered, StoredResponses
@@ -303,13 +304,13 @@ class App:
             # The name as it was asked: what an alias stands for is not this caller's business.
             allowed = ", ".join(self._models.names_for(key))
             raise Forbidden(f"This key does not allow the model `{asked}`. Allowed: {allowed}.")
-        self._models.check_use(found.name, key, embeds=route.call.embeds)
+        self._models.check_use(found.name, key, route.call.path, embeds=route.call.embeds)
         request = choose_tier(for_model(request, found.name), found, headers, key, route.dialect.TIER_FIELD)
         table = self._models.by_name[found.name]
         limits.check_template_names(request.template_names, table.chat_template_kwargs)
         if request.images.pixels:
             self._models.check_images(found.name, key)
-        return choose_fallback(count_image_tokens(request, table.image_tokens), headers), cleaned
+        return choose_fallback(mark_overflow(count_image_tokens(request, table.image_tokens), table), headers), cleaned
 
     def _unknown_model(self, name: str, key: Key | None) -> UnknownModel:
         available = ", ".join(self._models.names_for(key))

@@ -22,6 +22,7 @@ from headway.errors import InvalidRequest
 from headway.ledger.keys import Key
 
 MAX_NAME_CHARS = 256
+PLAIN_PATHS = ("/v1/chat/completions", "/v1/completions")  # what servers of the kind `openai` have
 ModelRow = dict[str, Any]
 # What the engines report, by the name of the model whose replicas they are.
 MaxModelLens = Callable[[], Mapping[str, int]]
@@ -50,6 +51,8 @@ class Models:
         self._wildcards = sorted(wildcards, key=lambda one: -len(one[0]))  # the longest first
         created = int(time.time())
         self._rows = {name: _row(name, table, created) for name, table in self.by_name.items()}
+        for name in filter(self._is_plain, self._rows):
+            self._rows[name] |= {"endpoints": list(PLAIN_PATHS), "exact_token_counts": False}
         for name, model in self.autos.items():
             if model.auto is not None:
                 budget = {"share": model.auto.budget, "confidence": CONFIDENCE, "student": model.student_name}
@@ -73,8 +76,10 @@ class Models:
         """The models that the key may use, without their aliases."""
         return [name for name in self.by_name if may_use(key, name)]
 
-    def check_use(self, name: str, key: Key | None, *, embeds: bool) -> None:
+    def check_use(self, name: str, key: Key | None, path: str, *, embeds: bool) -> None:
         """Raises InvalidRequest if the model does not do what the endpoint is for."""
+        if self._is_plain(name) and path not in PLAIN_PATHS:
+            raise InvalidRequest(f"The servers of this model have {' and '.join(PLAIN_PATHS)} only.", "model")
         if embeds == self.by_name[name].embeddings:
             return
         if not embeds:
@@ -82,6 +87,10 @@ class Models:
         others = [other for other in self.names_for(key) if self.by_name[other].embeddings]
         advice = f"Embedding models: {', '.join(others)}." if others else "No embedding model is offered here."
         raise InvalidRequest(f"This model generates text and has no embeddings. {advice}", "model")
+
+    def _is_plain(self, name: str) -> bool:
+        table = self.by_name[name]
+        return self.by_name[table.replicas_of or table.name].is_plain
 
     def check_images(self, name: str, key: Key | None) -> None:
         """Raises InvalidRequest if the model takes no images."""
@@ -125,7 +134,8 @@ def _row(name: str, model: ModelTable, created: int) -> ModelRow:
 
     `service_tiers` lists a model's tiers, with the floor and the price multiple of each. `mistake_budget` is the share
     of calls in which an auto model may make an excess mistake. `embeddings` is there for embedding models only,
-    `images` for models that take images. `root` is the model that an alias stands for."""
+    `images` for models that take images. `root` is the model that an alias stands for. `endpoints` is there if only
+    some serve the model; `overflow` if calls may be sent to somebody else's server."""
     row: ModelRow = {
         "id": name,
         "object": "model",
@@ -144,4 +154,7 @@ def _row(name: str, model: ModelTable, created: int) -> ModelRow:
         row["embeddings"] = True
     if model.images:
         row["images"] = True
+    if (hosted := model.hosted) is not None:
+        prices = {"input": hosted.price.input, "output": hosted.price.output}
+        row["overflow"] = {"served_by": hosted.host, "tiers": hosted.tiers, "price": prices}
     return row

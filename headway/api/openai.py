@@ -26,6 +26,8 @@ from headway.core.types import Call, Tier
 from headway.errors import EngineAnswered, HeadwayError, InvalidRequest, Refused
 from headway.wire import NO_IMAGES, AnswerForm, Collect, Grant, Request, SentImages
 
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
 # --- request fields --------------------------------------------------------------------------------------------------
 
 
@@ -150,16 +152,16 @@ _encode = msgspec.json.Encoder().encode
 def read_chat(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
     request = _read_chat(body)
     template_names = limits.check_template_kwargs(request.chat_template_kwargs)
-    return _for_engine(request, "/v1/chat/completions", call_id, template_names, check_images(request.messages))
+    return _for_engine(request, CHAT, call_id, template_names, check_images(request.messages))
 
 
 def read_completion(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Request:
-    return _for_engine(_read_completion(body), "/v1/completions", call_id)
+    return _for_engine(_read_completion(body), COMPLETIONS, call_id)
 
 
 ROUTES = (
-    CallRoute("/v1/chat/completions", read_chat, RequestFields(ChatCompletion, CHAT_FIELDS)),
-    CallRoute("/v1/completions", read_completion, RequestFields(Completion, COMPLETION_FIELDS)),
+    CallRoute(CHAT, read_chat, RequestFields(ChatCompletion, CHAT_FIELDS)),
+    CallRoute(COMPLETIONS, read_completion, RequestFields(Completion, COMPLETION_FIELDS)),
     embeddings.ROUTE,
 )
 

@@ -21,6 +21,8 @@ def proof_headers(grant: Grant) -> HeaderList:
         headers.append(("headway-floor-tps", f"{grant.floor_tps:g}"))
     if grant.rung is not None:
         headers.append(("headway-rung", grant.rung.name))
+    if grant.served_by:
+        headers.append(("headway-served-by", grant.served_by))
     return [(name.encode(), value.encode()) for name, value in headers]
 
 
@@ -43,6 +45,8 @@ def proof_of(receipt: Receipt) -> dict[str, Any]:
         proof["cached_tokens"] = receipt.usage.cached_tokens
     if rung is not None:
         proof |= {"rung": rung.name, "escalated": rung.escalated or None}
+    if grant.served_by:
+        proof["served_by"] = grant.served_by
     if receipt.reader_was_slow:
         proof["reader_was_slow"] = True
     return proof

@@ -5,6 +5,8 @@ from headway.config.cell_table import CellTable
 from headway.config.checks import as_text, from_text, load, parse
 from headway.config.engine_table import EngineTable, SpeculationTable
 from headway.config.gateway_table import GatewayTable
+from headway.config.hosted_table import HostedTable
+from headway.config.price_table import PriceTable, TokenPrices
 from headway.config.replica_table import DiscoverTable, EngineSettings, ReplicaTable
 from headway.config.responses_table import ResponsesTable
 from headway.config.tables import (
@@ -12,7 +14,6 @@ from headway.config.tables import (
     KeepPromptsTable,
     LedgerTable,
     ModelTable,
-    PriceTable,
     TierTable,
 )
 
@@ -24,6 +25,7 @@ __all__ = [
     "EngineSettings",
     "EngineTable",
     "GatewayTable",
+    "HostedTable",
     "KeepPromptsTable",
     "LedgerTable",
     "ModelTable",
@@ -32,6 +34,7 @@ __all__ = [
     "ResponsesTable",
     "SpeculationTable",
     "TierTable",
+    "TokenPrices",
     "as_text",
     "from_text",
     "load",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from typing import Literal
-from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
 from headway.config.rows import Curve
 from headway.config.table import Table
+from headway.config.urls import http_url
 
 HOST_AND_PORT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,250}[A-Za-z0-9.])?:\d{1,5}")
 SRV_NAME = re.compile(r"_[A-Za-z0-9_.-]{1,250}")
@@ -18,7 +18,11 @@ SRV_NAME = re.compile(r"_[A-Za-z0-9_.-]{1,250}")
 class EngineSettings(Table):
     """What is measured or set of an engine."""
 
-    kind: str = Field("vllm", description="Kind of engine. `vllm` is built in; docs/explanation/extend.md adds others.")
+    kind: str = Field(
+        "vllm",
+        description="Kind of engine: `vllm`, or `openai` for another server with OpenAI's chat and completions, of "
+        "which less is known (docs/how-to/other-engines.md). docs/explanation/extend.md adds others.",
+    )
     seats: int = Field(
         64, ge=1, le=4096, description="Maximum number of concurrent streams, at most the server's `--max-num-seqs`."
     )
@@ -39,17 +43,14 @@ class EngineSettings(Table):
 
 
 class ReplicaTable(EngineSettings):
-    """One vLLM server."""
+    """One engine."""
 
     url: str = Field(description="Base URL of the server. Keep it on loopback or a private network.")
 
     @field_validator("url")
     @classmethod
     def _http(cls, url: str) -> str:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError('must look like "http://127.0.0.1:8001"')
-        return url.rstrip("/")
+        return http_url(url)
 
 
 class DiscoverTable(EngineSettings):

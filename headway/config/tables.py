@@ -18,7 +18,9 @@ from headway.config.auto_table import AutoTable
 from headway.config.cell_table import CellTable
 from headway.config.engine_table import EngineTable
 from headway.config.gateway_table import GatewayTable
-from headway.config.replica_table import DiscoverTable, ReplicaTable
+from headway.config.hosted_table import HostedTable
+from headway.config.price_table import PriceTable
+from headway.config.replica_table import DiscoverTable, EngineSettings, ReplicaTable
 from headway.config.responses_table import ResponsesTable
 from headway.config.table import Table
 from headway.core.types import EXPRESS, TIERS, Tier
@@ -57,27 +59,6 @@ class LedgerTable(Table):
     @property
     def secret_file(self) -> Path:
         return Path(self.secret) if self.secret else Path(self.spool) / "secret"
-
-
-class PriceTable(Table):
-    """Price of the standard tier, in your currency. Other tiers cost a multiple of it."""
-
-    input: Annotated[float, Field(ge=0, le=1_000_000)] = Field(description="Price per million prompt tokens.")
-    output: Annotated[float, Field(ge=0, le=1_000_000)] = Field(description="Price per million output tokens.")
-    cached_input: Annotated[float, Field(ge=0, le=1_000_000)] | None = Field(
-        None,
-        description="Price per million prompt tokens that the engine had in its cache; at most `input`. Without it "
-        "they cost as much as others. Engines must report them: vLLM's `--enable-prompt-tokens-details`.",
-    )
-    replica_hour: Annotated[float, Field(ge=0, le=1_000_000)] | None = Field(
-        None, description="Your cost of one replica per hour. If set, `headway bill` shows the margin."
-    )
-
-    @model_validator(mode="after")
-    def _cached_costs_no_more(self) -> PriceTable:
-        if self.cached_input is not None and self.cached_input > self.input:
-            raise ValueError(f"cached_input = {self.cached_input:g} is above input = {self.input:g}: lower it")
-        return self
 
 
 class TierTable(Table):
@@ -203,6 +184,9 @@ class ModelTable(Table):
         description="Name of another model whose replicas serve this one too, such as the base of a LoRA adapter. The "
         "models share its seats.",
     )
+    hosted: HostedTable | None = Field(
+        None, description="A server of somebody else that takes calls for which there is no seat here. Off by default."
+    )
     price: PriceTable | None = Field(None, description="Price of the model. Free if not set.")
     max_output_tokens: int = Field(
         4096,
@@ -230,7 +214,16 @@ class ModelTable(Table):
 
     @property
     def has_curve(self) -> bool:
-        return any(one.curve for one in (*self.replicas, *([self.discover] if self.discover is not None else [])))
+        return any(one.curve for one in self._engines)
+
+    @property
+    def _engines(self) -> list[EngineSettings]:
+        return [*self.replicas, *([self.discover] if self.discover is not None else [])]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether some of its servers have OpenAI's chat and completions and nothing else, and may not count tokens."""
+        return any(one.kind == "openai" for one in self._engines)
 
     @property
     def auto_name(self) -> str:
@@ -253,6 +246,19 @@ class ModelTable(Table):
         for setting in ("auto", "keep_prompts"):
             if getattr(self, setting) is not None:
                 raise ValueError(f"model {self.name!r} has embeddings and generates no text: remove [models.{setting}]")
+        return self
+
+    @model_validator(mode="after")
+    def _overflow_tiers_are_offered(self) -> ModelTable:
+        if self.hosted is None:
+            return self
+        if self.embeddings:
+            raise ValueError(f"model {self.name!r} has embeddings, which do not overflow: remove [models.hosted]")
+        for tier in self.hosted.tiers:
+            if tier not in [one.name for one in self.tiers]:
+                raise ValueError(
+                    f"[models.hosted] of {self.name!r} has the tier {tier!r}, which the model does not offer: remove it"
+                )
         return self
 
     @model_validator(mode="after")
@@ -305,6 +311,13 @@ class Config(Table):
         return self
 
     @model_validator(mode="after")
+    def _hosted_budgets_have_a_ledger(self) -> Config:
+        hosted = [model.name for model in self.models if model.hosted is not None]
+        if hosted and self.ledger is None:
+            raise ValueError(f"model {hosted[0]!r} has [models.hosted], whose budget is kept in a [ledger]: add one")
+        return self
+
+    @model_validator(mode="after")
     def _students_are_here(self) -> Config:
         names = [model.name for model in self.models if not model.embeddings]
         for model in self.models:
@@ -343,7 +356,8 @@ class Config(Table):
     def _names_and_urls_once(self) -> Config:
         autos = [model.auto_name for model in self.models if model.auto is not None]
         _all_different([*autos, *[model.name for model in self.models]], "model")
-        _all_different([replica.url for model in self.models for replica in model.replicas], "replica")
+        urls = [replica.url for model in self.models for replica in model.replicas]
+        _all_different([*urls, *[model.hosted.url for model in self.models if model.hosted is not None]], "replica")
         return self
 
     @model_validator(mode="after")

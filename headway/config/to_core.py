@@ -8,21 +8,40 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-from headway.config import EngineSettings, ModelTable, PriceTable
+from headway.config import Config, EngineSettings, ModelTable, TokenPrices
 from headway.core.curve import Curve, fit
 from headway.core.rate_limit import TokenLimit
 from headway.core.types import ModelPolicy, Replica, Tier, TierPolicy
-from headway.price import MICRO, MILLI, Price
+from headway.price import MICRO, MILLI, HostedPrice, Price
 
 
 def prices_of(model: ModelTable) -> dict[Tier, Price]:
     """The price of each tier. Without a price multiple a tier costs as much as standard."""
-    per_mtok = model.price or PriceTable(input=0.0, output=0.0)
-    cached = round(per_mtok.cached_input * MICRO) if per_mtok.cached_input is not None else None
-    standard = Price(round(per_mtok.input * MICRO), round(per_mtok.output * MICRO), MILLI, cached)
+    standard = price_of(model.price or TokenPrices(input=0.0, output=0.0))
     return {
         tier.name: replace(standard, multiple_milli=round((tier.price_multiple or 1.0) * MILLI)) for tier in model.tiers
     }
+
+
+def price_of(per_mtok: TokenPrices) -> Price:
+    cached = round(per_mtok.cached_input * MICRO) if per_mtok.cached_input is not None else None
+    return Price(round(per_mtok.input * MICRO), round(per_mtok.output * MICRO), MILLI, cached)
+
+
+def prices_in(config: Config) -> dict[str, dict[Tier, Price]]:
+    """By model."""
+    return {model.name: prices_of(model) for model in config.models}
+
+
+def hosted_prices_in(config: Config) -> dict[str, HostedPrice]:
+    """By model."""
+    hosted = [(model.name, model.hosted) for model in config.models if model.hosted is not None]
+    return {name: HostedPrice(one.url, one.host, price_of(one.price)) for name, one in hosted}
+
+
+def overflow_of(model: ModelTable) -> str:
+    """The name of the model's overflow pool; empty if it has none."""
+    return f"{model.name} (hosted)" if model.hosted is not None else ""
 
 
 def policy_of(model: ModelTable) -> ModelPolicy:
@@ -34,6 +53,7 @@ def policy_of(model: ModelTable) -> ModelPolicy:
             tier.floor_tps or 0.0,
             TokenLimit(tier.input_tokens_per_minute or 0, tier.output_tokens_per_minute or 0),
             tier.target_tps or 0.0,
+            model.hosted.after_s if model.hosted is not None and tier.name in model.hosted.tiers else None,
         )
         for tier in model.tiers
     }

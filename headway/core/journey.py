@@ -17,7 +17,8 @@ class Journey:
 
     def __init__(self, call: Call, pool: Pool, arrived_at: float) -> None:
         self.call = call
-        self.pool = pool
+        self.home = pool  # of its model
+        self.pool = pool  # where it has its seats, or waits: at home, unless it has overflowed
         self.arrived_at = arrived_at
         self.replica: str | None = None
         self.avoid: set[str] = set()  # replicas that failed this call and have not come up again since

@@ -24,8 +24,9 @@ from headway.core.boarding import board_held
 from headway.core.invariants import check_calls, check_pool
 from headway.core.journey import Journey
 from headway.core.learnt import Learnt, within
+from headway.core.overflow import LACKS_SEATS, overflow_held, overflow_pool, pool_aboard, seat_in_overflow
 from headway.core.pool import Pool
-from headway.core.pools import change_pools, learnt_of_pools
+from headway.core.pools import change_pools, learnt_of_pools, tell_pool
 from headway.core.rate_limit import RateLimiter
 from headway.core.types import (
     EXPRESS,
@@ -144,7 +145,7 @@ class Machine:
             return
         pool = self.pool_of(call.model)
         journey = self._journeys[call.id] = Journey(call, pool, now)
-        if self._draining or not pool.known_replicas:
+        if self._draining or not (pool.known_replicas or overflow_pool(journey, self.pools)):
             self._refuse(journey, "draining" if self._draining else "no_replica", now, actions)
             return
         if call.choices > 1 and not pool.could_seat(call):
@@ -171,7 +172,8 @@ class Machine:
             return
         else:
             journey.give_back(now)
-        pool, journey.call, journey.reason, journey.replica = journey.pool, call, event.reason, event.replica
+        journey.call, journey.reason, journey.replica = call, event.reason, event.replica
+        pool = journey.pool = pool_aboard(journey, self.pools)
         journey.arrived_at = now - event.waited_s
         journey.count_express(now)
         if event.replica is None:
@@ -218,10 +220,10 @@ class Machine:
         journey = self._journeys.get(event.call_id)
         if journey is None or journey.replica is None:
             return
-        pool = journey.pool
         failed = journey.replica
-        journey.seat_us += pool.free(journey.call.id, failed, now)
+        journey.seat_us += journey.pool.free(journey.call.id, failed, now)
         journey.replica = None
+        pool = journey.pool = journey.home
         if event.stage in ("preempted", "unsent"):
             actions.append(Hold(event.call_id, pool.waiting.hold(journey.call, now, journey.avoid, returned=False)))
             self._settle(pool, now, actions)
@@ -267,16 +269,7 @@ class Machine:
     ) -> None:
         if (pool := self._pool_of_replica.get(event.name)) is None:
             return
-        if isinstance(event, ReplicaStrangers):
-            pool.replica_strangers(event.name, event.streams, now)
-        elif isinstance(event, ReplicaSuspect):
-            pool.replica_suspect(event.name, now)
-        elif isinstance(event, ReplicaBehind):
-            self._preempt(pool.replica_behind(event.name, now), actions)
-        elif isinstance(event, ReplicaRecovered):
-            pool.replica_recovered(event.name, now)
-        else:
-            pool.replica_draining(event.name, now)
+        self._preempt(tell_pool(pool, event, now), actions)
         self._settle(pool, now, actions)  # another replica may become light in its place
 
     def _replica_gone(self, event: ReplicaDown | ReplicaRemoved, now: float, actions: list[Action]) -> None:
@@ -294,7 +287,8 @@ class Machine:
             self._settle(pool, now, actions)
 
     def _set_policy(self, pools: dict[str, PoolPolicy], offers: dict[str, Offer], now: float) -> None:
-        in_use = [(one.pool, one.call.model, one.call.tier) for one in self._journeys.values()]
+        journeys = self._journeys.values()
+        in_use = [(pool, one.call.model, one.call.tier) for one in journeys for pool in {one.home, one.pool}]
         change_pools(self.pools, pools, offers, in_use, now)
         self._offers = offers
 
@@ -315,6 +309,8 @@ class Machine:
                     pool.express_waited(now - journey.arrived_at, now)
                 self._refuse_or_downgrade(journey, reason, now, actions)
             self._settle(pool, now, actions)
+            overflown = overflow_held(pool, self._journeys, self.pools, now)
+            actions.extend(self._board(journey, now) for journey in overflown)
 
     def _drain(self, _event: Draining, _now: float, _actions: list[Action]) -> None:
         self._draining = True
@@ -326,15 +322,16 @@ class Machine:
         journey.count_express(now)
         # A new call can pass only held calls that do not fit here: a held call that fits would have boarded already.
         journey.replica = pool.seat(call, journey.avoid, now)
-        if journey.replica is not None:
-            actions.append(self._board(journey, journey.replica, now))
+        if journey.replica is not None or seat_in_overflow(journey, self.pools, now, is_refused=False):
+            actions.append(self._board(journey, now))
         elif pool.waiting.is_full(call) and not returned:
             self._refuse_or_downgrade(journey, "full", now, actions)
         else:
             actions.append(Hold(call.id, pool.waiting.hold(call, now, journey.avoid, returned=returned)))
 
-    def _board(self, journey: Journey, replica: str, now: float) -> Board:
-        call = journey.call
+    def _board(self, journey: Journey, now: float) -> Board:
+        call, replica = journey.call, journey.replica
+        assert replica is not None
         floor_tps = journey.pool.floor_tps(call.model, call.tier)
         if floor_tps and not journey.seat_us:
             journey.pool.express_waited(now - journey.arrived_at, now)
@@ -346,7 +343,7 @@ class Machine:
         for call, replica in board_held(pool, now):
             journey = self._journeys[call.id]
             journey.replica = replica
-            actions.append(self._board(journey, replica, now))
+            actions.append(self._board(journey, now))
         self._preempt(pool.preempt(now), actions)
 
     def _preempt(self, call_ids: Iterable[str], actions: list[Action]) -> None:
@@ -356,6 +353,9 @@ class Machine:
             actions.append(Preempt(call_id))
 
     def _refuse_or_downgrade(self, journey: Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
+        if reason in LACKS_SEATS and seat_in_overflow(journey, self.pools, now, is_refused=True):
+            actions.append(self._board(journey, now))
+            return
         if not journey.falls_back:
             self._refuse(journey, reason, now, actions)
             return

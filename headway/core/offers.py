@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from dataclasses import replace
 
 from headway.core.types import EXPRESS, Offer, Tier, TierPolicy
 
@@ -32,7 +33,7 @@ def with_withdrawn(
             all_offers[model] = before[model]
         elif tier not in offers[model].tiers:
             offer = all_offers[model]
-            all_offers[model] = Offer(offer.pool, offer.tiers | {tier: before[model].tiers[tier]})
+            all_offers[model] = replace(offer, tiers=offer.tiers | {tier: before[model].tiers[tier]})
     return all_offers
 
 

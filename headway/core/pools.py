@@ -6,7 +6,16 @@ from collections.abc import Iterable
 
 from headway.core.learnt import MAX_TENANTS, LearntPool
 from headway.core.pool import Pool
-from headway.core.types import Offer, PoolPolicy, Tier
+from headway.core.types import (
+    Offer,
+    PoolPolicy,
+    ReplicaBehind,
+    ReplicaDraining,
+    ReplicaRecovered,
+    ReplicaStrangers,
+    ReplicaSuspect,
+    Tier,
+)
 
 
 def change_pools(
@@ -22,7 +31,7 @@ def change_pools(
     for pool, model, tier in in_use:
         used[id(pool)].add((model, tier))
     for name, policy in policies.items():
-        own = {model: offer for model, offer in offers.items() if offer.pool == name}
+        own = {model: offer for model, offer in offers.items() if name in (offer.pool, offer.overflow)}
         if name in pools:
             pools[name].change(policy, own, used[id(pools[name])], now)
         else:
@@ -32,6 +41,25 @@ def change_pools(
             pool.change(pool.policy, {}, used[id(pool)], now)
         else:
             del pools[name]
+
+
+def tell_pool(
+    pool: Pool,
+    event: ReplicaStrangers | ReplicaSuspect | ReplicaBehind | ReplicaRecovered | ReplicaDraining,
+    now: float,
+) -> Iterable[str]:
+    """Tell a pool what happened to one of its replicas. Returns the flex calls to preempt."""
+    if isinstance(event, ReplicaStrangers):
+        pool.replica_strangers(event.name, event.streams, now)
+    elif isinstance(event, ReplicaSuspect):
+        pool.replica_suspect(event.name, now)
+    elif isinstance(event, ReplicaBehind):
+        return pool.replica_behind(event.name, now)
+    elif isinstance(event, ReplicaRecovered):
+        pool.replica_recovered(event.name, now)
+    else:
+        pool.replica_draining(event.name, now)
+    return ()
 
 
 def learnt_of_pools(pools: dict[str, Pool], now: float) -> list[LearntPool]:

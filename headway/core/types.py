@@ -38,6 +38,7 @@ class Call:
     was_preempted: bool = False  # a flex call is preempted at most once
     prompt_tokens: int = 0  # estimated from the body's length; the engine reports the real count
     choices: int = 1  # answers to the same prompt; each is a separate stream and takes a seat
+    may_overflow: bool = False  # the servers of an overflow pool understand it
     # Limits of the API key, which replace those of the tiers: for the express tiers, and for the other tiers.
     express_limit: TokenLimit | None = None
     other_limit: TokenLimit | None = None
@@ -71,15 +72,18 @@ class TierPolicy:
     floor_tps: float = 0.0
     limit: TokenLimit = field(default_factory=TokenLimit)  # for each tenant
     target_tps: float = 0.0  # the usual speed of its streams, which is not promised; 0: just above the floor
+    overflow_after_s: float | None = None  # how long a call waits before it may overflow; None: it may not
 
 
 @dataclass(slots=True)
 class Offer:
     """A model as clients request it: the pool that serves it, and its tiers. Several offers on one pool, such as LoRA
-    adapters of one base model, share its seats."""
+    adapters of one base model, share its seats. Calls that find no seat there may board another pool, `overflow`,
+    whose servers keep no floor (overflow.py)."""
 
     pool: str
     tiers: dict[Tier, TierPolicy]
+    overflow: str = ""  # empty if there is none
 
 
 @dataclass(slots=True, kw_only=True)

@@ -46,6 +46,10 @@ class WaitingRoom:
         queues = [self.queues[tier] for tier in EXPRESS if tier in self.queues]
         return min((n for queue in queues for n, calls in queue.by_choices.items() if calls), default=0)
 
+    def all_held(self) -> list[HeldCall]:
+        """Those of each queue in the order in which they came."""
+        return [*self.returned.values(), *(held for queue in self.queues.values() for held in queue)]
+
     def is_held(self, call: Call) -> bool:
         return call.id in self.returned or call.id in self.queues[call.tier]
 

@@ -15,7 +15,7 @@ from headway.core.types import Event, ReplicaDown, ReplicaDraining, ReplicaKnown
 from headway.dispatch.base import Finding
 from headway.dispatch.dealing import Dealing
 from headway.dispatch.engine_counts import EngineCounts
-from headway.dispatch.fleet import Fleet, Member
+from headway.dispatch.fleet import Member, RunningFleet
 from headway.dispatch.frames import (
     MAX_BATCH,
     AdminAnswer,
@@ -46,7 +46,7 @@ class CellFleet:
         clock: Callable[[], float],
     ) -> None:
         """`sessions` are the relays, by run; `owner` has the relay of each call."""
-        self.fleet = Fleet(machine, self)
+        self.fleet = RunningFleet(machine, self)
         self.counts = EngineCounts(machine, self.fleet, sessions, owner, step, clock)
         self.step = step
         self.is_settled = False  # whether it is known what is aboard

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 from headway.core.machine import Machine
 from headway.core.types import Event, Left, ReplicaStrangers
-from headway.dispatch.fleet import Fleet
+from headway.dispatch.fleet import RunningFleet
 from headway.dispatch.sessions import LEASE_S, RelaySession
 from headway.dispatch.stream_count import SilentEngines, StreamCount
 
@@ -23,7 +23,7 @@ class EngineCounts:
     def __init__(
         self,
         machine: Machine,
-        fleet: Fleet,
+        fleet: RunningFleet,
         sessions: Mapping[str, RelaySession],
         owner: Mapping[str, RelaySession],
         step: Callable[[Event], None],

@@ -1,9 +1,9 @@
 """Which replicas there are, and the life of each: starting, open, draining, gone.
 
-Whoever decides has one Fleet. The configuration says which replicas are wanted, and an operator which of them take no
-calls (`headway drain`). A replica that is new is probed and opens once it has produced a token. One that is not wanted
-any more, or wanted for another model or as another kind of engine, drains: it takes nobody, keeps its streams, and is
-gone once it has none. Only then does one with the same URL that is wanted in its place begin.
+Whoever decides has one RunningFleet. The configuration says which replicas are wanted, and an operator which of them
+take no calls (`headway drain`). A replica that is new is probed and opens once it has produced a token. One that is not
+wanted any more, or wanted for another model or as another kind of engine, drains: it takes nobody, keeps its streams,
+and is gone once it has none. Only then does one with the same URL that is wanted in its place begin.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FleetHost(Protocol):
         """Ask it for a token, and tell core that it is up if it produces one."""
 
 
-class Fleet:
+class RunningFleet:
     def __init__(self, machine: Machine, host: FleetHost) -> None:
         self.members: dict[str, Member] = {}
         self.drained: set[str] = set()  # by an operator

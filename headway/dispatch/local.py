@@ -11,7 +11,7 @@ from prometheus_client.core import Metric
 from headway.core.machine import Machine
 from headway.core.types import TICK_S, Action, Event, Offer, PolicyChanged, PoolPolicy, ReplicaUp, Ticked
 from headway.dispatch.base import Driver, Finding
-from headway.dispatch.fleet import Fleet, Member
+from headway.dispatch.fleet import Member, RunningFleet
 from headway.dispatch.local_gates import LocalGates
 from headway.dispatch.policy_metrics import policy_metrics
 from headway.dispatch.record import EventLog
@@ -27,7 +27,7 @@ class LocalDispatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.machine = machine
-        self.fleet = Fleet(machine, self)
+        self.fleet = RunningFleet(machine, self)
         self._members = list(members)  # until `start`
         self.gates = LocalGates(record)
         self._record = record

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable
 
 from headway.core.machine import Machine
 from headway.core.types import TICK_S
-from headway.dispatch.fleet import Fleet
+from headway.dispatch.fleet import RunningFleet
 from headway.dispatch.frames import MAX_LISTED, RelayStatus, ReplicaStatus, Status
 from headway.dispatch.sessions import RelaySession
 
@@ -49,7 +49,7 @@ def relays_status(listed: Iterable[str], sessions: Iterable[RelaySession], now: 
 def leader_status(
     epoch: int,
     relays: list[RelayStatus],
-    fleet: Fleet,
+    fleet: RunningFleet,
     machine: Machine,
     silent: Container[str],
     lag_s: float,
@@ -68,7 +68,7 @@ def leader_status(
     )
 
 
-def replicas_status(machine: Machine, fleet: Fleet, silent: Container[str] = ()) -> list[ReplicaStatus]:
+def replicas_status(machine: Machine, fleet: RunningFleet, silent: Container[str] = ()) -> list[ReplicaStatus]:
     """All replicas, those that take no calls first."""
     rows = []
     for name, member in fleet.members.items():

@@ -49,6 +49,7 @@ class EngineRequest:
     body: bytes
     collects: bool = False  # the engine streams an answer that the client gets in one piece
     prompt_tokens: int = 0  # estimated, for an engine that does not count them
+    max_cost: int = 0  # in micro-units, at a server that costs money
 
 
 class Engine(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -91,7 +92,7 @@ class CountedAnswer:
     def __init__(self, answer: Answer, prompt_tokens: int) -> None:
         self.status = answer.status
         self._answer = answer
-        self._usage = StreamUsage(prompt_tokens)
+        self.stream = StreamUsage(prompt_tokens)
 
     @property
     def content_type(self) -> bytes:
@@ -102,7 +103,7 @@ class CountedAnswer:
 
     async def pipe(self, sink: Callable[[bytes], None]) -> None:
         def pass_on(data: bytes) -> None:
-            if shown := self._usage.added_to(data):
+            if shown := self.stream.added_to(data):
                 sink(shown)
 
         await self._answer.pipe(pass_on)
@@ -123,8 +124,8 @@ class StreamUsage:
     def __init__(self, prompt_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens
         self._rest = b""  # of an event that is not complete
-        self._events = 0
-        self._has_usage = False
+        self.events = 0
+        self.usage: Mapping[str, Any] | None = None  # as the server says it
 
     def added_to(self, data: bytes) -> bytes:
         """The complete events, with a usage before the end."""
@@ -135,11 +136,12 @@ class StreamUsage:
 
     def _added_to_event(self, event: bytes) -> bytes:
         if USAGE in event.replace(b": ", b":"):
-            self._has_usage = True
+            with suppress(msgspec.MsgspecError, AttributeError):
+                self.usage = msgspec.json.decode(event.removeprefix(b"data:")).get("usage")
         elif event.startswith(DONE):
-            if not self._has_usage:
-                counted = {"prompt_tokens": self._prompt_tokens, "completion_tokens": self._events}
+            if self.usage is None:
+                counted = {"prompt_tokens": self._prompt_tokens, "completion_tokens": self.events}
                 return b"data: " + msgspec.json.encode({"choices": [], "usage": counted}) + EVENT_END + event
         elif b'"choices"' in event:
-            self._events += 1
+            self.events += 1
         return event

@@ -60,7 +60,7 @@ class Prober:
             self._tell(ReplicaUp(self.replica))
 
     def note_progress(self) -> None:
-        """It is not stalled now."""
+        """The time without progress is counted from now."""
         self._moved_at = self._clock()
 
     async def run(self) -> None:
@@ -121,9 +121,9 @@ class Prober:
     async def is_stalled(self) -> bool:
         """Whether calls of this gateway are aboard and the engine makes no progress. Raises EngineLost if its counters
         cannot be read."""
-        now = self._clock()
         if not self._aboard(self.replica.name):
-            self._moved_at = now
+            return False
+        now = self._clock()
         if now - max(self._moved_at, self.engine.pulse.at) < min(self._stall_s, self._interval_s):
             return False  # bytes are arriving: no need to read the counters
         counters = await self.engine.progress()

@@ -6,9 +6,11 @@ Without a ledger nothing is billed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from headway.core.types import MIN_TOKENS_FOR_PROMISE, Tier
 from headway.ledger.books import Account, Books
-from headway.price import Bill, Price, bill
+from headway.price import Bill, HostedPrice, Price, bill
 from headway.wire import Grant, Meter, Outcome, Receipt, Request, Usage
 
 Prices = dict[str, dict[Tier, Price]]  # by model
@@ -17,16 +19,20 @@ TEMPLATE_TOKENS = 256  # what a chat template adds to a prompt, at most
 
 
 class Billing:
-    def __init__(self, books: Books | None = None, prices: Prices | None = None) -> None:
+    def __init__(
+        self, books: Books | None = None, prices: Prices | None = None, hosted: Mapping[str, HostedPrice] | None = None
+    ) -> None:
         self.books = books
         self._prices: Prices = {}
-        self.change(prices or {})
+        self._hosted: dict[str, HostedPrice] = {}  # by model
+        self.change(prices or {}, hosted or {})
 
-    def change(self, prices: Prices) -> None:
-        """Calls that board from now on have these prices. Those of tiers that are not offered any more stay, for calls
-        that wait."""
+    def change(self, prices: Prices, hosted: Mapping[str, HostedPrice]) -> None:
+        """Calls that board from now on have these prices. Those of tiers and servers that are not offered any more
+        stay, for calls that are here."""
         for model, by_tier in prices.items():
             self._prices[model] = self._prices.get(model, {}) | by_tier
+        self._hosted |= hosted
 
     async def open(self, request: Request) -> Account | None:
         """Reserve the highest possible cost of the call. Raises Refused if the budget or the spool has no room for it.
@@ -40,10 +46,17 @@ class Billing:
             output_tokens = call.choices * request.max_output_tokens
             prompt_tokens = request.max_prompt_tokens + TEMPLATE_TOKENS
             worst = self._prices[call.model][call.tier].amount(prompt_tokens, output_tokens)
+            if call.may_overflow and (hosted := self._hosted.get(call.model)) is not None:
+                worst = max(worst, hosted.price.amount(prompt_tokens, output_tokens))
         return await self.books.open(call, worst, request.session)
 
     def price(self, model: str, tier: Tier) -> Price | None:
         return self._prices[model][tier] if self.books is not None else None
+
+    def hosted(self, model: str, replica: str) -> HostedPrice | None:
+        """The price of the replica, if it is a server of somebody else."""
+        hosted = self._hosted.get(model)
+        return hosted if hosted is not None and hosted.url == replica else None
 
     def record_boarding(self, account: Account | None, grant: Grant, meter: Meter | None) -> None:
         """Record that the call is sent to an engine. `meter` counts the tokens delivered so far; None for an answer in

@@ -164,14 +164,10 @@ class Replicas:
                 self._tell(ReplicaSuspect(watched.engine.name))
 
     async def stop(self) -> None:
-        if self._watching is not None:
-            self._watching.cancel()
+        tasks = [self._watching, *(watched.task for watched in self._watched.values())]
+        running = [task for task in tasks if task is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         for watched in self._watched.values():
-            await _stop(watched)
             watched.engine.close()
-
-
-async def _stop(watched: _Watched) -> None:
-    if watched.task is not None:
-        watched.task.cancel()
-        await asyncio.gather(watched.task, return_exceptions=True)

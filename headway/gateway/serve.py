@@ -244,7 +244,8 @@ class Gateway:
             case Board() if not trip.seat.done():
                 self._held_bytes.end_hold(trip)
                 trip.boarded_at, trip.epoch = self._clock(), self.dispatch.epoch
-                trip.grant = trip.granted(action, self._billing.price(trip.call.model, action.tier))
+                hosted = self._billing.hosted(trip.call.model, action.replica)
+                trip.grant = trip.granted(action, self._billing.price(trip.call.model, action.tier), hosted)
                 trip.seat.set_result(self.replicas.engine(action.replica))
             case Refuse(reason=reason, retry_after_s=retry_after_s, rate_limit=rate_limit) if not trip.seat.done():
                 self._held_bytes.end_hold(trip)
@@ -303,7 +304,7 @@ class Gateway:
             trip.meter,
             is_delivered=is_delivered,
             reader_was_slow=trip.reader_was_slow,
-            seat_us=trip.settled.result() if trip.settled.done() else None,
+            seat_us=0 if trip.grant.served_by else trip.settled.result() if trip.settled.done() else None,
             answer_s=self._clock() - trip.arrived_at,
             boardings=trip.boardings,
             undelivered=trip.work() if trip.leaves_seat(outcome) and not is_delivered else None,

@@ -11,7 +11,7 @@ from headway.engines.base import Engine
 from headway.errors import RefusalReason
 from headway.gateway.relay import Relay
 from headway.ledger.books import Account
-from headway.price import Price
+from headway.price import HostedPrice, Price
 from headway.wire import Grant, Meter, Outcome, Receipt, Request, Usage
 
 
@@ -59,15 +59,16 @@ class Trip:
     def reader_was_slow(self) -> bool:
         return self.relay is not None and self.relay.reader_was_slow
 
-    def granted(self, board: Board, price: Price | None) -> Grant:
-        """What core granted, with the configured price of the tier served."""
+    def granted(self, board: Board, price: Price | None, hosted: HostedPrice | None) -> Grant:
+        """What core granted, with the configured price of the tier served, or of the server if it is hosted."""
         return Grant(
             tier_asked=self.call.tier,
             tier=board.tier,
             replica=board.replica,
             reason=board.reason,
             floor_tps=board.floor_tps,
-            price=price if self.account is not None else None,
+            price=(hosted.price if hosted is not None else price) if self.account is not None else None,
+            served_by=hosted.host if hosted is not None else "",
             rate_limit=board.rate_limit,
             rung=self.request.rung,
         )

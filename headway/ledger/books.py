@@ -123,7 +123,7 @@ class Books:
         self.usage = KeyUsage(open_store, lambda: self.is_store_unavailable)
         self._accounts: dict[str, Account] = {}
         self._jobs: queue.SimpleQueue[Callable[[Store], None]] = queue.SimpleQueue()
-        self._budgets = Budgets(self.gateway, self._lease, self._give_back, time.monotonic)
+        self.budgets = Budgets(self.gateway, self._lease, self._give_back, time.monotonic)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ledger", daemon=True)
         self._checkpoints: asyncio.Task[None] | None = None
@@ -189,7 +189,7 @@ class Books:
         key = self.keys.by_id(call.tenant)
         if key is not None:
             try:
-                lacking = await self._budgets.reserve(key, day, worst)
+                lacking = await self.budgets.reserve(key, day, worst)
             except StoreUnavailable:
                 raise Refused("books_away", RETRY_AFTER_S) from None
             if lacking is not None:
@@ -228,7 +228,7 @@ class Books:
 
     def settle(self, key: Key | None, day: str, reserved: int, spent: int) -> None:
         if key is not None:
-            self._budgets.settle(key, day, reserved, spent)
+            self.budgets.settle(key, day, reserved, spent)
 
     async def _checkpoint(self) -> None:
         """Write the progress of running streams, in case this process is killed, and give back idle slices."""
@@ -243,7 +243,7 @@ class Books:
                     rows.append((call_id, account.attempt, account.replica, *tokens))
             if rows:
                 self.spool.seen(rows)
-            self._budgets.give_back_idle()
+            self.budgets.give_back_idle()
 
     def _close_calls_of_last_run(self) -> None:
         lost = list(self.spool.open.values())

@@ -18,12 +18,13 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
 
-from headway.ledger.entries import month_of
+from headway.ledger.entries import day_of, month_of, now_us
 from headway.ledger.keys import Key
-from headway.ledger.store import Lease
+from headway.ledger.store import Lease, StoreUnavailable
 
 SLICE_CALLS = 64  # size of a slice, in calls like the one that needs it
 IDLE_S = 2.0
+LACKED_S = 5.0  # how long the store is not asked again for as much as it had not
 
 AskStore = Callable[[Lease, int], Awaitable[int]]
 GiveBack = Callable[[str, str, str, int], None]
@@ -119,3 +120,30 @@ def _budgets(key: Key, day: str) -> list[tuple[str, int]]:
 def _put_back(local: LocalBudget, reserved: int, spent: int) -> None:
     local.reserved -= reserved
     local.free += reserved - spent
+
+
+class HostedBudget:
+    """What may be spent on a day at a server of somebody else, by all gateways together. In the store it is a budget
+    like that of a key, under the server's URL."""
+
+    def __init__(self, budgets: Budgets, url: str, per_day: int, clock: Callable[[], float]) -> None:
+        self._budgets = budgets
+        self._key = Key(id=url, hash="", budget_day=per_day)
+        self._clock = clock
+        self._lacked = (-LACKED_S, 0)  # when the store last had too little left, and for how much
+
+    async def reserve(self, amount: int) -> Callable[[int], None] | None:
+        """Take the most that a call may cost. Returns what to call once with what it did cost; None if less is left, or
+        if the store cannot say."""
+        lacked_at, lacked = self._lacked
+        if self._clock() - lacked_at < LACKED_S and amount >= lacked:
+            return None
+        day = day_of(now_us())
+        try:
+            is_lacking = await self._budgets.reserve(self._key, day, amount) is not None
+        except StoreUnavailable:
+            return None
+        if is_lacking:
+            self._lacked = (self._clock(), amount)
+            return None
+        return lambda spent: self._budgets.settle(self._key, day, amount, spent)

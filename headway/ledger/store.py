@@ -221,8 +221,8 @@ class Store:
                     continue
                 cursor.execute(
                     f"SELECT COALESCE(SUM(amount), 0) FROM entries "
-                    f"WHERE gateway = ? AND key = ? AND day >= ? AND day <= ? AND {IS_BILLED}",
-                    (before, key, period, period + "-99"),
+                    f"WHERE gateway = ? AND (key = ? OR replica = ?) AND day >= ? AND day <= ? AND {IS_BILLED}",
+                    (before, key, key, period, period + "-99"),
                 )
                 unspent = int(leased) - int(cursor.fetchone()[0])
                 slice_id = f"{before}:{key}:{period}:settled"

@@ -169,14 +169,14 @@ EMBED: dict[str, Any] = {"name": "embed", "embeddings": True, "replicas": [{"url
 
 def test_each_endpoint_takes_the_models_that_it_is_for() -> None:
     models = Models(Config.model_validate({"models": [CHAT, EMBED]}).models)
-    models.check_use("chat", None, embeds=False)
-    models.check_use("embed", None, embeds=True)
+    models.check_use("chat", None, "/v1/chat/completions", embeds=False)
+    models.check_use("embed", None, "/v1/embeddings", embeds=True)
     with pytest.raises(InvalidRequest, match="embedding model: send its input to `/v1/embeddings`"):
-        models.check_use("embed", None, embeds=False)
+        models.check_use("embed", None, "/v1/chat/completions", embeds=False)
     with pytest.raises(InvalidRequest, match="Embedding models: embed"):
-        models.check_use("chat", None, embeds=True)
+        models.check_use("chat", None, "/v1/embeddings", embeds=True)
     with pytest.raises(InvalidRequest, match="No embedding model is offered here"):
-        models.check_use("chat", Key(id="k", hash="h", models=["chat"]), embeds=True)
+        models.check_use("chat", Key(id="k", hash="h", models=["chat"]), "/v1/embeddings", embeds=True)
     rows = {row["id"]: row for row in models.rows_for(None)}
     assert rows["embed"]["embeddings"] is True
     assert "embeddings" not in rows["chat"]

@@ -140,9 +140,11 @@ def test_a_prompt_that_one_model_has_read_is_not_in_the_cache_of_another() -> No
     )
 )
 def test_two_models_alike_are_decided_as_one(steps: list[tuple[str, Tier, str, str, float, int]]) -> None:
-    """Which of two equal models a call asks for changes no decision."""
+    """Which of two equal models a call asks for changes no decision, but where its adapter may be loaded."""
     alike: dict[Tier, TierPolicy] = {tier: replace(policy, max_held=1_000) for tier, policy in TIERS.items()}
     one, two = (machine(seats=4, replicas=3, a=alike, b=alike) for _ in range(2))
+    for pool in (*one.pools.values(), *two.pools.values()):
+        pool._affinity.adapters = set()
     now, calls = 0.0, list[str]()
     for number, (what, tier, model, tenant, seconds, which) in enumerate(steps):
         now += seconds

@@ -77,16 +77,18 @@ from headway.core.types import (
 NAMES = ["r0", "r1", "r2", "r3"]
 CURVE = Curve(a=0.005, c=0.005, d=0.0)
 CURVES = [CURVE, CURVE, CURVE.slower(2.0), Curve(a=0.005, c=0.002, d=0.0, e=2e-6), None]
-# Two models on one pool, with other floors and another patience.
+# Two models on one pool, with other floors and another patience. One of them has an overflow pool, with one server.
+OVERFLOW = "h0"
 OFFERS: dict[str, Offer] = {
     "m": Offer(
         "p",
         {
             "ultrafast": TierPolicy(4, 2.0, floor_tps=60.0),
             "fast": TierPolicy(12, 4.0, floor_tps=30.0),
-            "standard": TierPolicy(12, 8.0),
-            "flex": TierPolicy(4, 16.0),
+            "standard": TierPolicy(12, 8.0, overflow_after_s=1.0),
+            "flex": TierPolicy(4, 16.0, overflow_after_s=0.0),
         },
+        overflow="o",
     ),
     "n": Offer(
         "p",
@@ -172,7 +174,9 @@ class Walk(RuleBasedStateMachine):
     )
     def begin(self, share: float, express_wait_s: float, up: int) -> None:
         policy = PoolPolicy(standard_share=share, margin=0.0, express_wait_s=express_wait_s)
-        self.machine = Machine({"p": policy}, OFFERS)
+        self.machine = Machine({"p": policy, "o": PoolPolicy()}, OFFERS)
+        self.overflow_seats = 0  # while its server is open
+        self.removed_us = 0  # what calls have paid to pools that are gone
         self.policies = {(model, tier): one for model, offer in OFFERS.items() for tier, one in offer.tiers.items()}
         self.floor: dict[str, float] = {}  # of each call that has boarded, as it was promised
         self.held_at_a_change: set[str] = set()
@@ -213,7 +217,7 @@ class Walk(RuleBasedStateMachine):
             assert call_id not in self.ended, f"{action} for a call that had {self.ended.get(call_id)}"
             match action:
                 case Board(replica=replica, tier=tier, floor_tps=floor_tps):
-                    assert replica in self.open
+                    assert replica in self.open or (replica == OVERFLOW and self.may_overflow(call_id))
                     assert floor_tps == self.policy(call_id).floor_tps
                     self.floor[call_id] = floor_tps
                     self.boarded.add(call_id)
@@ -259,6 +263,10 @@ class Walk(RuleBasedStateMachine):
         if isinstance(event, ReplicaUp):  # what was draining counts again with what it carries
             light_before += 1
         assert pool.light_replicas <= max(light_before, pool.doors.max_light_replicas), "the standard share was taken"
+
+    def may_overflow(self, call_id: str) -> bool:
+        is_offered = self.policy(call_id).overflow_after_s is not None
+        return self.overflow_seats > 0 and self.calls_told[call_id].may_overflow and is_offered
 
     def policy(self, call_id: str) -> TierPolicy:
         """Of its model and tier: the one that is offered now, or was offered last."""
@@ -331,11 +339,12 @@ class Walk(RuleBasedStateMachine):
         falls_back=st.booleans(),
         prompt_tokens=st.sampled_from([0, 0, 100, 5_000]),
         choices=st.sampled_from([1, 1, 1, 2, 3, 7]),
+        overflows=st.booleans(),
     )
     def arrive_one(
-        self, tier: Tier, model: str, tenant: str, falls_back: bool, prompt_tokens: int, choices: int
+        self, tier: Tier, model: str, tenant: str, falls_back: bool, prompt_tokens: int, choices: int, overflows: bool
     ) -> str:
-        return self.arrive(tier, model, tenant, prompt_tokens, choices, falls_back=falls_back)
+        return self.arrive(tier, model, tenant, prompt_tokens, choices, falls_back=falls_back, overflows=overflows)
 
     @rule(
         target=calls, tier=st.sampled_from(["fast", "standard"]), does_not_fit=st.sampled_from([(2_000_000, 1), (0, 3)])
@@ -346,10 +355,21 @@ class Walk(RuleBasedStateMachine):
         tries = range(SET_ASIDE + TRIED_AGAIN)
         return multiple(*[self.arrive(tier, "m", "many", prompt_tokens, choices, falls_back=False) for _ in tries])
 
-    def arrive(self, tier: Tier, model: str, tenant: str, prompt_tokens: int, choices: int, *, falls_back: bool) -> str:
+    def arrive(
+        self,
+        tier: Tier,
+        model: str,
+        tenant: str,
+        prompt_tokens: int,
+        choices: int,
+        *,
+        falls_back: bool,
+        overflows: bool = False,
+    ) -> str:
         call_id = f"c{len(self.arrivals)}"
         self.arrivals.append(call_id)
         call = Call(call_id, model, tier, tenant, falls_back, prompt_tokens=prompt_tokens, choices=choices)
+        call.may_overflow = overflows
         self.calls_told[call_id], self.tier[call_id] = call, tier
         self.tell(Arrived(call))
         if call_id not in self.ended:
@@ -385,7 +405,7 @@ class Walk(RuleBasedStateMachine):
         if replica is None:
             return call_id
         if stage in ("connect", "waiting"):
-            self.replica_suspect(replica)
+            self.overflow_suspect() if replica == OVERFLOW else self.replica_suspect(replica)
         self.lose(call_id, stage)
         return call_id if call_id not in self.ended else multiple()
 
@@ -426,6 +446,22 @@ class Walk(RuleBasedStateMachine):
         self.open.discard(name)
         self.tell(ReplicaSuspect(name))
 
+    @precondition(lambda self: "o" in self.machine.pools)
+    @rule(seats=st.integers(1, 3))
+    def overflow_up(self, seats: int) -> None:
+        self.overflow_seats = seats
+        self.tell(ReplicaUp(Replica(OVERFLOW, "o", seats)))
+
+    @rule()
+    def overflow_suspect(self) -> None:
+        self.overflow_seats = 0
+        self.tell(ReplicaSuspect(OVERFLOW))
+
+    @rule(is_removed=st.booleans())
+    def overflow_gone(self, is_removed: bool) -> None:
+        self.overflow_seats = 0
+        self.lose_all(OVERFLOW, is_removed=is_removed)
+
     @rule(name=st.sampled_from(NAMES), is_behind=st.booleans())
     def replica_pace(self, name: str, is_behind: bool) -> None:
         self.tell(ReplicaBehind(name) if is_behind else ReplicaRecovered(name))
@@ -436,6 +472,9 @@ class Walk(RuleBasedStateMachine):
         self.draining.discard(name)
         self.replicas.pop(name, None)
         self.strangers.pop(name, None)
+        self.lose_all(name, is_removed=is_removed)
+
+    def lose_all(self, name: str, *, is_removed: bool) -> None:
         aboard = [call_id for call_id, replica in self.where.items() if replica == name]
         self.tell(ReplicaRemoved(name) if is_removed else ReplicaDown(name))
         for call_id in aboard:  # the driver cuts them, and reports each
@@ -458,12 +497,13 @@ class Walk(RuleBasedStateMachine):
         call_id = data.draw(st.sampled_from(sorted(self.where)), label="call")
         call = self.machine._journeys[call_id].call
         where = self.where[call_id]
-        if is_lost and where in self.open and call_id not in self.being_preempted | self.delivering:
+        is_open = where in self.open or (where == OVERFLOW and self.overflow_seats)
+        if is_lost and is_open and call_id not in self.being_preempted | self.delivering:
             self.where[call_id] = None
             self.boarded_again.add(call_id)
             self.tell(Adopted(call, None))
             self.tell(Ticked())  # it may have waited for too long
-        elif where is None or where in self.replicas:
+        elif where is None or where in self.replicas or (where == OVERFLOW and self.overflow_seats):
             before = self.where.copy()
             self.tell(Adopted(call, where))
             assert self.where == before
@@ -487,15 +527,26 @@ class Walk(RuleBasedStateMachine):
 
     @rule(offers=st.sampled_from(CHANGED_OFFERS), share=st.sampled_from([0.0, 0.25, 0.5, 1.0]))
     def the_owner_changes_the_policy(self, offers: dict[str, Offer], share: float) -> None:
-        self.policies |= {(model, tier): one for model, offer in offers.items() for tier, one in offer.tiers.items()}
+        paid_before = {name: paid_us(pool) for name, pool in self.machine.pools.items()}
+        here = [(model, offer) for model, offer in offers.items() if offer.pool == "p"]  # what calls have that stay
+        self.policies |= {(model, tier): one for model, offer in here for tier, one in offer.tiers.items()}
         self.held_at_a_change |= self.deadline.keys()
-        pools = {name: PoolPolicy(standard_share=share, margin=0.0) for name in "pq"}
+        overflows = {offer.overflow for offer in offers.values() if offer.overflow}
+        pools = {name: PoolPolicy(standard_share=share, margin=0.0) for name in ["p", "q", *overflows]}
         self.tell(PolicyChanged(pools, offers))
+        self.removed_us += sum(paid for name, paid in paid_before.items() if name not in self.machine.pools)
 
     @rule(seconds=st.floats(0.1, 5.0))
     def time_passes(self, seconds: float) -> None:
         self.now += seconds
         self.tell(Ticked())
+        for call_id in self.deadline:
+            journey = self.machine._journeys[call_id]
+            after_s, waited_s = self.policy(call_id).overflow_after_s, self.now - journey.arrived_at
+            is_due = self.may_overflow(call_id) and after_s is not None and waited_s >= after_s
+            if is_due and self.machine._offers.get(journey.call.model) is OFFERS["m"] and OVERFLOW not in journey.avoid:
+                free = self.overflow_seats - self.machine.pools["o"].aboard(OVERFLOW)
+                assert free < journey.call.choices, f"{call_id} waits while the overflow pool has {free} seats"
 
     @invariant()
     def core_is_sound(self) -> None:
@@ -510,13 +561,15 @@ class Walk(RuleBasedStateMachine):
         assert pool.preemption.leaving == sum(self.choices(call_id) for call_id in self.being_preempted)
         assert pool.open_replicas == len(self.open)
         assert pool.known_replicas == len(self.replicas.keys() - self.draining)
+        overflown = sum(self.choices(one) for one, where in self.where.items() if where == OVERFLOW)
+        assert ("o" in self.machine.pools and self.machine.pools["o"].aboard(OVERFLOW)) == overflown
 
     @invariant()
     def seat_time_is_told_once(self) -> None:
         """What was settled, and what those present will be told of boardings that are over, is what calls have paid."""
         assert {call_id for call_id, how in self.ended.items() if how != "refused"} == set(self.settled_us)
         told_us = sum(self.settled_us.values()) + sum(one.seat_us for one in self.machine._journeys.values())
-        paid = paid_us(self.machine.pools["p"])
+        paid = sum(map(paid_us, self.machine.pools.values())) + self.removed_us
         if any(how == "refused" and call_id in self.boarded for call_id, how in self.ended.items()):
             assert told_us <= paid  # nobody is told what a call was refused after
         else:

@@ -100,7 +100,6 @@ async def test_streams_on_a_replica_that_the_next_dispatcher_does_not_want_run_t
         answers = await asyncio.gather(*calls)
         assert [answer.usage.completion_tokens for answer in answers] == [100, 100]
         await cell.until(lambda: list(cell.dispatcher.cell.fleet.members) == [b.url])
-        assert a.record()["finished"] == b.record()["finished"]
 
 
 async def test_a_relay_that_was_cut_off_learns_what_has_changed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import httpx
 import openai
 import pytest
 
-from headway import live
+from headway import config_file
 from headway.config import load
 from headway.dispatch.record import replay
 from headway.engines.scripted import Script, ScriptedEngine, running
@@ -31,7 +31,7 @@ AS_ADMIN = {"authorization": f"Bearer {ADMIN}"}
 
 @pytest.fixture(autouse=True)
 def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "LOOK_S", 0.02)
+    monkeypatch.setattr(config_file, "LOOK_S", 0.02)
 
 
 def toml(engines: list[ScriptedEngine], *lines: str, seats: int = 4, name: str = MODEL, tiers: str = "") -> str:

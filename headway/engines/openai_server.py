@@ -21,6 +21,8 @@ from headway.http1 import ConnectionPool, fetch
 from headway.wire import Request, with_fields
 
 EVENT_END, DONE, USAGE = b"\n\n", b"data: [DONE]", b'"usage":{'
+FINISHED = b'"finish_reason":"'
+WITHOUT_TOKEN = (b'"choices":[]', b'"delta":{}', b'"delta":{"role":"assistant"}', b'"content":""')
 MAX_EVENT_BYTES = 2**20
 
 
@@ -53,8 +55,11 @@ class OpenAIServer:
         return None
 
     async def is_healthy(self) -> bool:
-        status, _ = await fetch(self._pool, "/v1/models", HEALTH_TIMEOUT_S)
-        return status == 200
+        for path in ("/health", "/v1/models"):
+            status, _ = await fetch(self._pool, path, HEALTH_TIMEOUT_S)
+            if status != 404:  # the first is not a part of OpenAI's API
+                return status == 200
+        return False
 
     async def progress(self) -> tuple[float, ...]:
         return ()
@@ -107,6 +112,8 @@ class CountedAnswer:
                 sink(shown)
 
         await self._answer.pipe(pass_on)
+        if end := self.stream.end():
+            sink(end)
 
     def pause(self) -> None:
         self._answer.pause()
@@ -119,13 +126,18 @@ class CountedAnswer:
 
 
 class StreamUsage:
-    """Counts the events of a stream, and adds their number before its end if the server has not said it."""
+    """Makes a stream end as OpenAI's do: with its usage in an event of its own, and with [DONE].
+
+    Some servers have the usage in the event of the last token, or none, or end with the connection."""
 
     def __init__(self, prompt_tokens: int) -> None:
         self._prompt_tokens = prompt_tokens
         self._rest = b""  # of an event that is not complete
-        self.events = 0
+        self.events = 0  # that have a token
         self.usage: Mapping[str, Any] | None = None  # as the server says it
+        self._is_finished = False  # a reason for its end was given
+        self._has_own_event = False  # of usage
+        self._is_done = False
 
     def added_to(self, data: bytes) -> bytes:
         """The complete events, with a usage before the end."""
@@ -134,14 +146,27 @@ class StreamUsage:
             raise ValueError(f"an event of more than {MAX_EVENT_BYTES} bytes")
         return b"".join([self._added_to_event(event) + EVENT_END for event in events])
 
+    def end(self) -> bytes:
+        """What is missing at the end of an answer that is complete."""
+        return self._usage_event() + DONE + EVENT_END if self._is_finished and not self._is_done else b""
+
     def _added_to_event(self, event: bytes) -> bytes:
-        if USAGE in event.replace(b": ", b":"):
+        if event.startswith(DONE):
+            self._is_done = True
+            return self._usage_event() + event
+        if b'"choices"' not in event:
+            return event
+        dense = event.replace(b": ", b":")
+        if USAGE in dense:
             with suppress(msgspec.MsgspecError, AttributeError):
                 self.usage = msgspec.json.decode(event.removeprefix(b"data:")).get("usage")
-        elif event.startswith(DONE):
-            if self.usage is None:
-                counted = {"prompt_tokens": self._prompt_tokens, "completion_tokens": self.events}
-                return b"data: " + msgspec.json.encode({"choices": [], "usage": counted}) + EVENT_END + event
-        elif b'"choices"' in event:
-            self.events += 1
+            self._has_own_event = b'"choices":[]' in dense
+        self._is_finished = self._is_finished or FINISHED in dense
+        self.events += not any(empty in dense for empty in WITHOUT_TOKEN)
         return event
+
+    def _usage_event(self) -> bytes:
+        if self._has_own_event:
+            return b""
+        counted = self.usage or {"prompt_tokens": self._prompt_tokens, "completion_tokens": self.events}
+        return b"data: " + msgspec.json.encode({"choices": [], "usage": counted}) + EVENT_END

@@ -14,7 +14,7 @@ DONE = b"data: [DONE]\n\n"
 
 def passed(*pieces: bytes) -> bytes:
     usage = StreamUsage(prompt_tokens=7)
-    return b"".join(usage.added_to(piece) for piece in pieces)
+    return b"".join([usage.added_to(piece) for piece in pieces]) + usage.end()
 
 
 def test_a_stream_without_usage_gets_one() -> None:
@@ -38,8 +38,18 @@ def test_lines_may_end_as_in_http() -> None:
     assert passed((TOKEN + DONE).replace(b"\n", b"\r\n")) == passed(TOKEN + DONE)
 
 
-def test_comments_are_not_tokens() -> None:
-    assert b'"completion_tokens":1' in passed(b": ping\n\n", TOKEN, DONE)
+def test_comments_and_empty_events_are_not_tokens() -> None:
+    empty = [delta.encode() for delta in ("{}", '{"role": "assistant"}', '{"role": "assistant", "content": ""}')]
+    events = [b'data: {"choices": [{"index": 0, "delta": %b}]}\n\n' % delta for delta in empty]
+    assert b'"completion_tokens":1' in passed(b": ping\n\n", *events, TOKEN, DONE)
+
+
+def test_a_stream_that_ends_with_its_connection_is_complete_if_it_says_why_it_ended() -> None:
+    """As those of `transformers serve`, whose last event has the usage."""
+    last = b'data: {"choices":[{"delta":{},"index":0,"finish_reason":"length"}],"usage":{"completion_tokens":5}}\n\n'
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":5}}\n\n'
+    assert passed(TOKEN, last) == TOKEN + last + usage + DONE
+    assert passed(TOKEN, TOKEN) == TOKEN + TOKEN, "it was cut off"
 
 
 def test_an_event_is_bounded() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Annotated
 
 import msgspec
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from headway.cli.admin import AdminKey, ask_admin
 from headway.cli.options import DEFAULT_CONFIG, ConfigPath
-from headway.config import load
+from headway.config import ModelTable, load
 from headway.config.differences import Difference
 
 console = Console()
@@ -26,11 +27,7 @@ def check(
 ) -> None:
     settings = load(config)
     for model in settings.models:
-        seats = sum(replica.seats for replica in model.replicas)
-        if model.replicas_of is not None:
-            console.print(f"{model.name}: shares the replicas of {model.replicas_of}")
-        else:
-            console.print(f"{model.name}: {len(model.replicas)} replica(s), {seats} seats")
+        console.print(f"{model.name}: {', '.join(_served_by(model))}", highlight=False, markup=False)
     console.print(f"[green]{config} is valid.[/green]")
     if against is not None:
         answer = asyncio.run(ask_admin(against, key, "/admin/differences", config.read_bytes()))
@@ -38,3 +35,14 @@ def check(
         for one in found:
             console.print(str(one), highlight=False, markup=False, soft_wrap=True)
         console.print(f"{len(found)} differences from what {against} serves." if found else f"{against} serves it.")
+
+
+def _served_by(model: ModelTable) -> Iterator[str]:
+    if model.replicas_of is not None:
+        yield f"shares the replicas of {model.replicas_of}"
+    if model.replicas:
+        yield f"{len(model.replicas)} replica(s), {sum(replica.seats for replica in model.replicas)} seats"
+    if model.discover is not None:
+        yield f"replicas by DNS: {model.discover.dns}"
+    if model.hosted is not None:
+        yield f"overflow to {model.hosted.host}"

@@ -20,8 +20,10 @@ from headway.config import (
     AutoTable,
     CellTable,
     Config,
+    DiscoverTable,
     EngineTable,
     GatewayTable,
+    HostedTable,
     KeepPromptsTable,
     LedgerTable,
     ModelTable,
@@ -30,6 +32,7 @@ from headway.config import (
     ResponsesTable,
     SpeculationTable,
     TierTable,
+    TokenPrices,
 )
 from headway.core.machine import Machine
 from headway.dispatch.pages import unanswered_processes
@@ -46,6 +49,9 @@ TABLES: list[tuple[str, type[BaseModel]]] = [
     ("[models.price]", PriceTable),
     ("[[models.tiers]]", TierTable),
     ("[[models.replicas]]", ReplicaTable),
+    ("[models.discover]", DiscoverTable),
+    ("[models.hosted]", HostedTable),
+    ("[models.hosted.price]", TokenPrices),
     ("[models.engine]", EngineTable),
     ("[models.engine.speculation]", SpeculationTable),
     ("[models.keep_prompts]", KeepPromptsTable),

@@ -23,6 +23,7 @@ from runs.engine import long_prompts, mixed_prompts, noise, speculation
 from runs.express import fast_mode, report, rule
 from runs.express.demand import CELLS
 from runs.failover import run as failover
+from runs.fleet import adapters, discovery, other_engines, reload, rolling
 from runs.gateway import leaks, neighbours, relay_change, soak, tax, websocket
 from runs.gateway.tenant import HOSTILE, Work
 from runs.hostile import run as hostile
@@ -128,6 +129,49 @@ def failover_case() -> Case:
     worse = {"faults": 499, "explained": 2, "filled": 0.05, "resumed_s": [2.1], "away_ratio": 2.1}
     bad = each(good, **worse, **dict.fromkeys(counts, 1), unbilled=failover.max_unbilled() + 1, events=24_999)
     return Case(failover.verdict, good, [*bad, *each(good, resumed_s=[], away_ratio=float("nan"))])
+
+
+def reload_case() -> Case:
+    one = reload.Figures(
+        changes=1_000, served=9_000, refused=3, lost=0, too_many=0, unreported=0, invalid=100, invalid_taken=0,
+        replay_differs=0, boarded=9_000,
+    )  # fmt: skip
+    counts = dict.fromkeys(("lost", "too_many", "unreported", "invalid_taken", "replay_differs"), 1)
+    bad = each(one, **counts, served=999)
+    return Case(reload.verdict, {"one": one}, [{"one": figures} for figures in bad])
+
+
+def discovery_case() -> Case:
+    faults = {"fails": 0, "is away": 0, "is empty": 0, "lies": 0}
+    good = discovery.Figures(20, late=0, served=3_000, lost=0, closed_by=faults, stranger_calls=0, most_running=200)
+    bad = [replace(good, closed_by={**faults, fault: 1}) for fault in faults]
+    worse = {"late": 1, "served": 199, "lost": 1, "stranger_calls": 1, "most_running": 149, "closed_by": {"fails": 0}}
+    return Case(discovery.verdict, good, [*bad, *each(good, **worse)])
+
+
+def rolling_restart_case() -> Case:
+    one = rolling.Figures(restarts=8, served=1_000, failed=0, cut=0, fast=100, missed=0)
+    bad = each(one, restarts=1, failed=1, cut=1, fast=7, missed=1)
+    return Case(rolling.verdict, {"vLLM": one}, [{"vLLM": figures} for figures in bad])
+
+
+def other_engines_case() -> Case:
+    good = other_engines.Figures(
+        asked=12, wrong=[], most_aboard=2, overflown=187, here=53, unnamed=0, tokens_off=0, amounts_off=0,
+        budget_spent=0.96, leaks=0,
+    )  # fmt: skip
+    worse = {"asked": 11, "wrong": ["a stream has text"], "most_aboard": 3, "overflown": 49, "here": 9}
+    counts = dict.fromkeys(("unnamed", "tokens_off", "amounts_off", "leaks"), 1)
+    bad = [*each(good, **worse, **counts, budget_spent=1.01), replace(good, budget_spent=0.5)]
+    return Case(other_engines.verdict, good, bad)
+
+
+def adapters_case() -> Case:
+    served = dict.fromkeys(adapters.MODELS, 30)
+    good = adapters.Figures(served, failed=0, missed=0, fast=18, most_running=8, same_answers=0, told_apart=3)
+    bad = [replace(good, served={**served, model: 9}) for model in served]
+    bad += each(good, failed=1, missed=1, fast=4, most_running=9, same_answers=1, told_apart=2)
+    return Case(adapters.verdict, good, [*bad, replace(good, most_running=6)])
 
 
 def leaks_case() -> Case:
@@ -407,6 +451,11 @@ def relay_change_case() -> Case:
 
 
 CASES = {
+    "adapters": adapters_case(),
+    "discovery": discovery_case(),
+    "other-engines": other_engines_case(),
+    "reload": reload_case(),
+    "rolling-restart": rolling_restart_case(),
     "bench-truth": bench_truth(),
     "budget-race": budget_race_case(),
     "cell-limits": cell_limits_case(),

@@ -84,7 +84,7 @@ class Discovery:
 
     def members(self) -> list[Member]:
         return [
-            Member(replica_of(model, table, name=url), table.kind)
+            Member(replica_of(model, table, name=url), table.kind, table.max_model_len or 0)
             for model, table, found in self._models.values()
             for url in found.urls
         ]

@@ -61,6 +61,13 @@ class DiscoverTable(EngineSettings):
         "the engines, or a name that begins with `_`, such as `_http._tcp.engines.default.svc`, whose SRV records are.",
     )
     scheme: Literal["http", "https"] = Field("http", description="How the engines are called.")
+    max_model_len: int | None = Field(
+        None,
+        ge=1,
+        le=2**30,
+        description="Context in tokens that all of them must have (`--max-model-len`). One that reports less takes no "
+        "calls: it was started with other flags.",
+    )
     every_s: float = Field(5.0, ge=0.1, le=3600, description="Time between two lookups.")
 
     @field_validator("dns")

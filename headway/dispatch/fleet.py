@@ -22,13 +22,15 @@ class Member:
 
     replica: Replica
     kind: str  # of engine (engines/kinds.py)
+    min_context: int = 0  # tokens; an engine that says it has less takes no calls
 
     @property
     def name(self) -> str:
         return self.replica.name
 
     def is_same_engine(self, other: Member) -> bool:
-        return (self.kind, self.replica.pool) == (other.kind, other.replica.pool)
+        mine, others = ((one.kind, one.replica.pool, one.min_context) for one in (self, other))
+        return mine == others
 
 
 class FleetHost(Protocol):

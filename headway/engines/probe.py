@@ -33,6 +33,7 @@ class Prober:
         clock: Callable[[], float],
         interval_s: float,
         stall_s: float,
+        min_context: int = 0,
     ) -> None:
         self.replica = replica
         self.engine = engine
@@ -43,6 +44,7 @@ class Prober:
         self._clock = clock
         self._interval_s = interval_s
         self._stall_s = stall_s
+        self._min_context = min_context
         self._wake = asyncio.Event()
         self._is_asking = False  # for a token
         self._failed_checks = 0
@@ -98,11 +100,16 @@ class Prober:
         """Whether the engine is healthy and serves what it should. What does not fit is logged once."""
         if not await self.engine.is_healthy():
             return False
-        mismatch = await self.engine.mismatch()
+        mismatch = await self.engine.mismatch() or await self._short_context()
         if mismatch and mismatch != self._mismatch:
             log.warning("replica %s takes no calls: %s", self.replica.name, mismatch)
         self._mismatch = mismatch
         return not mismatch
+
+    async def _short_context(self) -> str:
+        said = await self.engine.max_model_len() if self._min_context else None
+        is_short = said is not None and said < self._min_context
+        return f"its context is {said:,} tokens, it should be {self._min_context:,}" if is_short else ""
 
     async def _check(self) -> None:
         is_stalled = False

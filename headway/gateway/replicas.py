@@ -62,6 +62,7 @@ class Replicas:
             clock=self._clock,
             interval_s=self._timing.probe_interval_s,
             stall_s=self._timing.stall_s,
+            min_context=member.min_context,
         )
         self.pools[replica.name] = replica.pool
         watched = self._watched[replica.name] = _Watched(engine, prober)

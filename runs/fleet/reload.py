@@ -35,7 +35,7 @@ console = Console(width=120)
 REPLICAS, CALLERS, INVALID_SHARE, RELAYS = 8, 48, 0.1, 2
 PAUSE_S = (0.0, 0.3)  # between two changes
 APPLIED_S = 10.0  # for a change to be applied
-LATE_S = 0.3  # after which a change has reached all replicas: the file is read, relays are told, calls on their way
+LATE_S = 0.3  # after which a change that was reported is in force: relays are told, and calls are on their way
 REFUSED = (400, 402, 404, 429, 503)  # before anything was begun; what is not offered any more is refused
 LOG = "was read again"
 
@@ -76,19 +76,21 @@ def verdict(of_modes: dict[str, Figures]) -> Verdict:
 
 @dataclass
 class History:
-    """The seats of each replica, from when they may have been in force."""
+    """The seats of each replica, from when a change was written, and until LATE_S after the next one was reported."""
 
-    began_at: list[float] = field(default_factory=list)
+    written_at: list[float] = field(default_factory=list)
+    reported_at: list[float] = field(default_factory=list)
     seats: list[dict[str, int]] = field(default_factory=list)
 
-    def add(self, at: float, wanted: Wanted) -> None:
-        self.began_at.append(at)
+    def add(self, wanted: Wanted, written_at: float, reported_at: float) -> None:
+        self.written_at.append(written_at)
+        self.reported_at.append(reported_at)
         self.seats.append(wanted.seats)
 
     def most(self, url: str, at: float) -> int:
-        """The most seats that the replica had in the moments before `at`."""
-        last = bisect_right(self.began_at, at)
-        first = max(0, bisect_right(self.began_at, at - LATE_S) - 1)
+        """The most seats that the replica may have had at this time."""
+        last = bisect_right(self.written_at, at)
+        first = max(0, bisect_right(self.reported_at, at - LATE_S) - 1)
         return max(seats.get(url, 0) for seats in self.seats[first : max(last, first + 1)])
 
 
@@ -180,7 +182,7 @@ async def run(changes: int, seed: int, relays: int, urls: list[str], folder: Pat
     owner = Owner(dice, urls, Wanted(dict.fromkeys(urls, 8), gateway=lines))
     serving = Serving(folder, relays, owner.wanted.toml())
     outcomes, history, done = Outcomes(), History(), asyncio.Event()
-    history.add(0.0, owner.wanted)
+    history.add(owner.wanted, 0.0, 0.0)
     try:
         await until_ready(f"http://127.0.0.1:{port}/ready")
         base = f"http://127.0.0.1:{port}"
@@ -194,9 +196,10 @@ async def run(changes: int, seed: int, relays: int, urls: list[str], folder: Pat
             is_mistake = dice.random() < INVALID_SHARE
             served = config_of(owner.wanted.toml())
             text = owner.mistake() if is_mistake else owner.change().toml()
+            written_at = time.monotonic()
+            reported_at, said = await serving.change(text)
             if not is_mistake:
-                history.add(time.monotonic(), owner.wanted)
-            _, said = await serving.change(text)
+                history.add(owner.wanted, written_at, reported_at)
             invalid += is_mistake
             was_refused = any("is refused" in line for line in said)
             taken += is_mistake and not was_refused

@@ -47,7 +47,8 @@ class Hosted:
     async def ask(self, tokens: int = 10, **more: Any) -> httpx.Response:
         create = self.here.openai.chat.completions.with_raw_response.create
         answer = await create(model=MODEL, messages=ASK, max_tokens=tokens, **more)
-        return answer.http_response
+        response: httpx.Response = answer.http_response
+        return response
 
     async def until_seat_is_taken(self) -> None:
         async with asyncio.timeout(10):
@@ -117,7 +118,8 @@ def their_cost(entry: Entry) -> int:
 async def test_a_call_without_a_seat_is_served_there_and_billed_at_its_price(hosted: Hosted, streaming: bool) -> None:
     staying = hosted.busy()
     await hosted.until_seat_is_taken()
-    answer = await hosted.ask(**({"stream": True, "stream_options": {"include_usage": True}} if streaming else {}))
+    options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if streaming else {}
+    answer = await hosted.ask(**options)
     assert answer.headers["headway-served-by"] == "127.0.0.1"
     text = (await answer.aread()).decode()
     assert '"served_by":"127.0.0.1"' in text

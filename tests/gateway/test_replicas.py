@@ -116,6 +116,18 @@ async def test_a_replica_that_is_wanted_again_in_time_stays() -> None:
         assert list(fleet_of(here).members) == [engine.url]
 
 
+async def test_an_engine_with_a_shorter_context_than_wanted_takes_no_calls(caplog: pytest.LogCaptureFixture) -> None:
+    short = replace(SLOW, max_model_len=2_048)
+    async with running(SLOW) as a, running(short) as b, running_gateway(config_for([a])) as here:
+        fleet_of(here).want([member(a), replace(member(b), min_context=4_096)])
+        async with asyncio.timeout(10):
+            while "its context is 2,048 tokens, it should be 4,096" not in caplog.text:
+                await asyncio.sleep(0.01)
+        assert not fleet_of(here).is_open(b.url)
+        fleet_of(here).want([member(a), replace(member(b), min_context=2_048)])
+        await here.until_up(2)
+
+
 async def test_clients_are_told_the_longest_context_that_all_replicas_have() -> None:
     short, long = replace(SLOW, max_model_len=2_048), replace(SLOW, max_model_len=4_096)
 

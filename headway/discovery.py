@@ -145,6 +145,8 @@ class DnsLookup:
             host, _, port = table.dns.rpartition(":")
             addresses = await self._resolver.resolve_name(host, search=True)
             return {f"{table.scheme}://{_in_url(address)}:{port}" for address in addresses.addresses()}
+        except dns.exception.Timeout as error:  # what it says differs each time
+            raise LookupFailed("no name server answered in time") from error
         except (dns.exception.DNSException, OSError) as error:
             raise LookupFailed(str(error) or type(error).__name__) from error
 

@@ -8,12 +8,16 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import dns.exception
+import dns.message
+import dns.query
 import msgspec
 import uvloop
 from rich.console import Console
@@ -30,6 +34,7 @@ MODEL, NAME, SERVER = "m", "engines.test", "127.0.9.53"
 REPLICAS, SEATS, STREAMS, EVERY_S = 8, 32, 200, 0.3
 MIN_NAMED = 7  # of the replicas: fewer have too few seats for all streams
 FAULT_S = 6.0  # that each fault of DNS lasts: many lookups
+START_S = 10.0  # for the name server to answer
 SETTLE_S = 15.0  # for a change of DNS to take effect
 OPEN = b"headway_replica_open"
 
@@ -78,6 +83,12 @@ class NameServer:
         where = [f"--listen-address={SERVER}", "--port=53", f"--addn-hosts={self._hosts}", "--local=/test/"]
         command = ["dnsmasq", *options, *where, "--user=root", "--pid-file="]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        question, until = dns.message.make_query(NAME, "A"), time.monotonic() + START_S
+        while time.monotonic() < until:  # before that, a SIGHUP ends it
+            with suppress(dns.exception.DNSException, OSError):
+                dns.query.udp(question, SERVER, timeout=0.2)
+                return
+        raise SystemExit("dnsmasq does not answer")
 
     def name(self, addresses: Sequence[str]) -> None:
         self._hosts.write_text("".join(f"{address} {NAME}\n" for address in addresses))

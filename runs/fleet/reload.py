@@ -38,6 +38,7 @@ APPLIED_S = 10.0  # for a change to be applied
 LATE_S = 0.3  # after which a change that was reported is in force: relays are told, and calls are on their way
 REFUSED = (400, 402, 404, 429, 503)  # before anything was begun; what is not offered any more is refused
 LOG = "was read again"
+NUMBERED = "0" * 12
 
 
 @dataclass(frozen=True)
@@ -238,10 +239,13 @@ def config_of(text: str) -> Config:
 
 
 def collect(seen: dict[str, dict[str, Any]]) -> None:
-    """Add what the replicas have recorded since: they keep a bounded number of requests. Probes are left out."""
+    """Add what the replicas have recorded since: they keep a bounded number of requests. Probes take no seat, and have
+    no id of the gateway: the replicas number them."""
     for url, requests in seen.items():
         record = msgspec.json.decode(fetch(f"{url}/scripted/record", timeout_s=10))
-        requests |= {key: one for key, one in record["requests"].items() if one["received_s"] is not None}
+        for key, one in record["requests"].items():
+            if one["received_s"] is not None and not key.startswith(NUMBERED):
+                requests[key] = one
 
 
 async def until_ready(url: str) -> None:

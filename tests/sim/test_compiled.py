@@ -22,6 +22,7 @@ from headway.core.rate_limit import RateLimit, TokenLimit
 from headway.core.types import Arrived, Board, Call, Finished, ModelPolicy, Replica, ReplicaUp, TierPolicy, own_pools
 from headway.dispatch.codec import decode_from_dispatcher, decode_from_relay, encode
 from headway.dispatch.dispatcher import Dispatcher
+from headway.dispatch.fleet import Member
 from headway.dispatch.frames import PROTOCOL, Actions, Beat, Counted, Events, Hello, Reported
 from headway.dispatch.link import Link
 from headway.dispatch.record import EventLog, replay
@@ -69,7 +70,8 @@ class Wire:
 
 
 async def dispatched_calls():
-    dispatcher = Dispatcher(headway.core.machine.Machine(*policies), fleet, 1, "", ["relay"], clock=lambda: 0.0)
+    members = [Member(one, "vllm") for one in fleet]
+    dispatcher = Dispatcher(headway.core.machine.Machine(*policies), members, 1, "", ["relay"], clock=lambda: 0.0)
     link, wire = Link("relay", decode_from_relay, dispatcher.make_session), Wire()
     link.connection_made(wire)
     said = [Hello(PROTOCOL, "relay", "run"), Reported(), Events([ReplicaUp(one) for one in fleet]), Beat(1, 0)]

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Annotated, Protocol
 
 import msgspec
+from msgspec import Meta, Struct
 
 from headway.engines.base import Answer, EngineRequest
 from headway.engines.openai_server import CountedAnswer, OpenAIServer
@@ -26,6 +27,7 @@ log = logging.getLogger("headway.hosted")
 
 TEMPLATE_TOKENS = 256  # what a chat template adds to a prompt, at most
 Settle = Callable[[int], None]
+TokenCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
 
 class SpendingBudget(Protocol):
@@ -66,11 +68,10 @@ class HostedServer(OpenAIServer):
     async def send(self, request: EngineRequest, before_write: Callable[[], None]) -> Answer:
         terms = self._terms()
         if (settle := await terms.budget.reserve(request.max_cost)) is None:
-            log.warning("the budget of %s has too little left for a call", self.name)
             return RefusedAnswer()
         cost = HostedCost(terms.price, request, settle)
         with ExitStack() as unless_served:
-            unless_served.callback(cost.ends, was_answered=False)
+            unless_served.callback(cost.ends_unserved)
             answer = await self._pool.request(b"POST", request.path, request.body, request.headers, before_write)
             if answer.status == 200:
                 unless_served.pop_all()
@@ -99,46 +100,64 @@ class HostedServer(OpenAIServer):
         return b"authorization", b"Bearer " + self._terms().key.encode()
 
 
+class CachedTokens(Struct):
+    cached_tokens: TokenCount | None = 0
+
+
+class HostedUsage(Struct):
+    prompt_tokens: TokenCount
+    completion_tokens: TokenCount
+    prompt_tokens_details: CachedTokens | None = None
+
+
+class WholeAnswer(Struct):
+    usage: HostedUsage
+
+
 class HostedCost:
     """What a call costs at the server: as its usage says, else as much as was seen of it."""
 
     def __init__(self, price: Price, request: EngineRequest, settle: Settle) -> None:
         self._price, self._request, self._settle = price, request, settle
         self._is_over = False
-        self.usage: Mapping[str, Any] | None = None
-        self.events = 0  # of a stream
 
-    def ends(self, *, was_answered: bool) -> None:
-        if self._is_over:
-            return
-        self._is_over = True
-        self._settle(self._spent() if was_answered else 0)
+    def ends_unserved(self) -> None:
+        self._end(0)
 
-    def _spent(self) -> int:
-        if self.usage is None:  # it was cut off; of an answer in one piece nothing is known
-            return (
-                self._price.amount(self._request.prompt_tokens, self.events) if self.events else self._request.max_cost
-            )
-        cached = (self.usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        return self._price.amount(_count(self.usage, "prompt_tokens"), _count(self.usage, "completion_tokens"), cached)
+    def ends(self, usage: HostedUsage | None, events: int) -> None:
+        if usage is not None:
+            details = usage.prompt_tokens_details or CachedTokens()
+            cached = min(details.cached_tokens or 0, usage.prompt_tokens)
+            self._end(self._price.amount(usage.prompt_tokens, usage.completion_tokens, cached))
+        elif events:  # of a stream that was cut off
+            self._end(self._price.amount(self._request.prompt_tokens, events))
+        else:  # nothing is known
+            self._end(self._request.max_cost)
+
+    def _end(self, spent: int) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._settle(spent)
 
 
 class HostedAnswer(CountedAnswer):
     def __init__(self, answer: Answer, request: EngineRequest, cost: HostedCost) -> None:
         super().__init__(answer, request.prompt_tokens)
         self._cost = cost
+        self._whole: HostedUsage | None = None
 
     async def read(self) -> bytes:
         body = await super().read()
-        with suppress(msgspec.MsgspecError, AttributeError):
-            self._cost.usage = msgspec.json.decode(body).get("usage")
+        with suppress(msgspec.MsgspecError):
+            self._whole = msgspec.json.decode(body, type=WholeAnswer).usage
         return body
 
     def close(self) -> None:
         super().close()
-        self._cost.events = self.stream.events
-        self._cost.usage = self._cost.usage or self.stream.usage
-        self._cost.ends(was_answered=True)
+        usage = self._whole
+        with suppress(msgspec.MsgspecError):
+            usage = usage or msgspec.convert(self.stream.usage, HostedUsage)
+        self._cost.ends(usage, self.stream.events)
 
 
 class RefusedAnswer:
@@ -157,8 +176,3 @@ class RefusedAnswer:
     def resume(self) -> None: ...
 
     def close(self) -> None: ...
-
-
-def _count(usage: Mapping[str, Any], name: str) -> int:
-    value = usage.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 0

@@ -14,6 +14,7 @@ A budget covers a day or a month in UTC, and a call counts in the period in whic
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from itertools import count
@@ -21,6 +22,8 @@ from itertools import count
 from headway.ledger.entries import day_of, month_of, now_us
 from headway.ledger.keys import Key
 from headway.ledger.store import Lease, StoreUnavailable
+
+log = logging.getLogger("headway.ledger")
 
 SLICE_CALLS = 64  # size of a slice, in calls like the one that needs it
 IDLE_S = 2.0
@@ -145,5 +148,6 @@ class HostedBudget:
             return None
         if is_lacking:
             self._lacked = (self._clock(), amount)
+            log.warning("the budget for %s of %s has too little left for a call", self._key.id, day)
             return None
         return lambda spent: self._budgets.settle(self._key, day, amount, spent)

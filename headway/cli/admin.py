@@ -1,15 +1,16 @@
-"""How commands talk to a running gateway's `/admin`."""
+"""How commands talk to a running gateway's `/admin`. With Python's own client: `headway check` loads this too, and most
+often asks nobody."""
 
 from __future__ import annotations
 
-import asyncio
+import json
+import urllib.error
+import urllib.request
 from typing import Annotated, Any
 
-import msgspec
 import typer
 
-from headway.errors import ConnectionFailed, SetupError
-from headway.http1 import ConnectionPool
+from headway.errors import SetupError
 
 GatewayUrl = Annotated[str, typer.Option(help="URL of the running gateway.")]
 AdminKey = Annotated[
@@ -23,25 +24,29 @@ AdminKey = Annotated[
 ]
 
 ANSWER_S = 10.0
+MAX_ANSWER_BYTES = 64 * 2**20
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a key must not pass through a proxy
 
 
-async def ask_admin(gateway: str, key: str, path: str, body: bytes | None = None) -> dict[str, Any]:
+def ask_admin(gateway: str, key: str, path: str, body: bytes | None = None) -> dict[str, Any]:
     """The gateway's answer to GET, or to POST if there is a body. Raises SetupError with what it says or what to do."""
     if not key:
         raise SetupError("An admin key is needed: set HEADWAY_ADMIN_KEY to a key whose hash is in `admin_key_hashes`.")
-    pool = ConnectionPool(gateway)
+    headers = {"x-api-key": key, "content-type": "application/json"}
     try:
-        async with asyncio.timeout(ANSWER_S):
-            method = b"GET" if body is None else b"POST"
-            status, answer = await pool.exchange(method, path, body or b"", ((b"x-api-key", key.encode()),))
-    except (ConnectionFailed, TimeoutError) as error:
-        raise SetupError(f"The gateway at {gateway} does not answer: {error or 'it took too long'}.") from error
-    finally:
-        pool.close()
+        request = urllib.request.Request(gateway.rstrip("/") + path, body, headers)
+        with _opener.open(request, timeout=ANSWER_S) as answer:
+            status, said = answer.status, answer.read(MAX_ANSWER_BYTES)
+    except urllib.error.HTTPError as error:
+        with error:
+            status, said = error.code, error.read(MAX_ANSWER_BYTES)
+    except (OSError, ValueError) as error:  # URLError is an OSError; a URL without a scheme is a ValueError
+        raise SetupError(f"The gateway at {gateway} does not answer: {error}.") from error
     try:
-        told: dict[str, Any] = msgspec.json.decode(answer, type=dict[str, Any])
-    except msgspec.MsgspecError:
+        told: dict[str, Any] = json.loads(said)
+        if status == 200:
+            return told
+        message = told["error"]["message"]
+    except (ValueError, KeyError, TypeError):
         raise SetupError(f"{gateway} answers with status {status}, but not as Headway does.") from None
-    if status != 200:
-        raise SetupError(f"{gateway} says: {told['error']['message']}")
-    return told
+    raise SetupError(f"{gateway} says: {message}")

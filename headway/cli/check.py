@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -30,8 +28,8 @@ def check(
         console.print(f"{model.name}: {', '.join(_served_by(model))}", highlight=False, markup=False)
     console.print(f"[green]{config} is valid.[/green]")
     if against is not None:
-        answer = asyncio.run(ask_admin(against, key, "/admin/differences", config.read_bytes()))
-        found = msgspec.convert(answer["differences"], list[Difference])
+        answer = ask_admin(against, key, "/admin/differences", config.read_bytes())
+        found = [Difference(**one) for one in answer["differences"]]
         for one in found:
             console.print(str(one), highlight=False, markup=False, soft_wrap=True)
         console.print(f"{len(found)} differences from what {against} serves." if found else f"{against} serves it.")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+import time
 from typing import Annotated, Any
 
-import msgspec
 import typer
 from rich.console import Console
 
@@ -24,12 +24,9 @@ def drain(
     wait: Annotated[bool, typer.Option(help="Wait until its streams have ended.")] = True,
     key: AdminKey = "",
 ) -> None:
-    asyncio.run(_drain(url.rstrip("/"), gateway, key, undo=undo, wait=wait))
-
-
-async def _drain(url: str, gateway: str, key: str, *, undo: bool, wait: bool) -> None:
-    order = msgspec.json.encode({"url": url, "undo": undo})
-    row = _row_of(await ask_admin(gateway, key, "/admin/drain", order), url)
+    url = url.rstrip("/")
+    order = json.dumps({"url": url, "undo": undo}).encode()
+    row = _row_of(ask_admin(gateway, key, "/admin/drain", order), url)
     if undo:
         console.print(f"{url} takes calls again once it has produced a token.")
         return
@@ -37,8 +34,8 @@ async def _drain(url: str, gateway: str, key: str, *, undo: bool, wait: bool) ->
         with console.status("") as shown:
             while row["aboard"]:
                 shown.update(f"{url} takes no calls. Streams aboard: {row['aboard']}.")
-                await asyncio.sleep(LOOK_S)
-                row = _row_of(await ask_admin(gateway, key, "/admin/replicas"), url)
+                time.sleep(LOOK_S)
+                row = _row_of(ask_admin(gateway, key, "/admin/replicas"), url)
     left = f"{row['aboard']} streams are aboard." if row["aboard"] else "No stream is aboard: it can be stopped."
     console.print(f"{url} takes no calls. {left} `headway drain {url} --undo` opens it again.", soft_wrap=True)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from headway.api.openai import CHAT, COMPLETIONS
 from headway.config import ModelTable
 from headway.core.types import TIERS, Tier
 from headway.core.watch import CONFIDENCE
@@ -22,7 +23,7 @@ from headway.errors import InvalidRequest
 from headway.ledger.keys import Key
 
 MAX_NAME_CHARS = 256
-PLAIN_PATHS = ("/v1/chat/completions", "/v1/completions")  # what servers of the kind `openai` have
+PLAIN_PATHS = (CHAT, COMPLETIONS)  # what servers of the kind `openai` have
 ModelRow = dict[str, Any]
 # What the engines report, by the name of the model whose replicas they are.
 MaxModelLens = Callable[[], Mapping[str, int]]

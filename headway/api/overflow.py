@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.api.answers import read_fields
-from headway.api.openai import CHAT, COMPLETIONS
+from headway.api.models import PLAIN_PATHS
 from headway.config import ModelTable
 from headway.wire import Request
 
@@ -22,7 +22,7 @@ KNOWN_EVERYWHERE = frozenset(
 
 def mark_overflow(request: Request, model: ModelTable) -> Request:
     """The request, which may go to the model's hosted server if that understands all of it."""
-    if model.hosted is None or request.path not in (CHAT, COMPLETIONS) or request.images.pixels:
+    if model.hosted is None or request.path not in PLAIN_PATHS or request.images.pixels:
         return request
     if not KNOWN_EVERYWHERE.issuperset(read_fields(request.body)):
         return request

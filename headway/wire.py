@@ -24,6 +24,7 @@ from headway.price import Bill, Price
 
 Outcome = Literal["finished", "left", "failed", "error", "refused"]
 Collect = Literal["never", "if_same", "always"]
+TEMPLATE_TOKENS = 256  # what a chat template adds to a prompt, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +229,8 @@ class Request:
 
     @property
     def max_prompt_tokens(self) -> int:
-        """At most one token per byte, without what a chat template adds."""
-        return len(self.body) - self.images.chars + self.images.max_tokens
+        """At most one token per byte, and what a chat template adds."""
+        return len(self.body) - self.images.chars + self.images.max_tokens + TEMPLATE_TOKENS
 
 
 def stream_speed_tps(output_tokens: int, first_at: float | None, last_at: float | None) -> float | None:

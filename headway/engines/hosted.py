@@ -25,7 +25,6 @@ from headway.wire import Request, for_model, with_fields
 
 log = logging.getLogger("headway.hosted")
 
-TEMPLATE_TOKENS = 256  # what a chat template adds to a prompt, at most
 Settle = Callable[[int], None]
 TokenCount = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 
@@ -56,13 +55,12 @@ class HostedServer(OpenAIServer):
         if limit is None:
             limit = terms.max_output_tokens
             added[request.limit_field] = limit
-        prompt_tokens = request.max_prompt_tokens + TEMPLATE_TOKENS
         asked = super().prepare(for_model(request, terms.model))
         return replace(
             asked,
             headers=(*asked.headers, self._authorization()),
             body=with_fields(asked.body, added),
-            max_cost=terms.price.amount(prompt_tokens, request.call.choices * limit),
+            max_cost=terms.price.amount(request.max_prompt_tokens, request.call.choices * limit),
         )
 
     async def send(self, request: EngineRequest, before_write: Callable[[], None]) -> Answer:

@@ -15,8 +15,6 @@ from headway.wire import Grant, Meter, Outcome, Receipt, Request, Usage
 
 Prices = dict[str, dict[Tier, Price]]  # by model
 
-TEMPLATE_TOKENS = 256  # what a chat template adds to a prompt, at most
-
 
 class Billing:
     def __init__(
@@ -44,7 +42,7 @@ class Billing:
         worst = 0  # without a limit there is no maximum; on a key with a budget, api/app.py sets a limit
         if request.max_output_tokens is not None:
             output_tokens = call.choices * request.max_output_tokens
-            prompt_tokens = request.max_prompt_tokens + TEMPLATE_TOKENS
+            prompt_tokens = request.max_prompt_tokens
             worst = self._prices[call.model][call.tier].amount(prompt_tokens, output_tokens)
             if call.may_overflow and (hosted := self._hosted.get(call.model)) is not None:
                 worst = max(worst, hosted.price.amount(prompt_tokens, output_tokens))

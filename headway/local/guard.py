@@ -4,6 +4,9 @@ The command runs under a guard, a small Python process that holds one end of a p
 because this process died, even by SIGKILL, the guard ends the command's process group. (PR_SET_PDEATHSIG is not enough:
 it signals only one process, and vLLM's API server ignores SIGTERM while it loads and leaves its children when it dies.)
 
+The guard is no child of this process: Ray kills the children of an actor when it ends, and a guard that is killed
+guards nothing.
+
 Knows: process groups, signals, Linux's /proc. Does not know: what the command is. The guard runs this file by its
 path, so it imports only the standard library.
 
@@ -44,9 +47,9 @@ class GuardedProcess:
             pass_fds=keep_open,
             start_new_session=True,  # Ctrl-C must reach only us; we end the command
         )
+        self._guard.wait()  # it has forked, and the fork goes on
         assert self._guard.stdout is not None
-        with self._guard.stdout as first_words:
-            pid = first_words.readline()
+        pid = self._guard.stdout.readline()
         if not pid:
             self._guard.communicate()
             raise FileNotFoundError(f"{command[0]} cannot be run.")
@@ -60,16 +63,18 @@ class GuardedProcess:
         """End the whole group with SIGTERM, then SIGKILL after `grace_s`. Returns the exit code. Call it once."""
         with ExitStack() as if_interrupted:  # by a second Ctrl-C: no grace
             if_interrupted.callback(self._kill)
-            self._guard.communicate(str(grace_s).encode())
+            exit_code, _ = self._guard.communicate(str(grace_s).encode())
             if_interrupted.pop_all()
-        return self._guard.returncode
+        return int(exit_code)
 
     def _kill(self) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
         assert self._guard.stdin is not None
+        assert self._guard.stdout is not None
         self._guard.stdin.close()
-        self._guard.wait()
+        with self._guard.stdout as last_words:
+            last_words.read()  # until the guard has ended
 
 
 def group_members(group: int) -> list[int]:
@@ -107,13 +112,14 @@ def _group_ends_within(group: int, timeout_s: float) -> bool:
     return True
 
 
-def _guard(command: list[str]) -> int:
-    """Run as the guard. stdin is the pipe to the owner, stdout gets the process id, stderr is the command's output."""
+def _guard(command: list[str]) -> None:
+    """Run as the guard. stdin is the pipe to the owner, stdout gets the process id and, at the end, the exit code;
+    stderr is the command's output."""
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
     except OSError as error:
         print(error, file=sys.stderr)
-        return 1
+        return
     # Close our copy of the output, so that its reader sees the end when the command ends.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     with suppress(BrokenPipeError):  # the owner is gone; the next line notices
@@ -121,8 +127,12 @@ def _guard(command: list[str]) -> int:
     grace_s = sys.stdin.read()
     _end_group(process.pid, float(grace_s) if grace_s else DEFAULT_GRACE_S)
     exit_code = process.wait()
-    return exit_code if exit_code >= 0 else 128 - exit_code  # as a shell reports a signal
+    exit_code = exit_code if exit_code >= 0 else 128 - exit_code  # as a shell reports a signal
+    with suppress(BrokenPipeError):
+        os.write(1, f"{exit_code}\n".encode())
 
 
 if __name__ == "__main__":
-    sys.exit(_guard(sys.argv[1:]))
+    if os.fork() == 0:
+        _guard(sys.argv[1:])
+    os._exit(0)

@@ -261,3 +261,14 @@ def test_exit_code_of_the_command_is_returned() -> None:
     wait_for_end(process.pid)
     assert process.has_exited()
     assert process.end() == 3
+
+
+def test_guard_is_no_child_of_its_owner_which_may_be_told_to_kill_its_children() -> None:
+    with Path(os.devnull).open("wb") as output:
+        process = GuardedProcess(["sleep", "60"], env=dict(os.environ), output=output.fileno())
+    try:
+        guard = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+        parent = int(Path(f"/proc/{guard}/stat").read_text().rpartition(")")[2].split()[1])
+        assert parent != os.getpid()
+    finally:
+        process.end(grace_s=5)

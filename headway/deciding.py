@@ -116,6 +116,11 @@ class DispatchedConfig:
     def members(self) -> list[Member]:
         return [*self.discovery.members(), *members_of(self.config)]  # of two with one URL the listed one counts
 
+    def lead(self, dispatcher: Dispatcher) -> Dispatcher:
+        """This dispatcher decides from now on, or tries to."""
+        dispatcher.cell.set_registered = self.discovery.register
+        return dispatcher
+
     def check(self, wanted: Config) -> None:
         check_can_be_shared(wanted)
 
@@ -150,6 +155,7 @@ async def run_dispatcher(
 
     dispatcher = make_dispatcher(read(), epoch, listed, record_to)
     served = DispatchedConfig(read(), lambda: dispatcher)
+    served.lead(dispatcher)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: served.apply(read()))
     serving = _Deciding(dispatcher.run, dispatcher.make_session, dispatcher.metrics, served)
     await serving.until_told(address, None, on_listening)
@@ -173,7 +179,7 @@ async def run_candidate(
 
     def make(epoch: int) -> Dispatcher:
         record = record_of(record_to, next(terms)) if record_to is not None else None
-        return make_dispatcher(served.config, epoch, cell.relays, record, served.members())
+        return served.lead(make_dispatcher(served.config, epoch, cell.relays, record, served.members()))
 
     lease = lease_of(cell, config.ledger)
     candidate = LeaseCandidate(lease, cell.relays, make)

@@ -1,4 +1,5 @@
-"""Finds replicas by DNS: the addresses behind a name are the engines of a model (`[models.discover]`).
+"""Finds replicas (`[models.discover]`): by DNS, the addresses behind a name are the engines of a model; or an admin
+registers them, as `headway fleet` does.
 
 An answer that fails or is empty changes nothing. An address that is new is a replica at once, and takes calls once its
 engine has named its model and produced a token. One that is missing drains after MISSED answers; but if none of the
@@ -52,6 +53,11 @@ class FoundReplicas:
                     del self._missed[url]
         return before != self._missed.keys()
 
+    def replace(self, urls: Iterable[str]) -> bool:
+        """There are these and no others. Returns whether the replicas have changed."""
+        before, self._missed = self._missed, dict.fromkeys(urls, 0)
+        return before.keys() != self._missed.keys()
+
 
 class Discovery:
     def __init__(
@@ -76,7 +82,7 @@ class Discovery:
         self._models = {}
         for model in config.models:
             if model.discover is not None:
-                dns, replicas = found.get(model.name, ("", FoundReplicas()))
+                dns, replicas = found.get(model.name, (None, FoundReplicas()))
                 kept = replicas if dns == model.discover.dns else FoundReplicas()
                 self._models[model.name] = model, model.discover, kept
         if self._is_running:
@@ -89,11 +95,21 @@ class Discovery:
             for url in found.urls
         ]
 
+    def register(self, model: str, urls: Iterable[str]) -> bool:
+        """These are the engines of the model. Returns whether they are registered, for this model."""
+        known = self._models.get(model)
+        if known is None or not known[1].registered:
+            return False
+        if known[2].replace(urls):
+            self._on_change()
+        return True
+
     def start(self) -> None:
         self._is_running = True
-        for name in self._tasks.keys() - self._models.keys():
+        by_dns = {name for name, (_, table, _) in self._models.items() if table.dns is not None}
+        for name in self._tasks.keys() - by_dns:
             self._tasks.pop(name).cancel()
-        for name in self._models.keys() - self._tasks.keys():
+        for name in by_dns - self._tasks.keys():
             self._tasks[name] = asyncio.create_task(self._look_up(name))
 
     def stop(self) -> None:
@@ -129,6 +145,7 @@ class DnsLookup:
         self._resolver = resolver
 
     async def __call__(self, table: DiscoverTable) -> set[str]:
+        assert table.dns is not None
         # Only who finds replicas by DNS waits for this import.
         import dns.asyncresolver
         import dns.exception

@@ -23,8 +23,9 @@ from headway.deciding import members_of, policies_of
 from headway.discovery import Discovery
 from headway.dispatch.base import ServedConfig
 from headway.dispatch.fleet import Member
-from headway.dispatch.frames import AdminAnswer, ReplicaStatus
+from headway.dispatch.frames import AdminAnswer, AdminOrder, RegisterOrder, ReplicaStatus
 from headway.dispatch.local import LocalDispatch
+from headway.dispatch.relay_fleet import OrderOf
 from headway.dispatch.remote import RemoteDispatch
 from headway.dispatch.status import replicas_status
 from headway.engine_making import EngineMaker, check_engines
@@ -82,6 +83,9 @@ class LiveConfig:
         fleet = self._dispatch.fleet
         return fleet.open_again(url) if is_undone else fleet.drain(url)
 
+    async def register(self, model: str, urls: list[str]) -> bool:
+        return self._discovery.register(model, urls)
+
     def differences(self, text: str) -> list[Difference]:
         return differences(self.config, parse(text, "the configuration"))
 
@@ -122,16 +126,20 @@ class RelayConfig:
     # --- api/admin.py ---
 
     async def replicas(self) -> list[ReplicaLife]:
-        return [_life(one) for one in (await self._order("")).replicas]
+        answer = await self._order(lambda number: AdminOrder(number, "", is_undone=False))
+        return [_life(one) for one in answer.replicas]
 
     async def drain(self, url: str, *, is_undone: bool) -> bool:
-        return (await self._order(url, is_undone=is_undone)).is_known
+        return (await self._order(lambda number: AdminOrder(number, url, is_undone))).is_known
+
+    async def register(self, model: str, urls: list[str]) -> bool:
+        return (await self._order(lambda number: RegisterOrder(number, model, urls))).is_known
 
     def differences(self, text: str) -> list[Difference]:
         return differences(self.config, parse(text, "the configuration"))
 
-    async def _order(self, url: str, *, is_undone: bool = False) -> AdminAnswer:
-        if (answer := await self.dispatch.order(url, is_undone=is_undone)) is None:
+    async def _order(self, order: OrderOf) -> AdminAnswer:
+        if (answer := await self.dispatch.order(order)) is None:
             raise Refused("no_dispatcher", 1)
         return answer
 

@@ -41,6 +41,7 @@ def _served_by(model: ModelTable) -> Iterator[str]:
     if model.replicas:
         yield f"{len(model.replicas)} replica(s), {sum(replica.seats for replica in model.replicas)} seats"
     if model.discover is not None:
-        yield f"replicas by DNS: {model.discover.dns}"
+        dns = model.discover.dns
+        yield f"replicas by DNS: {dns}" if dns is not None else "replicas are registered at /admin/registered"
     if model.hosted is not None:
         yield f"overflow to {model.hosted.host}"

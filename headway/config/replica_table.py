@@ -1,11 +1,12 @@
-"""The tables `[[models.replicas]]` and `[models.discover]` of headway.toml: engines that are listed or found by DNS."""
+"""The tables `[[models.replicas]]` and `[models.discover]` of headway.toml: engines that are listed, found by DNS, or
+registered."""
 
 from __future__ import annotations
 
 import re
 from typing import Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from headway.config.rows import Curve
 from headway.config.table import Table
@@ -54,13 +55,21 @@ class ReplicaTable(EngineSettings):
 
 
 class DiscoverTable(EngineSettings):
-    """Engines that have the same settings and are found by DNS, as those behind a headless Service of Kubernetes."""
+    """Engines that have the same settings and are found by DNS, as those behind a headless Service of Kubernetes, or
+    are registered at `/admin/registered`, as `headway fleet` does."""
 
-    dns: str = Field(
+    dns: str | None = Field(
+        None,
         description="Name that is looked up again and again: `engines.default.svc:8000`, whose A and AAAA records are "
         "the engines, or a name that begins with `_`, such as `_http._tcp.engines.default.svc`, whose SRV records are.",
     )
-    scheme: Literal["http", "https"] = Field("http", description="How the engines are called.")
+    registered: bool = Field(
+        default=False,
+        description="Instead of `dns`: the engines are those that an admin has registered at `/admin/registered`. "
+        "A gateway that is started again has none until they are registered again, which `headway fleet` does every "
+        "few seconds.",
+    )
+    scheme: Literal["http", "https"] = Field("http", description="How the engines that DNS names are called.")
     max_model_len: int | None = Field(
         None,
         ge=1,
@@ -72,7 +81,13 @@ class DiscoverTable(EngineSettings):
 
     @field_validator("dns")
     @classmethod
-    def _name(cls, dns: str) -> str:
-        if not HOST_AND_PORT.fullmatch(dns) and not SRV_NAME.fullmatch(dns):
+    def _name(cls, dns: str | None) -> str | None:
+        if dns is not None and not HOST_AND_PORT.fullmatch(dns) and not SRV_NAME.fullmatch(dns):
             raise ValueError('must look like "engines.default.svc:8000" or "_http._tcp.engines.default.svc"')
         return dns
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DiscoverTable:
+        if (self.dns is None) != self.registered:
+            raise ValueError("[models.discover] needs either `dns` or `registered = true`")
+        return self

@@ -178,7 +178,7 @@ class ModelTable(Table):
         "where the speed of the engines varies.",
     )
     replicas: list[ReplicaTable] = Field(default_factory=list, description="Engines that serve the model.")
-    discover: DiscoverTable | None = Field(None, description="Find engines that serve the model by DNS.")
+    discover: DiscoverTable | None = Field(None, description="Engines that come and go, found by DNS or registered.")
     replicas_of: str | None = Field(
         None,
         description="Name of another model whose replicas serve this one too, such as the base of a LoRA adapter. The "

@@ -2,7 +2,7 @@
 opened.
 
 A replica is opened once it is known what is aboard the cell, and its engine has said how many streams it runs
-(engine_counts.py). What an operator has drained is kept by all relays, for the dispatcher that follows.
+(engine_counts.py). What operators have ordered is kept by all relays, for the dispatcher that follows.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from headway.dispatch.frames import (
     AdminOrder,
     Count,
     Counted,
-    KeepDrained,
-    KeptDrained,
+    KeepOrders,
+    KeptOrders,
     MemberGone,
     MemberNames,
     Members,
     Probe,
     ProbeNow,
+    RegisterOrder,
     ReplicaStatus,
 )
 from headway.dispatch.sessions import RelaySession
@@ -56,8 +57,11 @@ class CellFleet:
         self._dealing = Dealing()
         self._ready: dict[str, ReplicaUp] = {}  # replicas that are up and may not be opened yet
         self._asked_at = 0.0
-        self._drained_number = 0
-        self._kept: KeptDrained | None = None  # the newest that relays have kept
+        # Sets the engines of a model. Returns whether they are registered (discovery.py).
+        self.set_registered: Callable[[str, list[str]], bool] = lambda _model, _urls: False
+        self._registered: dict[str, list[str]] = {}
+        self._orders_number = 0
+        self._kept: KeptOrders | None = None  # the newest that relays have kept
 
     # --- relays ---
 
@@ -66,8 +70,8 @@ class CellFleet:
         members = list(self.fleet.members.values())
         for first in range(0, len(members), MAX_BATCH):
             session.link.send(Members(members[first : first + MAX_BATCH]))
-        if self._drained_number:
-            session.link.send(KeepDrained(self._drained_number, sorted(self.fleet.drained)))
+        if self._orders_number:
+            session.link.send(self._orders())
 
     def deal(self) -> None:
         """Each replica is probed by one relay. Called once it is known which relays there are."""
@@ -91,15 +95,19 @@ class CellFleet:
     def settle(self) -> None:
         """It is known what is aboard."""
         self.is_settled = True
-        for name in self._kept.names if self._kept is not None else ():
-            self.fleet.drain(name)
-        self._keep_drained()
+        if self._kept is not None:
+            for model, urls in self._kept.registered:
+                if model not in self._registered and self.set_registered(model, urls):
+                    self._registered[model] = urls
+            for name in self._kept.drained:
+                self.fleet.drain(name)
+        self._keep_orders()
 
     def open_ready(self) -> None:
         for name in [name for name in self._ready if name not in self.counts.uncounted]:
             self.step(self._ready.pop(name))
 
-    def kept_drained(self, kept: KeptDrained) -> None:
+    def kept_orders(self, kept: KeptOrders) -> None:
         """A relay has kept this of an earlier dispatcher. The newest counts."""
         if self._kept is None or (kept.epoch, kept.number) > (self._kept.epoch, self._kept.number):
             self._kept = kept
@@ -187,12 +195,24 @@ class CellFleet:
         is_known = True
         if order.url:
             is_known = self.fleet.open_again(order.url) if order.is_undone else self.fleet.drain(order.url)
-            self._keep_drained()
+            self._keep_orders()
         return AdminAnswer(order.number, is_known, status())
 
-    def _keep_drained(self) -> None:
-        self._drained_number += 1
-        self._broadcast(KeepDrained(self._drained_number, sorted(self.fleet.drained)))
+    def register(self, order: RegisterOrder) -> AdminAnswer:
+        is_known = self.set_registered(order.model, order.urls)
+        if is_known and self._registered.get(order.model) != order.urls:
+            self._registered[order.model] = order.urls
+            self._keep_orders()
+        return AdminAnswer(order.number, is_known, [])
+
+    def _keep_orders(self) -> None:
+        """Before this dispatcher is settled, relays have what it has not got yet."""
+        if self.is_settled:
+            self._orders_number += 1
+            self._broadcast(self._orders())
+
+    def _orders(self) -> KeepOrders:
+        return KeepOrders(self._orders_number, sorted(self.fleet.drained), list(self._registered.items()))
 
     # --- what these share ---
 
@@ -211,7 +231,7 @@ class CellFleet:
         if (prober := self._prober_of(name)) is not None:
             prober.link.send(Count(name))
 
-    def _broadcast(self, message: Members | MemberGone | KeepDrained) -> None:
+    def _broadcast(self, message: Members | MemberGone | KeepOrders) -> None:
         for session in self._sessions.values():
             if session.lost_at is None:
                 session.link.send(message)

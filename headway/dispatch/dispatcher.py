@@ -52,8 +52,9 @@ from headway.dispatch.frames import (
     HadMembers,
     Hello,
     Kept,
-    KeptDrained,
+    KeptOrders,
     Reconfigured,
+    RegisterOrder,
     Reported,
     Status,
 )
@@ -144,10 +145,12 @@ class Dispatcher:
             self._handover.offered(message)
         elif isinstance(message, AdminOrder):
             session.link.send(self.cell.obey(message, lambda: self.status().replicas))
+        elif isinstance(message, RegisterOrder):
+            session.link.send(self.cell.register(message))
         elif isinstance(message, HadMembers):
             self.cell.had(message.members)
-        elif isinstance(message, KeptDrained):
-            self.cell.kept_drained(message)
+        elif isinstance(message, KeptOrders):
+            self.cell.kept_orders(message)
         else:
             self.gates.on_message(session, message)
 

@@ -121,12 +121,13 @@ class HadMembers(msgspec.Struct, array_like=True, tag=12):
     members: list[Member]
 
 
-class KeptDrained(msgspec.Struct, array_like=True, tag=13, forbid_unknown_fields=True):
-    """What a dispatcher of an earlier epoch said in KeepDrained. Comes before Reported."""
+class KeptOrders(msgspec.Struct, array_like=True, tag=13, forbid_unknown_fields=True):
+    """What a dispatcher of an earlier epoch said in KeepOrders. Comes before Reported."""
 
     epoch: int
     number: int
-    names: Annotated[list[str], msgspec.Meta(max_length=MAX_PROBED)]
+    drained: Annotated[list[str], msgspec.Meta(max_length=MAX_PROBED)]
+    registered: list[tuple[str, list[str]]]
 
 
 class AdminOrder(msgspec.Struct, array_like=True, tag=11, forbid_unknown_fields=True):
@@ -136,6 +137,14 @@ class AdminOrder(msgspec.Struct, array_like=True, tag=11, forbid_unknown_fields=
     number: int
     url: str
     is_undone: bool
+
+
+class RegisterOrder(msgspec.Struct, array_like=True, tag=14, forbid_unknown_fields=True):
+    """An operator says which engines the model has. The answer is AdminAnswer with the same number."""
+
+    number: int
+    model: str
+    urls: Annotated[list[str], msgspec.Meta(max_length=MAX_LISTED)]
 
 
 # --- from the dispatcher ---------------------------------------------------------------------------------------------
@@ -198,12 +207,13 @@ class MemberGone(msgspec.Struct, array_like=True, tag=29, forbid_unknown_fields=
     name: str
 
 
-class KeepDrained(msgspec.Struct, array_like=True, tag=33, forbid_unknown_fields=True):
-    """Keep this for the next dispatcher, instead of what was kept before: what operators have drained. The number
-    grows."""
+class KeepOrders(msgspec.Struct, array_like=True, tag=33, forbid_unknown_fields=True):
+    """Keep this for the next dispatcher, instead of what was kept before: what operators have drained, and the URLs
+    that were registered for each model. The number grows."""
 
     number: int
-    names: Annotated[list[str], msgspec.Meta(max_length=MAX_PROBED)]
+    drained: Annotated[list[str], msgspec.Meta(max_length=MAX_PROBED)]
+    registered: list[tuple[str, list[str]]]
 
 
 class Reconfigured(msgspec.Struct, array_like=True, tag=30, forbid_unknown_fields=True):
@@ -285,7 +295,7 @@ class Status(msgspec.Struct, array_like=True, tag=27, forbid_unknown_fields=True
 
 
 class AdminAnswer(msgspec.Struct, array_like=True, tag=31, forbid_unknown_fields=True):
-    """`is_known`: there is such a replica as was asked for."""
+    """`is_known`: there is such a replica as was asked for, or the model's engines are registered."""
 
     number: int
     is_known: bool
@@ -294,8 +304,8 @@ class AdminAnswer(msgspec.Struct, array_like=True, tag=31, forbid_unknown_fields
 
 _GateFromRelay = GateJoined | GateTold | GateRecalled | VerdictsWritten
 _GateFromDispatcher = GateDecided | Recall | DealAudits
-_FleetFromRelay = HadMembers | KeptDrained | AdminOrder
-_FleetFromDispatcher = Members | MemberNames | MemberGone | KeepDrained | Reconfigured | AdminAnswer
+_FleetFromRelay = HadMembers | KeptOrders | AdminOrder | RegisterOrder
+_FleetFromDispatcher = Members | MemberNames | MemberGone | KeepOrders | Reconfigured | AdminAnswer
 FromRelay = Hello | Events | Beat | Reported | Counted | Kept | AskStatus | _FleetFromRelay | _GateFromRelay
 _Probing = Probe | ProbeNow | Count
 FromDispatcher = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from headway.dispatch.base import Driver
 from headway.dispatch.fleet import Member
@@ -14,11 +14,12 @@ from headway.dispatch.frames import (
     AdminOrder,
     FromDispatcher,
     HadMembers,
-    KeepDrained,
-    KeptDrained,
+    KeepOrders,
+    KeptOrders,
     MemberGone,
     MemberNames,
     Members,
+    RegisterOrder,
 )
 from headway.dispatch.link import Link
 from headway.errors import SetupError
@@ -27,12 +28,14 @@ log = logging.getLogger("headway.dispatch")
 
 ANSWER_S = 5.0  # for the dispatcher to answer an operator
 
+OrderOf = Callable[[int], AdminOrder | RegisterOrder]
+
 
 class RelayFleet:
     def __init__(self) -> None:
         self._members: dict[str, Member] = {}
         self._busy: set[str] = set()  # replicas that had calls of this relay when it was welcomed
-        self._drained: KeptDrained | None = None
+        self._kept: KeptOrders | None = None
         self._orders: dict[int, asyncio.Future[AdminAnswer]] = {}
         self._number = 0
 
@@ -42,8 +45,8 @@ class RelayFleet:
         had = [self._members[name] for name in sorted(self._busy)]
         for first in range(0, len(had), MAX_BATCH):
             link.send(HadMembers(had[first : first + MAX_BATCH]))
-        if self._drained is not None and self._drained.epoch < epoch:
-            link.send(self._drained)
+        if self._kept is not None and self._kept.epoch < epoch:
+            link.send(self._kept)
 
     def obey(self, message: FromDispatcher, driver: Driver, epoch: int) -> bool:
         """Returns whether the message is about replicas."""
@@ -56,8 +59,8 @@ class RelayFleet:
                 self._remove(name, driver)
         elif isinstance(message, MemberGone):
             self._remove(message.name, driver)
-        elif isinstance(message, KeepDrained):
-            self._drained = KeptDrained(epoch, message.number, message.names)
+        elif isinstance(message, KeepOrders):
+            self._kept = KeptOrders(epoch, message.number, message.drained, message.registered)
         elif isinstance(message, AdminAnswer):
             if (order := self._orders.pop(message.number, None)) is not None and not order.done():
                 order.set_result(message)
@@ -65,13 +68,13 @@ class RelayFleet:
             return False
         return True
 
-    async def order(self, link: Link, url: str, *, is_undone: bool) -> AdminAnswer:
-        """Raises TimeoutError if the dispatcher does not answer."""
+    async def order(self, link: Link, order: OrderOf) -> AdminAnswer:
+        """`order` makes the message from its number. Raises TimeoutError if the dispatcher does not answer."""
         self._number += 1
         number = self._number
         answer: asyncio.Future[AdminAnswer] = asyncio.get_running_loop().create_future()
         self._orders[number] = answer
-        link.send(AdminOrder(number, url, is_undone))
+        link.send(order(number))
         try:
             async with asyncio.timeout(ANSWER_S):
                 return await answer

@@ -59,7 +59,7 @@ from headway.dispatch.frames import (
 )
 from headway.dispatch.handover import Keeper
 from headway.dispatch.link import Link
-from headway.dispatch.relay_fleet import RelayFleet
+from headway.dispatch.relay_fleet import OrderOf, RelayFleet
 from headway.dispatch.relay_gates import RelayGates
 from headway.dispatch.relay_session import DispatcherSession
 from headway.dispatch.security import Security
@@ -252,11 +252,11 @@ class RemoteDispatch:
         self._config = ServedConfig(text, offers)
         return True
 
-    async def order(self, url: str, *, is_undone: bool) -> AdminAnswer | None:
+    async def order(self, order: OrderOf) -> AdminAnswer | None:
         """What the dispatcher answers to an operator; None if there is no dispatcher, or none that answers."""
         if self._link is not None:
             with suppress(TimeoutError):
-                return await self._fleet.order(self._link, url, is_undone=is_undone)
+                return await self._fleet.order(self._link, order)
         return None
 
     def _tell_unsent(self) -> None:

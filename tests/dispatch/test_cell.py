@@ -14,7 +14,7 @@ from openai import APIStatusError, AsyncOpenAI
 
 from headway.config import Config, as_text
 from headway.core.types import ReplicaDown, ReplicaSuspect
-from headway.deciding import make_dispatcher, members_of, policies_of
+from headway.deciding import DispatchedConfig, make_dispatcher, members_of, policies_of
 from headway.dispatch import relay_session
 from headway.dispatch.address import Address, UnixAddress
 from headway.dispatch.base import ServedConfig
@@ -66,6 +66,7 @@ class Cell:
         """Start a dispatcher, after the one before it if there was one."""
         names = [f"relay-{number}" for number in range(len(self.relays) or 2)]
         self.dispatcher = make_dispatcher(self.config, self.epoch, names, record)
+        DispatchedConfig(self.config, lambda: self.dispatcher).lead(self.dispatcher)
         self._listener = await listen(UnixAddress(self.path), self.dispatcher.make_session, None)
         self._running = asyncio.create_task(self.dispatcher.run())
 

@@ -24,6 +24,13 @@ def configured(*engines: ScriptedEngine, seats: int = 4, **more: Any) -> Config:
     return config_for(list(engines), seats=seats, admin_key_hashes=[HASHED], **more)
 
 
+def registered_config(engine: ScriptedEngine) -> Config:
+    table = configured(engine).model_dump(exclude_none=True)
+    table["models"][0]["replicas"] = []
+    table["models"][0]["discover"] = {"registered": True, "seats": 4}
+    return Config.model_validate(table)
+
+
 async def ask_admin(cell: Cell, relay: int, path: str, order: dict[str, Any] | None = None) -> Any:
     url = str(cell.relays[relay].sdk.base_url).removesuffix("/v1/")
     async with httpx.AsyncClient(base_url=url, headers=AS_ADMIN) as client:
@@ -88,6 +95,22 @@ async def test_what_is_drained_by_one_relay_stays_so_after_a_takeover(tmp_path: 
         await cell.die()
         await cell.lead()
         await cell.until_open(2)
+
+
+async def test_what_was_registered_at_one_relay_stays_so_after_a_takeover(tmp_path: Path) -> None:
+    async with running(QUICK) as a, running(QUICK) as b, running_cell(tmp_path, registered_config(a)) as cell:
+        await ask_admin(cell, 0, "/admin/registered", {"model": MODEL, "urls": [a.url, b.url]})
+        await cell.until_open(2)
+        await cell.die()
+        await cell.lead()
+        await cell.until_open(2)
+        await asyncio.gather(*[relay.call() for relay in cell.relays for _ in range(4)])
+        await ask_admin(cell, 1, "/admin/registered", {"model": MODEL, "urls": [b.url]})
+        await cell.until(lambda: list(cell.dispatcher.cell.fleet.members) == [b.url])
+        await cell.die()
+        await cell.lead()
+        await cell.until_open(1)
+        assert await states(cell, 1) == {b.url: "open"}
 
 
 async def test_streams_on_a_replica_that_the_next_dispatcher_does_not_want_run_to_their_end(tmp_path: Path) -> None:

@@ -208,6 +208,46 @@ async def test_an_admin_drains_a_replica_and_opens_it_again(tmp_path: Path) -> N
         await one.here.until_up(2)
 
 
+async def test_engines_that_are_registered_are_the_replicas(tmp_path: Path) -> None:
+    text = toml([]) + "[models.discover]\nregistered = true\nseats = 4\n"
+    async with running(SLOW) as a, running(SLOW) as b, changing(tmp_path, text) as one:
+
+        async def register(*urls: str) -> None:
+            answer = await one.admin("POST", "/admin/registered", json={"model": MODEL, "urls": urls})
+            assert answer.status_code == 200, answer.text
+
+        await register(a.url, b.url + "/")
+        await one.here.until_up(2)
+        calls = [one.call(50) for _ in range(8)]
+        await until(lambda: running_on(a) == running_on(b) == 4)
+        await register(b.url)
+        rows = (await one.admin("GET", "/admin/replicas")).json()["replicas"]
+        assert {row["url"]: row["state"] for row in rows} == {a.url: "draining", b.url: "open"}
+        answers = await asyncio.gather(*calls)
+        assert all(answer.usage.completion_tokens == 50 for answer in answers)
+        await until(lambda: list(one.here.gateway.replicas.pools) == [b.url])
+        finished = a.record()["finished"]
+        await one.write(text.replace("seats = 4", "seats = 3"))  # what is registered stays so
+        await asyncio.gather(*[one.call() for _ in range(4)])
+        assert a.record()["finished"] == finished
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "said"),
+    [
+        ({"model": MODEL, "urls": ["http://x"]}, 404, "registered = true"),
+        ({"model": "other", "urls": ["http://x"]}, 404, "registered = true"),
+        ({"model": MODEL, "urls": ["ftp://x"]}, 400, "must look like"),
+        ({"model": MODEL, "urls": ["http://" + 300 * "x"]}, 400, "must look like"),
+        ({"model": MODEL}, 400, "must look like"),
+    ],
+)
+async def test_what_is_not_registered(tmp_path: Path, body: Any, status: int, said: str) -> None:
+    async with running(SLOW) as engine, changing(tmp_path, toml([engine])) as one:
+        answer = await one.admin("POST", "/admin/registered", json=body)
+        assert (answer.status_code, said in answer.text) == (status, True), answer.text
+
+
 @pytest.mark.parametrize(
     ("headers", "body", "status", "said"),
     [

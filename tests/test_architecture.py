@@ -90,6 +90,10 @@ ALLOWED = {
     "headway.bench": {"headway.core", "headway.errors", "headway.charts", "headway.http1"},
     "headway.plan": {"headway.core", "headway.price", "headway.sim", "headway.errors", "headway.charts"},
     "headway.local": {"headway.errors"},
+    # Asks a running gateway's /admin, for commands and for a fleet.
+    "headway.admin_client": {"headway.errors"},
+    # Where engines, relays and dispatchers run. It knows a gateway only by its /admin.
+    "headway.fleet": {"headway.admin_client", "headway.config", "headway.core", "headway.errors", "headway.local"},
     # A whole Headway on one event loop, for the demo. Only `cli` can hand it a gateway, which is made by `run`.
     "headway.local.race": {
         "headway.config",

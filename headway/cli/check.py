@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from headway.cli.admin import AdminKey, ask_admin
+from headway.admin_client import ask_admin
+from headway.cli.admin import AdminKey
 from headway.cli.options import DEFAULT_CONFIG, ConfigPath
 from headway.config import ModelTable, load
 from headway.config.differences import Difference

@@ -71,6 +71,13 @@ COMMANDS = (
     ),
     CommandInfo(
         "Serve",
+        "fleet",
+        "headway.cli.fleet:fleet",
+        "Place, watch and replace engines, relays and dispatchers on the nodes of a Ray cluster.",
+        "headway fleet up fleet.toml",
+    ),
+    CommandInfo(
+        "Serve",
         "engine",
         "headway.cli.engine:engine",
         "Print the command that starts each configured engine, with the vLLM flags that Headway needs.",

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from headway.cli.admin import AdminKey, GatewayUrl, ask_admin
+from headway.admin_client import ask_admin
+from headway.cli.admin import AdminKey, GatewayUrl
 from headway.errors import SetupError
 
 console = Console()

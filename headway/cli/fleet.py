@@ -1,90 +1,106 @@
-"""`headway plan --demand`: find the cheapest fleet whose simulation keeps every promise."""
+"""`headway fleet`: engines, relays and dispatchers on the nodes of a Ray cluster."""
 
 from __future__ import annotations
 
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from itertools import repeat
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
-from rich.progress import track
+from rich.markup import escape
 from rich.table import Table
 
-from headway.core.types import Tier
 from headway.errors import SetupError
-from headway.plan.answers import planned_replica
-from headway.plan.fleet import Candidate, Demand, Fleet, Promises, candidate_of, smallest_fleet
-from headway.plan.memory import splits
-from headway.plan.step import Setup
+from headway.fleet import ray as cluster
+from headway.fleet.held import Report
+from headway.fleet.tables import load_fleet
 
-EXPRESS_BY_FLOOR: tuple[tuple[Tier, ...], ...] = ((), ("fast",), ("fast", "ultrafast"))
-DEFAULT_SHARE = 0.1
-COLUMNS = ("replica", "seats", "cells x replicas", "chips", "if slow", "$/h", "fast downgraded", "standard wait p99, s")
+console = Console()
+fleet = typer.Typer()
 
+LOOK_S = 1.0
 
-def demand_of(
-    calls_per_s: float, said: list[str], floors: list[float], prompt_tokens: int, answer_tokens: int
-) -> Demand:
-    """Build the demand. The floors, lowest first, are `fast` and `ultrafast`, each with DEFAULT_SHARE unless given."""
-    if len(floors) >= len(EXPRESS_BY_FLOOR):
-        raise SetupError("--demand takes at most two floors: that of fast and that of ultrafast.")
-    shares = dict.fromkeys(floors, DEFAULT_SHARE)
-    for one in said:
-        floor, _, part = one.partition("=")
-        try:
-            known = float(floor) in shares
-            shares[float(floor)] = float(part)
-        except ValueError:
-            known = False
-        if not known:
-            raise SetupError(f"--share {one}: must look like 100=0.2, for a floor given with --floor.")
-    if not all(0.0 <= part <= 1.0 for part in shares.values()) or sum(shares.values()) > 1.0:
-        raise SetupError("--share: the shares must not be negative and must add up to at most 1.")
-    names = EXPRESS_BY_FLOOR[len(floors)]
-    tiers: dict[Tier, float] = {"standard": 1.0 - sum(shares.values())}
-    tiers |= {tier: shares[floor] for tier, floor in zip(names, floors, strict=True)}
-    return Demand(calls_per_s, tiers, dict(zip(names, floors, strict=True)), prompt_tokens, answer_tokens)
+Address = Annotated[
+    str, typer.Option(envvar="RAY_ADDRESS", help="The Ray cluster: `auto` if this is one of its nodes, or HOST:PORT.")
+]
 
 
-def candidates_of(setups: list[Setup], standard_tps: float) -> list[Candidate]:
-    """Return each setup on every number of chips that fits its model."""
-    planned = [planned_replica(replace(setup, chips=chips)) for setup in setups for chips in splits(setup)]
-    return [candidate for one in planned if (candidate := candidate_of(one, standard_tps)) is not None]
+@fleet.command(epilog="Example: `headway fleet up fleet.toml`")
+def up(
+    file: Annotated[Path, typer.Argument(help="The fleet's processes and what they need.")] = Path("fleet.toml"),
+    address: Address = "auto",
+    wait: Annotated[bool, typer.Option(help="Wait until all processes are ready.")] = True,
+) -> None:
+    """Start a fleet, or change one that runs to what the file says now, one process at a time."""
+    table = load_fleet(file)
+    cluster.connect(address)
+    cluster.up(table)
+    versions = {one.name: one.version for one in table.processes}
+    counts = {one.name: one.count for one in table.processes}
+
+    def is_done(reports: Sequence[Report]) -> bool:
+        ready = Counter(one.group for one in reports if one.phase == "ready" and one.version == versions.get(one.group))
+        return all(ready[name] >= count for name, count in counts.items()) and not any(
+            one.is_leaving for one in reports
+        )
+
+    if wait:
+        _follow(is_done)
+        _show(*cluster.status())
+    else:
+        console.print("The fleet is on its way: `headway fleet status` shows it.")
 
 
-def show_fleets(console: Console, candidates: list[Candidate], demand: Demand) -> None:
-    promises = Promises()
-    with ProcessPoolExecutor(2) as pool:
-        found = pool.map(smallest_fleet, candidates, repeat(demand), repeat(promises))
-        fleets = list(track(found, "simulating fleets", total=len(candidates), console=console, transient=True))
-    kept = [fleet for fleet in fleets if fleet is not None]
-    table = Table(*COLUMNS, title=f"{demand.calls_per_s:g} calls/s, with one failed replica per cell")
-    for fleet in sorted(kept, key=lambda one: (one.price_hour is None, one.price_hour or one.replicas)):
-        table.add_row(*_row(fleet))
-    console.print(table)
-    names = {fleet.candidate.name for fleet in kept}
-    for candidate in (one for one in candidates if one.name not in names):
-        console.print(f"{candidate.name}: no number of replicas keeps the floors.", highlight=False)
-    console.print(
-        f"Required in simulation: {promises.kept:.0%} of floors kept, at most {promises.downgraded:.0%} downgraded and "
-        f"{promises.refused:.1%} refused, p99 wait of standard at most {promises.wait_p99_s:g} s. "
-        "`if slow`: replicas per cell if steps are as slow as in the worst tenth of predictions.",
-        highlight=False,
-        soft_wrap=True,
-    )
+@fleet.command(epilog="Example: `headway fleet status`")
+def status(address: Address = "auto") -> None:
+    """Show the processes of the fleet; the exit code is 1 if one is not ready or something is wrong."""
+    cluster.connect(address)
+    reports, problem = cluster.status()
+    _show(reports, problem)
+    raise typer.Exit(1 if problem or any(one.phase != "ready" for one in reports) else 0)
 
 
-def _row(fleet: Fleet) -> tuple[str, ...]:
-    express = [tally for tier, tally in fleet.outcomes[0].tallies.items() if tier != "standard"]
-    downgraded = sum(tally.downgraded for tally in express) / max(1, sum(tally.calls for tally in express))
-    price = fleet.price_hour
-    return (
-        fleet.candidate.name,
-        str(fleet.candidate.seats),
-        f"{fleet.cells} x {fleet.cell_replicas}",
-        f"{fleet.replicas * fleet.candidate.chips:,}",
-        "not kept" if fleet.slow_replicas is None else str(fleet.slow_replicas),
-        "-" if price is None else f"{price:,.0f}",
-        f"{downgraded:.2%}",
-        f"{fleet.outcomes[0].tallies['standard'].waits_s.quantile(0.99):.1f}",
-    )
+@fleet.command(epilog="Example: `headway fleet down`")
+def down(
+    address: Address = "auto",
+    now: Annotated[bool, typer.Option("--now", help="Do not drain: streams that are aboard are cut.")] = False,
+) -> None:
+    """Drain and stop all processes of the fleet, engines first."""
+    cluster.connect(address)
+    if now:
+        cluster.end_now()
+    else:
+        cluster.end()
+        _follow(lambda reports: not reports)
+        cluster.forget()
+    console.print("The fleet is down.")
+
+
+def _follow(is_done: Callable[[Sequence[Report]], bool]) -> None:
+    """Show progress until it is done."""
+    with console.status("") as shown:
+        while True:
+            time.sleep(LOOK_S)
+            try:
+                reports, problem = cluster.status()
+            except SetupError as error:
+                shown.update(escape(error.message))
+                continue
+            if is_done(reports) and not problem:
+                return
+            phases = Counter("leaving" if one.is_leaving else one.phase for one in reports)
+            words = ", ".join(f"{count} {phase}" for phase, count in sorted(phases.items())) or "nothing runs yet"
+            shown.update(escape(f"{words}. {problem}"))
+
+
+def _show(reports: Sequence[Report], problem: str) -> None:
+    rows = Table("process", "state", "URL", "starts", "last restart because")
+    for one in sorted(reports, key=lambda one: (one.group, one.index)):
+        phase = "leaving" if one.is_leaving else one.phase if one.url else "not placed, or its node is away"
+        rows.add_row(one.name, phase, one.url, str(one.starts or ""), escape(one.why))
+    console.print(rows)
+    if problem:
+        Console(stderr=True).print(problem, style="red", highlight=False, markup=False, soft_wrap=True)

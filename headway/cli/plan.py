@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from headway.bench.fares import read_frontier
-from headway.cli.fleet import candidates_of, demand_of, show_fleets
+from headway.cli.planned_fleets import candidates_of, demand_of, show_fleets
 from headway.errors import SetupError
 from headway.plan.answers import CALIBRATED, Band, PricedFloor, band_of, measured_offers, offers_of, quote
 from headway.plan.chips import CHIPS, Chip, Precision, this_cpu

@@ -68,6 +68,7 @@ from headway.dispatch.status import TickLag, leader_status, relays_status
 log = logging.getLogger("headway.dispatch")
 
 REPORT_S = 1.0  # after which a listed relay that was not heard is taken for dead
+MAX_EARLY = 1000  # orders of operators
 SILENT_S = 1.0  # after which a relay that sends no beats is taken for lost
 # Kinds of events and actions. Tuples: `isinstance` with A | B makes a new union each time, and this is for every event.
 UNDER_WAY = (Delivering, Finished, Failed, Left)  # most events; core alone decides what follows
@@ -103,6 +104,8 @@ class Dispatcher:
         self._began_at = clock()
         self._behind: dict[str, set[str]] = {}  # by replica: runs of relays that have a stream behind its floor there
         self._handover = Handover(machine, epoch, clock)
+        # Orders that came before it was known which replicas have streams: an answer would leave some of them out.
+        self._early: list[tuple[RelaySession, AdminOrder | RegisterOrder]] = []
         self._lag = TickLag()
         self.cell.fleet.want(members)
 
@@ -143,16 +146,23 @@ class Dispatcher:
             self._reported(session)
         elif isinstance(message, Kept):
             self._handover.offered(message)
-        elif isinstance(message, AdminOrder):
-            session.link.send(self.cell.obey(message, lambda: self.status().replicas))
-        elif isinstance(message, RegisterOrder):
-            session.link.send(self.cell.register(message))
+        elif isinstance(message, AdminOrder | RegisterOrder):
+            if self.cell.is_settled:
+                self._obey(session, message)
+            elif len(self._early) < MAX_EARLY:
+                self._early.append((session, message))
         elif isinstance(message, HadMembers):
             self.cell.had(message.members)
         elif isinstance(message, KeptOrders):
             self.cell.kept_orders(message)
         else:
             self.gates.on_message(session, message)
+
+    def _obey(self, session: RelaySession, order: AdminOrder | RegisterOrder) -> None:
+        if isinstance(order, RegisterOrder):
+            session.link.send(self.cell.register(order))
+        else:
+            session.link.send(self.cell.obey(order, lambda: self.status().replicas))
 
     def on_lost(self, session: RelaySession) -> None:
         """Its streams go on: their seats are kept until it is back, or gone for good. Held calls are not boarded
@@ -185,6 +195,9 @@ class Dispatcher:
                 if (remembered := self._handover.take()) is not None:
                     self.step(remembered)
                 self.cell.settle()
+                early, self._early = self._early, []
+                for session, order in early:
+                    self._obey(session, order)
             self._deal()
         if self.cell.is_settled:
             self.cell.open_ready()

@@ -15,6 +15,7 @@ Invariant: the guard reaps the command last, so the process id, which is also th
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
@@ -24,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+PR_SET_PDEATHSIG = 1
 POLL_INTERVAL_S = 0.05
 # vLLM exits in 0.5 s, or 5 s if its API server was killed; if killed sooner it may leave shared memory behind.
 DEFAULT_GRACE_S = 20.0
@@ -65,16 +67,27 @@ class GuardedProcess:
             if_interrupted.callback(self._kill)
             exit_code, _ = self._guard.communicate(str(grace_s).encode())
             if_interrupted.pop_all()
+        if not exit_code:  # the guard was killed, and its command with it
+            self._kill_group()
+            return 128 + signal.SIGKILL
         return int(exit_code)
 
     def _kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self.pid, signal.SIGKILL)
+        self._kill_group()
         assert self._guard.stdin is not None
         assert self._guard.stdout is not None
         self._guard.stdin.close()
         with self._guard.stdout as last_words:
             last_words.read()  # until the guard has ended
+
+    def _kill_group(self) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def _end_with_guard() -> None:
+    """Called in the new process: let the command end if its guard is killed. What it has started may run on."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def group_members(group: int) -> list[int]:
@@ -116,7 +129,9 @@ def _guard(command: list[str]) -> None:
     """Run as the guard. stdin is the pipe to the owner, stdout gets the process id and, at the end, the exit code;
     stderr is the command's output."""
     try:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True)
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=2, start_new_session=True, preexec_fn=_end_with_guard
+        )
     except OSError as error:
         print(error, file=sys.stderr)
         return

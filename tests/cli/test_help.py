@@ -35,7 +35,19 @@ def test_commands_are_listed_in_panels() -> None:
     }
     assert listed == {
         "Options": ["--version", "--help"],
-        "Serve": ["demo", "serve", "dispatch", "relay", "status", "check", "drain", "engine", "replay", "mock-engine"],
+        "Serve": [
+            "demo",
+            "serve",
+            "dispatch",
+            "relay",
+            "status",
+            "check",
+            "drain",
+            "fleet",
+            "engine",
+            "replay",
+            "mock-engine",
+        ],
         "Measure": ["calibrate", "bench", "eval"],
         "Plan": ["plan", "simulate"],
         "Money": ["fares", "keys", "bill", "ledger"],

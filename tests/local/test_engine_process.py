@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -272,3 +273,15 @@ def test_guard_is_no_child_of_its_owner_which_may_be_told_to_kill_its_children()
         assert parent != os.getpid()
     finally:
         process.end(grace_s=5)
+
+
+def test_command_ends_with_a_guard_that_is_killed() -> None:
+    with Path(os.devnull).open("wb") as output:
+        process = GuardedProcess(["sleep", "60"], env=dict(os.environ), output=output.fileno())
+    guard = int(Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(guard, signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while not process.has_exited():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert process.end() == 128 + signal.SIGKILL

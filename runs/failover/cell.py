@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,6 +41,8 @@ LOAD = Load(MODEL, KEY, standard_per_s=13.0, fast_per_s=4.0, standard_tokens=45,
 SCRIPT = Script(step_s=parse_curve(STEP_MS))
 # The largest batch that keeps the floor with its margin, from the replicas' script, not from Headway's code.
 EXPRESS = max(batch for batch in range(1, SEATS + 1) if 1 / SCRIPT.step_time_s(batch) >= FLOOR_TPS * (1 + MARGIN))
+CURVE = [[batch, round(1 / SCRIPT.step_time_s(batch), 4)] for batch in (1, 2, SEATS)]
+REPLICA_LINES = f"seats = {SEATS}\ncurve = {CURVE}\n"
 LIMITS = Limits(SEATS, EXPRESS, MAX_HOLD_S, SCRIPT.step_time_s(SEATS), answer_s=1.0)
 
 # Only what no relay has read is sent to another one.
@@ -58,9 +60,14 @@ defaults
     timeout server 90s
     timeout check 800ms
 frontend cell
-    bind 127.0.0.1:{port}
+{binds}
     http-after-response set-header x-relay %s
+    use_backend admins if {{ path_beg /admin/ }}
     default_backend relays
+# A relay without an open replica is not ready, and a fleet must reach it to register one.
+backend admins
+    option httpchk GET /health
+{servers}
 backend relays
     balance roundrobin
     option httpchk GET /ready
@@ -120,9 +127,10 @@ class Member:
 
 
 class Cell:
-    def __init__(self, folder: Path, *, with_etcd: bool) -> None:
+    def __init__(self, folder: Path, *, with_etcd: bool, relays: Sequence[str] = RELAYS) -> None:
         self.folder = folder
-        self.port, *self._ports = free_ports(1 + REPLICAS + len(DISPATCHERS) + len(RELAYS))
+        self._relay_names = list(relays)
+        self.port, *self._ports = free_ports(1 + REPLICAS + len(DISPATCHERS) + len(relays))
         self.database = OwnPostgres()
         self.etcd = EtcdCluster(folder) if with_etcd else None
         self.replica_ports = [self._ports.pop() for _ in range(REPLICAS)]
@@ -150,14 +158,12 @@ class Cell:
 
     async def start(self) -> None:
         await asyncio.to_thread(self._start_stores)
-        script = [MODEL, str(8 * SEATS), str(FIRST_TOKEN_S), STEP_MS, *map(str, self.replica_ports)]
-        replicas = [sys.executable, "-m", "runs.failover.replicas", *script]
-        self._add("replicas", lambda _: replicas, self.replica_ports[-1])
+        self._start_replicas()
         self._write_config()
         for name in DISPATCHERS:
             port = self._ports.pop()
             self.dispatchers[name] = Member(name, self._dispatch_command(name, port), port, self._log(name))
-        for name in RELAYS:
+        for name in self._relay_names:
             for dispatcher in self.dispatchers.values():
                 link = CuttableLink(name, dispatcher.name, dispatcher.port)
                 await link.start()
@@ -167,9 +173,12 @@ class Cell:
         for member in [*self.dispatchers.values(), *self.relays.values()]:
             member.start()
         for relay in self.relays.values():
-            await until_ready(relay)
+            await until_listening(relay)
         self._start_balancer()
         await until_listening(self._others[-1])
+        await self._open_replicas()
+        for relay in self.relays.values():
+            await until_ready(relay)
 
     async def stop(self) -> dict[str, int]:
         """Let all streams end and all books close. Returns the exit codes."""
@@ -198,6 +207,21 @@ class Cell:
         read = [read_line(line) for line in lines]
         return {value.id for kind, value in read if kind in ("entry", "again")}
 
+    def _start_replicas(self) -> None:
+        script = [MODEL, str(8 * SEATS), str(FIRST_TOKEN_S), STEP_MS, *map(str, self.replica_ports)]
+        replicas = [sys.executable, "-m", "runs.failover.replicas", *script]
+        self._add("replicas", lambda _: replicas, self.replica_ports[-1])
+
+    async def _open_replicas(self) -> None:
+        """The relays listen. Nothing to do: the replicas are in headway.toml."""
+
+    def _replica_tables(self) -> str:
+        """The lines of headway.toml about replicas."""
+        return "".join(f'[[models.replicas]]\nurl = "{url}"\n{REPLICA_LINES}' for url in self.replica_urls)
+
+    def _gateway_lines(self) -> str:
+        return ""
+
     def _start_stores(self) -> None:
         self.database.start()
         if self.etcd is not None:
@@ -213,17 +237,14 @@ class Cell:
         lease = 'lease = "ledger"'
         if self.etcd is not None:
             lease = f'lease = "etcd"\netcd = {_toml_list(self.etcd.urls)}'
-        curve = [[batch, round(1 / SCRIPT.step_time_s(batch), 4)] for batch in (1, 2, SEATS)]
-        replicas = "".join(
-            f'[[models.replicas]]\nurl = "{url}"\nseats = {SEATS}\ncurve = {curve}\n' for url in self.replica_urls
-        )
         self.config.write_text(
-            "[gateway]\ndrain_timeout_s = 30.0\n"
+            f"[gateway]\ndrain_timeout_s = 30.0\n{self._gateway_lines()}"
             f'[ledger]\nstore = "{self.database.url}"\nspool = "{self.spool}"\n'
-            f"[cell]\nrelays = {_toml_list(RELAYS)}\n{lease}\n"
+            f"[cell]\nrelays = {_toml_list(self._relay_names)}\n{lease}\n"
             f'[[models]]\nname = "{MODEL}"\n[models.price]\ninput = 1.0\noutput = 10.0\n'
             f'[[models.tiers]]\nname = "standard"\nmax_hold_s = {MAX_HOLD_S["standard"]}\n'
-            f'[[models.tiers]]\nname = "fast"\nfloor_tps = {FLOOR_TPS}\nmax_hold_s = {MAX_HOLD_S["fast"]}\n{replicas}'
+            f'[[models.tiers]]\nname = "fast"\nfloor_tps = {FLOOR_TPS}\nmax_hold_s = {MAX_HOLD_S["fast"]}\n'
+            + self._replica_tables()
         )
 
     def _dispatch_command(self, name: str, port: int) -> Callable[[int], list[str]]:
@@ -248,8 +269,13 @@ class Cell:
             for relay in self.relays.values()
         )
         config = self.folder / "haproxy.cfg"
-        config.write_text(BALANCER.format(port=self.port, servers=servers))
+        binds = "\n".join(f"    bind {host}:{self.port}" for host in self._hosts())
+        config.write_text(BALANCER.format(binds=binds, servers=servers))
         self._add("balancer", lambda _: [command, "-db", "-f", str(config)], self.port)
+
+    def _hosts(self) -> Iterable[str]:
+        """The addresses at which the load balancer listens."""
+        return ["127.0.0.1"]
 
     def _add(self, name: str, command: Callable[[int], list[str]], port: int) -> None:
         member = Member(name, command, port, self._log(name))

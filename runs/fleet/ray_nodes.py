@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -21,6 +22,15 @@ GATEWAY = f"{NETWORK}.1"  # this machine, as nodes see it
 REDIS_PORT, HEAD_PORT = 6390, 6379
 START_S = 120.0
 RAY = Path(sys.executable).with_name("ray")
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An engine and the process of the actor that holds it; 0 if it is not found."""
+
+    url: str
+    engine_pid: int
+    holder_pid: int
 
 
 class Node:
@@ -94,6 +104,25 @@ class Node:
                     found.append(int(entry.name))
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue
+        return found
+
+    def placed(self, program: str) -> list[Placed]:
+        """The engines that run this program here. A holder has the other end of the pipe that its guard reads."""
+        guards, engines, holders = {}, {}, {}
+        for pid in self.pids(""):
+            command = _command(Path(f"/proc/{pid}")).split()
+            if program in command and any(word.endswith("guard.py") for word in command):
+                guards[_port_of(command, program)] = pid
+            elif program in command:
+                engines[_port_of(command, program)] = pid
+            elif command and command[0].startswith("ray::ProcessHolder"):
+                for pipe in _open_files(pid):
+                    holders[pipe] = pid
+        found = []
+        for port, pid in engines.items():
+            pipes = _open_files(guards[port]) if port in guards else set()
+            holder = next((holders[pipe] for pipe in pipes if pipe in holders), 0)
+            found.append(Placed(f"http://{self.address}:{port}", pid, holder))
         return found
 
     def signal(self, words: str, number: signal.Signals) -> int:
@@ -179,6 +208,18 @@ class RayNodes:
             if time.monotonic() > deadline:
                 raise SystemExit(f"{problem}: look into {self.folder}")
             time.sleep(0.1)
+
+
+def _port_of(command: list[str], program: str) -> int:
+    """The arguments of an engine's program begin with a folder, its address and its port."""
+    return int(command[command.index(program) + 3])
+
+
+def _open_files(pid: int) -> set[str]:
+    try:
+        return {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()} - {"/dev/null"}
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return set()
 
 
 def _command(entry: Path) -> str:

@@ -26,11 +26,12 @@ DEATHS = {
 
 
 class Boarded(msgspec.Struct, frozen=True):
-    """Something that a dispatcher recorded about a replica: `failed`, `up`, or a call that was sent there."""
+    """Something that a dispatcher recorded about a replica: `failed`, `up`, or `board`, a call that was sent there."""
 
     at_s: float
     replica: str
     what: str
+    call_id: str = ""
 
 
 def concerns(fault: Done, url: str) -> bool:
@@ -74,7 +75,7 @@ def read_record(path: Path) -> Iterator[Boarded]:
             except msgspec.DecodeError:  # the last line of one that was killed
                 return
             if name == "Failed" and fields["stage"] in ("connect", "waiting"):
-                yield Boarded(now, replica_of.get(fields["call_id"], ""), "failed")
+                yield Boarded(now, replica_of.get(fields["call_id"], ""), "failed", fields["call_id"])
             elif name in ("ReplicaSuspect", "ReplicaDown"):
                 yield Boarded(now, fields["name"], "failed")
             elif name == "ReplicaUp":
@@ -82,7 +83,7 @@ def read_record(path: Path) -> Iterator[Boarded]:
             for action, values in actions:
                 if action == "Board":
                     replica_of[values["call_id"]] = values["replica"]
-                    yield Boarded(now, values["replica"], "board")
+                    yield Boarded(now, values["replica"], "board", values["call_id"])
 
 
 def rerouted_s(faults: Iterable[Done], history: Sequence[Boarded]) -> list[float]:
@@ -109,6 +110,17 @@ def rerouted_s(faults: Iterable[Done], history: Sequence[Boarded]) -> list[float
                     if one.what == "board":
                         last_s = one.at_s
                 found.append(last_s - first_s)
+    return found
+
+
+def boarded_again_s(history: Sequence[Boarded]) -> list[float]:
+    """For each call that lost its engine before its answer began: how long until it was sent to another one."""
+    found, failed_s = [], dict[str, float]()
+    for one in sorted(history, key=lambda one: one.at_s):
+        if one.what == "failed" and one.call_id:
+            failed_s[one.call_id] = one.at_s
+        elif one.what == "board" and (since_s := failed_s.pop(one.call_id, None)) is not None:
+            found.append(one.at_s - since_s)
     return found
 
 

@@ -24,6 +24,7 @@ from runs.express import fast_mode, report, rule
 from runs.express.demand import CELLS
 from runs.failover import run as failover
 from runs.fleet import adapters, discovery, other_engines, reload, rolling
+from runs.fleet import torture as fleet
 from runs.gateway import leaks, neighbours, relay_change, soak, tax, websocket
 from runs.gateway.tenant import HOSTILE, Work
 from runs.hostile import run as hostile
@@ -129,6 +130,17 @@ def failover_case() -> Case:
     worse = {"faults": 499, "explained": 2, "filled": 0.05, "resumed_s": [2.1], "away_ratio": 2.1}
     bad = each(good, **worse, **dict.fromkeys(counts, 1), unbilled=failover.max_unbilled() + 1, events=24_999)
     return Case(failover.verdict, good, [*bad, *each(good, resumed_s=[], away_ratio=float("nan"))])
+
+
+def fleet_case() -> Case:
+    good = fleet.FleetFigures(
+        wanted=300, faults=300, calls=10_000, unended=0, crowds=0, filled=0.3, cut=0, hanging=0, stuck=0, broken=0,
+        rerouted_s=0.1, deaths=400, wrong_books=0, unbilled=3, spooled=0, exits=0, events=30_000, differences=0,
+    )  # fmt: skip
+    counts = ("unended", "crowds", "cut", "hanging", "stuck", "broken", "wrong_books", "spooled", "exits")
+    bad = each(good, **dict.fromkeys(counts, 1), differences=1, faults=299, filled=0.05, rerouted_s=0.6)
+    bad += each(good, rerouted_s=float("nan"), unbilled=fleet.max_unbilled() + 1, events=9_999)
+    return Case(fleet.verdict, good, bad)
 
 
 def reload_case() -> Case:
@@ -468,6 +480,7 @@ CASES = {
     "engine-noise": engine_noise_case(),
     "express-rule": express_rule(),
     "failover": failover_case(),
+    "fleet": fleet_case(),
     "fast-mode": fast_mode_case(),
     "frontier": frontier_case(),
     "hostile": hostile_case(),

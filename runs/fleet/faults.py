@@ -112,7 +112,7 @@ class FleetFaults:
         return "fleet"
 
     def _any_engine(self) -> Placed | None:
-        found = [one for node in self.cell.nodes.nodes for one in node.placed(ENGINE) if one.holder_pid]
+        found = [one for node in self.cell.nodes.nodes for one in node.placed(ENGINE, _port_of) if one.holder_pid]
         return self._chance.choice(sorted(found, key=lambda one: one.url)) if found else None
 
     async def _drain(self, lasts_s: float) -> str:
@@ -126,3 +126,8 @@ class FleetFaults:
         except SetupError:
             return "nobody"
         return url
+
+
+def _port_of(command: list[str]) -> int:
+    """An engine's arguments begin with a folder, its address and its port."""
+    return int(command[command.index(ENGINE) + 3])

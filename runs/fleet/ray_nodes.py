@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -106,15 +107,16 @@ class Node:
                 continue
         return found
 
-    def placed(self, program: str) -> list[Placed]:
-        """The engines that run this program here. A holder has the other end of the pipe that its guard reads."""
+    def placed(self, program: str, port_of: Callable[[list[str]], int]) -> list[Placed]:
+        """The engines that run this program here; `port_of` finds the port in their command. A holder has the other
+        end of the pipe that its guard reads."""
         guards, engines, holders = {}, {}, {}
         for pid in self.pids(""):
             command = _command(Path(f"/proc/{pid}")).split()
             if program in command and any(word.endswith("guard.py") for word in command):
-                guards[_port_of(command, program)] = pid
+                guards[port_of(command)] = pid
             elif program in command:
-                engines[_port_of(command, program)] = pid
+                engines[port_of(command)] = pid
             elif command and command[0].startswith("ray::ProcessHolder"):
                 for pipe in _open_files(pid):
                     holders[pipe] = pid
@@ -201,18 +203,12 @@ class RayNodes:
         command = [*inside, sys.executable, "-m", "headway", *words]
         return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False)
 
-    def until(self, is_so: object, problem: str, within_s: float = START_S) -> None:
-        assert callable(is_so)
+    def until(self, is_so: Callable[[], bool], problem: str, within_s: float = START_S) -> None:
         deadline = time.monotonic() + within_s
         while not is_so():
             if time.monotonic() > deadline:
                 raise SystemExit(f"{problem}: look into {self.folder}")
             time.sleep(0.1)
-
-
-def _port_of(command: list[str], program: str) -> int:
-    """The arguments of an engine's program begin with a folder, its address and its port."""
-    return int(command[command.index(program) + 3])
 
 
 def _open_files(pid: int) -> set[str]:

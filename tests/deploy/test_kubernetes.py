@@ -25,12 +25,15 @@ from tests.deploy.rendered import (
     discovered,
     of_kind,
     pods,
+    rendered,
     selects,
 )
 
 DNS_CACHE_S = 30  # what CoreDNS keeps an answer for, as Kubernetes sets it up
 CARRIES = {"one-node": "gateway", "many-nodes": "relay", "kuberay": "relay"}  # what takes calls
-METRICS = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[2] / "docs"
+METRICS = (DOCS / "reference" / "metrics.md").read_text(encoding="utf-8")
+HOW_TO = (DOCS / "how-to" / "kubernetes.md").read_text(encoding="utf-8")
 # Whoever decides exposes them; they are listed here until the page of metrics has them.
 SCALED_BY = {"headway_seats_wanted", "headway_seats_ready"}
 
@@ -124,6 +127,26 @@ def test_the_files_of_a_cell_are_mounted(part: str) -> None:
     (secret,) = [one["secret"] for one in pods(part)["relay"]["spec"]["volumes"] if "secret" in one]
     assert {f"{mounts['secret']}/{one['path']}" for one in secret["items"]} == set(wanted[:2])
     assert options(part, "dispatcher")["--secret-file"] == wanted[:1]
+
+
+def keys_used(manifest: Any) -> set[str]:
+    """The keys of the Secret `headway` that a manifest names, wherever."""
+    if isinstance(manifest, list):
+        return {key for one in manifest for key in keys_used(one)}
+    if not isinstance(manifest, dict):
+        return set()
+    mine = {manifest["key"]} if manifest.get("name") == "headway" and "key" in manifest else set()
+    if manifest.get("secretName") == "headway":
+        mine |= {item["key"] for item in manifest["items"]}
+    return mine | keys_used(list(manifest.values()))
+
+
+def test_the_how_to_makes_the_secret_that_is_used() -> None:
+    made = set(re.findall(r"--from-(?:literal|file)=(\w+)=", HOW_TO))
+    assert keys_used(rendered("many-nodes")) == made
+    (more,) = re.findall(r"The Secret `headway` has two more parts: `(\w+)`, .*?, and `(\w+)`", HOW_TO)
+    assert keys_used(rendered("kuberay")) == made - {"scrape"} | set(more)
+    assert not keys_used(rendered("one-node"))
 
 
 # --- the end of a pod ---

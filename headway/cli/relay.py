@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -54,6 +55,8 @@ def relay(
     if config is not None:
         text = config.read_text(encoding="utf-8")
     else:
+        # The first process of a container gets only signals that it handles.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         text = uvloop.run(ask_config(place.dispatchers, security, name))
     sockets = [socket.socket(fileno=fd) for fd in socket_fd] if socket_fd else None
     code = uvloop.run(run_relay(text, place, sockets, say_listening))

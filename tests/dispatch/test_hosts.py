@@ -226,3 +226,17 @@ def test_the_table_cell_is_needed(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ, timeout=60)
     assert ended.returncode != 0
     assert "[cell]" in ended.stderr
+
+
+def test_a_relay_that_waits_for_a_dispatcher_handles_sigterm(tmp_path: Path) -> None:
+    """The first process of a container gets only signals that it handles."""
+    secret = tmp_path / "secret"
+    secret.write_text("0" * 64)
+    secret.chmod(0o600)
+    own = ["--dispatcher", "tcp://127.0.0.1:1", "--name", "relay-1", "--secret-file", str(secret)]
+    command = [sys.executable, "-m", "headway", "relay", *own]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as relay:
+        assert relay.stderr is not None
+        assert any("no configuration from" in line for line in relay.stderr)  # it waits
+        relay.terminate()
+        assert relay.wait(20) == 0

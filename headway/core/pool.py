@@ -22,6 +22,7 @@ in buckets by load or free seats, and a bit mask says which buckets are not empt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Set
 from typing import Final
 
@@ -53,13 +54,14 @@ class Pool:
         # The seat-time charged to calls that have left, by model and tier.
         self.seat_us: dict[str, dict[Tier, int]] = {}
         self._count_seat_time()
+        self.taken: Counter[tuple[str, Tier]] = Counter()  # seats of the calls aboard, by model and tier
         self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that were removed
         self.preemption = Preemption(self.doors)
         self.pace = Pace()
         self._affinity = PrefixAffinity(adapters_of(offers))
         self.loosest = loosest_floors(offers)
         self._caps = Caps(targets_of(offers), policy, self.doors)
-        self._reserve = Reserve(policy.express_wait_s)
+        self.reserve = Reserve(policy.express_wait_s)
 
     def change(self, policy: PoolPolicy, offers: dict[str, Offer], in_use: Set[tuple[str, Tier]], now: float) -> None:
         """Another policy and other offers from now on. `in_use` has the model and the tier of each call that is here:
@@ -74,7 +76,7 @@ class Pool:
         targets = targets_of(offers)
         aboard = {floor_tps for state in self.doors.replicas.values() for floor_tps in state.express}
         self._caps.change(targets, (targets_of(self.offers).keys() | aboard) - targets.keys(), policy, now)
-        self._reserve.allow(policy.express_wait_s)
+        self.reserve.allow(policy.express_wait_s)
 
     def _count_seat_time(self) -> None:
         for model, offer in self.offers.items():
@@ -219,6 +221,7 @@ class Pool:
         if floor_tps:
             self.doors.set_light(state, now, value=True)
             state.retiring = False
+        self.taken[call.model, call.tier] += call.choices
         self.doors.place(state, now)
         self._affinity.note(call, state.replica.name, now)
 
@@ -280,12 +283,12 @@ class Pool:
             emptier = self.doors.light.from_highest(avoid, call.choices)
             fits = next((state for state in emptier if state.can_take(call, now)), None)
         if fits is not None:
-            self._reserve.ridden(now)
+            self.reserve.ridden(now)
         return fits
 
     def spare(self, now: float) -> int:
         """The number of light seats that are ready beyond the reserve."""
-        return max(0, self.doors.ready - self._reserve.wanted_free(now))
+        return max(0, self.doors.ready - self.reserve.wanted_free(now))
 
     def free(self, call_id: str, replica: str, now: float, speed_tps: float | None = None) -> int:
         """Free the call's seats. `speed_tps` is the measured speed of its stream, if known. Returns its seat-time in
@@ -317,6 +320,7 @@ class Pool:
     def _leave(self, state: ReplicaState, call_id: str, now: float) -> tuple[Stream, int]:
         self.preemption.left(call_id, state)
         stream, seat_us = state.leave(call_id, now)
+        self.taken[stream.call.model, stream.call.tier] -= stream.call.choices
         self.seat_us[stream.call.model][stream.call.tier] += seat_us
         return stream, seat_us
 
@@ -357,39 +361,39 @@ class Pool:
     # --- doors ---
 
     def express_waited(self, waited_s: float, now: float) -> None:
-        self._reserve.waited(waited_s, now)
+        self.reserve.waited(waited_s, now)
 
     def answer_seen(self, replica: str) -> None:
         """An answer has ended: the mean length of answers has changed, and with it how long replicas take to empty."""
         state = self.doors.replicas.get(replica)
         if state is not None and state.replica.curve is not None and state.light_seats:
             emptying_s = state.replica.curve.emptying_s(state.replica.seats, state.light_seats)
-            self._reserve.lead_s = self.pace.answer_tokens * emptying_s
+            self.reserve.lead_s = self.pace.answer_tokens * emptying_s
 
     def express_present(self, by: int, now: float) -> None:
         """Change the number of streams with a floor that are aboard or held."""
-        self._reserve.change(by, now)
+        self.reserve.change(by, now)
 
     @property
     def express_streams(self) -> int:
         """The number of streams with a floor that are aboard or held."""
-        return self._reserve.present
+        return self.reserve.present
 
     def set_doors(self, now: float) -> None:
         """Provide as many light seats, taken or ready, as the reserve wants."""
         self._caps.let_back_in(now)
         self._caps.catch_up(now)
-        self.doors.provide(self._reserve.wanted_seats(now), now)
+        self.doors.provide(self.reserve.wanted_seats(now), now)
 
     # --- what another core learns or has learnt ---
 
     def learnt(self, name: str, max_tenants: int, now: float) -> LearntPool:
         """`max_tenants` is for each queue."""
         waiting = self.waiting.learnt(max_tenants, now)
-        return LearntPool(name, self.pace.learnt(), self._caps.learnt(now), self._reserve.learnt(now), waiting)
+        return LearntPool(name, self.pace.learnt(), self._caps.learnt(now), self.reserve.learnt(now), waiting)
 
     def recall(self, learnt: LearntPool, age_s: float, now: float) -> None:
         self.pace.recall(learnt.pace)
         self._caps.recall(learnt.caps, age_s, now)
-        self._reserve.recall(learnt.reserve, age_s, now)
+        self.reserve.recall(learnt.reserve, age_s, now)
         self.waiting.recall(learnt.waiting, age_s, now)

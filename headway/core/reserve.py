@@ -57,7 +57,7 @@ class Forecaster:
     dispersion: float = LEAST_DISPERSION
     made: deque[float] = field(default_factory=deque)  # the forecasts of the last lead, oldest first
 
-    def step(self, present: int, lead_steps: float) -> None:
+    def step(self, present: float, lead_steps: float) -> None:
         if len(self.made) >= lead_steps:
             forecast = self.made.popleft()
             while len(self.made) >= lead_steps:
@@ -81,7 +81,7 @@ class Forecaster:
         self.dispersion = within(learnt.dispersion, 0.0)
         self.made = deque(within(one, 0.0) for one in learnt.made[-MOST_MADE:])
 
-    def settle(self, present: int) -> None:
+    def settle(self, present: float) -> None:
         """Demand was the same for a long time."""
         self.level, self.slope = float(present), 0.0
         self.made.clear()
@@ -113,14 +113,25 @@ class Reserve:
 
     def wanted_seats(self, now: float) -> int:
         """The total number of light seats that there should be, taken or ready."""
-        if self._keeps_none:
-            return self.present
-        self._advance(now)
-        return max(self.present, ceil(self._forecast + self._width * self._deviation - 0.5))
+        if not self._keeps_none:
+            self._advance(now)
+        return self.last_wanted_seats
 
     def wanted_free(self, now: float) -> int:
         """The number of light seats that calls without a floor must leave free."""
         self._advance(now)
+        return self.last_wanted_free
+
+    # The same as of the last event. Reading these changes nothing, so that a recorded run replays.
+
+    @property
+    def last_wanted_seats(self) -> int:
+        if self._keeps_none:
+            return self.present
+        return max(self.present, ceil(self._forecast + self._width * self._deviation - 0.5))
+
+    @property
+    def last_wanted_free(self) -> int:
         if self._keeps_none or self._forecast < 0.5:
             return 0
         missing = RETURNING * max(0.0, self._forecast - self.present)

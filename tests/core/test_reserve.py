@@ -86,7 +86,7 @@ def test_a_call_that_waited_in_vain_was_late() -> None:
     board_many(m, 10)
     arrive(m, "f", "fast")
     m.step(Ticked(), 2.0)
-    assert m.pools["m"]._reserve._late == 1
+    assert m.pools["m"].reserve._late == 1
 
 
 def test_a_long_silence_costs_no_time() -> None:

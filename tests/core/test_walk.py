@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from math import inf
 
 import pytest
@@ -615,7 +616,12 @@ class Walk(RuleBasedStateMachine):
         assert self.machine.calls == len(self.where)
         pool = self.machine.pools["p"]
         present = sum(self.choices(call_id) for call_id in self.where if self.tier[call_id] in EXPRESS)
-        assert pool._reserve.present == present
+        assert pool.reserve.present == present
+        taken = Counter[tuple[str, Tier]]()
+        for state in pool.doors.replicas.values():
+            for stream in state.aboard.values():
+                taken[stream.call.model, stream.call.tier] += stream.call.choices
+        assert +pool.taken == taken
         assert pool.waiting.held == len(self.deadline)
         uncounted = pool.waiting.returned.keys() | self.was_preempted | self.boarded_again | self.held_at_a_change
         in_line = [one for one in self.deadline if one not in uncounted]

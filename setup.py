@@ -19,6 +19,7 @@ SIMULATED = [
     "sim/cells.py",
     "sim/dispatched.py",
     "sim/dispatcher.py",
+    "sim/elastic.py",
     "sim/engine.py",
     "sim/loop.py",
     "sim/messages.py",

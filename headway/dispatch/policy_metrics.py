@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from headway.core.demand import tier_seats
 from headway.core.machine import Machine
 from headway.core.trust import Trust
 
@@ -21,6 +22,17 @@ def policy_metrics(machine: Machine, replicas: Mapping[str, str]) -> Iterable[Me
         "is the busy time of all replicas, without calls still aboard.",
         labels=("model", "tier"),
     )
+    wanted = GaugeMetricFamily(
+        "headway_seats_wanted",
+        "Seats that calls of a tier hold or wait for; of an express tier also those that are to be kept ready.",
+        labels=("model", "tier"),
+    )
+    ready = GaugeMetricFamily(
+        "headway_seats_ready",
+        "Seats that calls of a tier hold or could take now; free seats count for every tier whose calls could take "
+        "them. If more are wanted than ready, calls wait or will soon: more replicas are needed.",
+        labels=("model", "tier"),
+    )
     for name, pool_name in replicas.items():
         if (pool := machine.pools.get(pool_name)) is not None:  # else it was removed, and the replica will be
             aboard.add_metric((pool_name, name), pool.aboard(name))
@@ -31,7 +43,10 @@ def policy_metrics(machine: Machine, replicas: Mapping[str, str]) -> Iterable[Me
             for tier, seat_us in by_tier.items():
                 seat_time.add_metric((model, tier), seat_us / 1e6)
         seat_time.add_metric((pool_name, "reserve"), pool.reserve_us / 1e6)
-    return aboard, is_open, held, seat_time
+        for seats in tier_seats(machine.pools, pool_name):
+            wanted.add_metric((seats.model, seats.tier), seats.wanted)
+            ready.add_metric((seats.model, seats.tier), seats.ready)
+    return aboard, is_open, held, seat_time, wanted, ready
 
 
 def gate_metrics(trusts: Mapping[str, Trust | None]) -> Iterable[Metric]:

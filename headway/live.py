@@ -13,7 +13,9 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.api.admin import ReplicaLife
+from msgspec.structs import asdict
+
+from headway.api.admin import PoolReading, ReplicaLife
 from headway.api.app import App
 from headway.config import Config, from_text, parse
 from headway.config.differences import Difference, differences
@@ -23,7 +25,7 @@ from headway.deciding import members_of, policies_of
 from headway.discovery import Discovery
 from headway.dispatch.base import ServedConfig
 from headway.dispatch.fleet import Member
-from headway.dispatch.frames import AdminAnswer, AdminOrder, RegisterOrder, ReplicaStatus
+from headway.dispatch.frames import AdminAnswer, AdminOrder, DemandStatus, RegisterOrder, ReplicaStatus
 from headway.dispatch.local import LocalDispatch
 from headway.dispatch.relay_fleet import OrderOf
 from headway.dispatch.remote import RemoteDispatch
@@ -79,6 +81,9 @@ class LiveConfig:
     async def replicas(self) -> list[ReplicaLife]:
         return [_life(one) for one in replicas_status(self._dispatch.machine, self._dispatch.fleet)]
 
+    async def demand(self) -> list[PoolReading]:
+        return [_reading(one) for one in self._dispatch.demand()]
+
     async def drain(self, url: str, *, is_undone: bool) -> bool:
         fleet = self._dispatch.fleet
         return fleet.open_again(url) if is_undone else fleet.drain(url)
@@ -129,6 +134,10 @@ class RelayConfig:
         answer = await self._order(lambda number: AdminOrder(number, "", is_undone=False))
         return [_life(one) for one in answer.replicas]
 
+    async def demand(self) -> list[PoolReading]:
+        answer = await self._order(lambda number: AdminOrder(number, "", is_undone=False))
+        return [_reading(one) for one in answer.demand]
+
     async def drain(self, url: str, *, is_undone: bool) -> bool:
         return (await self._order(lambda number: AdminOrder(number, url, is_undone))).is_known
 
@@ -152,3 +161,8 @@ def _serve(config: Config, gateway: Gateway, app: App) -> None:
 def _life(status: ReplicaStatus) -> ReplicaLife:
     state = "draining" if status.is_draining else "open" if status.is_open else "closed"
     return ReplicaLife(status.name, status.pool, state, status.aboard, status.seats)
+
+
+def _reading(status: DemandStatus) -> PoolReading:
+    demand = asdict(status)
+    return PoolReading(demand.pop("pool"), [asdict(one) for one in demand.pop("tiers")], demand)

@@ -31,10 +31,21 @@ class ReplicaLife(msgspec.Struct):
     seats: int
 
 
+class PoolReading(msgspec.Struct):
+    """`tiers` has the seats wanted and ready of each model and tier; `demand` is what the scaling policy needs, with
+    the fields of core/demand.py."""
+
+    pool: str
+    tiers: list[dict[str, str | int]]
+    demand: dict[str, float]
+
+
 class Admin(Protocol):
     """What a gateway can be told while it runs."""
 
     async def replicas(self) -> list[ReplicaLife]: ...
+
+    async def demand(self) -> list[PoolReading]: ...
 
     async def drain(self, url: str, *, is_undone: bool) -> bool:
         """Let the replica take no calls, or take them again. Returns whether there is such a replica."""
@@ -70,12 +81,16 @@ class AdminPages:
 
     def routes(self) -> Iterator[tuple[str, str, PageRoute]]:
         yield "GET", "/admin/replicas", PageRoute(self._replicas, "admin")
+        yield "GET", "/admin/demand", PageRoute(self._demand, "admin")
         yield "POST", "/admin/drain", PageRoute(self._drain, "admin", MAX_ORDER_BYTES)
         yield "POST", "/admin/registered", PageRoute(self._register, "admin", MAX_REGISTER_BYTES)
         yield "POST", "/admin/differences", PageRoute(self._differences, "admin", MAX_CONFIG_BYTES)
 
     async def _replicas(self, _params: Params, _key: Key | None) -> Page:
         return 200, JSON, msgspec.json.encode({"replicas": await self._admin.replicas()})
+
+    async def _demand(self, _params: Params, _key: Key | None) -> Page:
+        return 200, JSON, msgspec.json.encode({"pools": await self._admin.demand()})
 
     async def _drain(self, params: Params, _key: Key | None) -> Page:
         try:

@@ -33,6 +33,7 @@ from headway.dispatch.frames import (
     ReplicaStatus,
 )
 from headway.dispatch.sessions import RelaySession
+from headway.dispatch.status import demand_status
 
 COUNT_S = 0.5  # between two questions to an engine that runs strangers
 
@@ -196,7 +197,7 @@ class CellFleet:
         if order.url:
             is_known = self.fleet.open_again(order.url) if order.is_undone else self.fleet.drain(order.url)
             self._keep_orders()
-        return AdminAnswer(order.number, is_known, status())
+        return AdminAnswer(order.number, is_known, status(), demand_status(self._machine, self._clock()))
 
     def register(self, order: RegisterOrder) -> AdminAnswer:
         is_known = self.set_registered(order.model, order.urls)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, get_args
 import msgspec
 
 from headway.core.trust import TrustDecision
-from headway.core.types import Action, DriverEvent
+from headway.core.types import Action, DriverEvent, Tier
 from headway.dispatch.base import GateEvent, RecalledRow
 from headway.dispatch.fleet import Member
 from headway.dispatch.rows import RowSet, describe
@@ -294,12 +294,40 @@ class Status(msgspec.Struct, array_like=True, tag=27, forbid_unknown_fields=True
     lag_s: float = 0.0
 
 
+class TierStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """core/demand.py, TierSeats."""
+
+    model: str
+    tier: Tier
+    wanted: int
+    ready: int
+
+
+class DemandStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """core/demand.py, PoolDemand of one pool, and its tiers."""
+
+    pool: str
+    replicas: int
+    seats: float
+    light_seats: float
+    answer_s: float
+    standard_share: float
+    light_replicas: int
+    express_seats: int
+    standard_load: float
+    standard_held: int
+    flex_load: float
+    flex_late: int
+    tiers: Annotated[list[TierStatus], msgspec.Meta(max_length=MAX_LISTED)]
+
+
 class AdminAnswer(msgspec.Struct, array_like=True, tag=31, forbid_unknown_fields=True):
     """`is_known`: there is such a replica as was asked for, or the model's engines are registered."""
 
     number: int
     is_known: bool
     replicas: Annotated[list[ReplicaStatus], msgspec.Meta(max_length=MAX_LISTED)]
+    demand: Annotated[list[DemandStatus], msgspec.Meta(max_length=MAX_LISTED)] = []
 
 
 _GateFromRelay = GateJoined | GateTold | GateRecalled | VerdictsWritten

@@ -12,9 +12,11 @@ from headway.core.machine import Machine
 from headway.core.types import TICK_S, Action, Event, Offer, PolicyChanged, PoolPolicy, ReplicaUp, Ticked
 from headway.dispatch.base import Driver, Finding
 from headway.dispatch.fleet import Member, RunningFleet
+from headway.dispatch.frames import DemandStatus
 from headway.dispatch.local_gates import LocalGates
 from headway.dispatch.policy_metrics import policy_metrics
 from headway.dispatch.record import EventLog
+from headway.dispatch.status import demand_status
 from headway.supervise import Supervisor
 
 
@@ -72,6 +74,9 @@ class LocalDispatch:
 
     def metrics(self, replicas: Mapping[str, str]) -> Iterable[Metric]:
         return (*policy_metrics(self.machine, replicas), *self.gates.metrics())
+
+    def demand(self) -> list[DemandStatus]:
+        return demand_status(self.machine, self._clock())
 
     def start(self, driver: Driver, supervisor: Supervisor) -> None:
         self._do = driver.do

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable
+from dataclasses import asdict
 
+from headway.core.demand import pool_demand, scaled_pools, tier_seats
 from headway.core.machine import Machine
 from headway.core.types import TICK_S
 from headway.dispatch.fleet import RunningFleet
-from headway.dispatch.frames import MAX_LISTED, RelayStatus, ReplicaStatus, Status
+from headway.dispatch.frames import MAX_LISTED, DemandStatus, RelayStatus, ReplicaStatus, Status, TierStatus
 from headway.dispatch.sessions import RelaySession
 
 LAG_WINDOW_S = 5.0  # the lag of the last one or two windows is told
@@ -86,3 +88,16 @@ def replicas_status(machine: Machine, fleet: RunningFleet, silent: Container[str
         )
         rows.append(row)
     return sorted(rows, key=lambda row: (row.is_open and not row.is_behind, row.pool, row.name))
+
+
+def demand_status(machine: Machine, now: float) -> list[DemandStatus]:
+    """What the calls of each pool need of replicas."""
+    pools = machine.pools
+    return [
+        DemandStatus(
+            pool=name,
+            **asdict(pool_demand(pools, name, now)),
+            tiers=[TierStatus(**asdict(one)) for one in tier_seats(pools, name)],
+        )
+        for name in scaled_pools(pools)
+    ]

@@ -11,6 +11,7 @@ import pytest
 from openai import NotFoundError
 
 from headway.config import Config
+from headway.core.demand import PoolDemand
 from headway.dispatch.record import replay
 from headway.engines.scripted import Script, ScriptedEngine, running
 from tests.dispatch.test_cell import ASK, QUICK, SLOW, Cell, running_cell
@@ -95,6 +96,17 @@ async def test_what_is_drained_by_one_relay_stays_so_after_a_takeover(tmp_path: 
         await cell.die()
         await cell.lead()
         await cell.until_open(2)
+
+
+async def test_a_relay_tells_what_the_calls_of_all_relays_need(tmp_path: Path) -> None:
+    async with running(SLOW) as engine, running_cell(tmp_path, configured(engine)) as cell:
+        calls = [asyncio.create_task(relay.call(50)) for relay in cell.relays for _ in range(3)]
+        await cell.until(lambda: running_on(engine) == 4)
+        await cell.until(lambda: cell.dispatcher.machine.calls == len(calls))
+        [pool] = (await ask_admin(cell, 1, "/admin/demand"))["pools"]
+        assert [(row["tier"], row["wanted"], row["ready"]) for row in pool["tiers"]] == [("standard", len(calls), 4)]
+        assert PoolDemand(**pool["demand"]).standard_held == len(calls) - 4
+        await asyncio.gather(*calls)
 
 
 async def test_what_was_registered_at_one_relay_stays_so_after_a_takeover(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from headway import config_file
 from headway.config import load
+from headway.core.demand import PoolDemand
 from headway.dispatch.record import replay
 from headway.engines.scripted import Script, ScriptedEngine, running
 from tests.running import MODEL, Running, config_for, running_gateway
@@ -246,6 +247,20 @@ async def test_what_is_not_registered(tmp_path: Path, body: Any, status: int, sa
     async with running(SLOW) as engine, changing(tmp_path, toml([engine])) as one:
         answer = await one.admin("POST", "/admin/registered", json=body)
         assert (answer.status_code, said in answer.text) == (status, True), answer.text
+
+
+async def test_an_admin_reads_what_calls_need_of_replicas(tmp_path: Path) -> None:
+    async with running(SLOW) as engine, changing(tmp_path, toml([engine])) as one:
+        calls = [one.call(50) for _ in range(6)]
+        await until(lambda: running_on(engine) == 4)
+        [pool] = (await one.admin("GET", "/admin/demand")).json()["pools"]
+        assert (pool["pool"], pool["tiers"][0]["wanted"], pool["tiers"][0]["ready"]) == (MODEL, 6, 4)
+        demand = PoolDemand(**pool["demand"])
+        assert (demand.replicas, demand.seats, demand.standard_load, demand.standard_held) == (1, 4.0, 1.0, 2)
+        page = one.here.gateway.metrics.page().decode()
+        assert f'headway_seats_wanted{{model="{MODEL}",tier="standard"}} 6.0' in page
+        assert f'headway_seats_ready{{model="{MODEL}",tier="standard"}} 4.0' in page
+        await asyncio.gather(*calls)
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ from headway.core.reserve import Forecaster
 STEPS: Final = 36  # readings in one start
 SHORTEST_STEP_S: Final = 1.0
 RECENT: Final = 12  # readings whose mean is forecast. What all of them need is ordered at once
+COOL_DOWN: Final = 2.0  # starts
 MOST_IN: Final = 0.25  # of the replicas, in one cool-down
 IDLE: Final = 0.05  # of the replicas, at least one, must be too many: fewer come and go by chance
 ROUNDING: Final = 0.05  # replicas; less than this needs none
@@ -57,16 +58,12 @@ class ScalingRules:
     shortage_cost: float = 5.0
     utilisation: float = 0.97
 
-    @property
-    def cool_down_s(self) -> float:
-        """A start is paid for `start_s` without serving, and so is its replica while it drains and stops."""
-        return 2.0 * self.start_s
-
 
 class ScalingPolicy:
     def __init__(self, rules: ScalingRules) -> None:
         self.rules = rules
         self.every_s = max(SHORTEST_STEP_S, rules.start_s / STEPS)  # how often `wanted` should be called
+        self.cool_down_s = COOL_DOWN * rules.start_s
         self.forecasters = [Forecaster(4.0, inf), Forecaster(1.0, inf), Forecaster(1.0, 2.0)]
         self._width = max(0.0, NormalDist().inv_cdf(rules.shortage_cost / (1.0 + rules.shortage_cost)))
         self._wanted: int | None = None
@@ -83,7 +80,7 @@ class ScalingPolicy:
         rules = self.rules
         if self._wanted is None:
             self._wanted = running
-            self._may_fall_at = now + rules.cool_down_s
+            self._may_fall_at = now + self.cool_down_s
         if demand is not None and demand.seats and now - self._stepped_at >= self.every_s:
             target = self._target(demand, now)
             if target >= self._wanted:
@@ -98,7 +95,7 @@ class ScalingPolicy:
         most = self._targets[0][1]
         if self._wanted - most >= max(1.0, IDLE * self._wanted):
             self._wanted = max(most, self._wanted - max(1, int(MOST_IN * self._wanted)))
-            self._may_fall_at = now + self.rules.cool_down_s
+            self._may_fall_at = now + self.cool_down_s
 
     def _target(self, demand: PoolDemand, now: float) -> int:
         """The target now, which is also kept for a cool-down."""
@@ -120,7 +117,7 @@ class ScalingPolicy:
         while self._targets and self._targets[-1][1] <= target:
             self._targets.pop()
         self._targets.append((now, target))
-        while self._targets[0][0] < now - self.rules.cool_down_s:
+        while self._targets[0][0] < now - self.cool_down_s:
             self._targets.popleft()
         return target
 

@@ -11,11 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.demand import PoolDemand
-from headway.core.scaling import RECENT, ScalingPolicy, ScalingRules, needed_replicas
+from headway.core.scaling import COOL_DOWN, RECENT, ScalingPolicy, ScalingRules, needed_replicas
 
 RULES = ScalingRules(min_replicas=1, max_replicas=50, start_s=180.0)
 NINE = replace(RULES, utilisation=0.9)
 EVERY_S = 5.0  # of these rules
+COOL_DOWN_S = COOL_DOWN * RULES.start_s
 IDLE = PoolDemand(1, 16.0, 5.0, 20.0, 0.5, 0, 0, 0.0, 0, 0.0, 0)
 
 
@@ -93,7 +94,7 @@ def test_demand_that_falls_is_followed_a_quarter_at_a_time() -> None:
     policy = ScalingPolicy(RULES)
     changes = follow(policy, lambda at: 40.0 if at < 3600.0 else 10.0, 14_400.0, 40)
     falls = [(at, wanted) for at, wanted in changes if at > 3600.0]
-    assert falls[0][0] >= 3600.0 + RULES.cool_down_s
+    assert falls[0][0] >= 3600.0 + COOL_DOWN_S
     before = [falls[0][1] + 10, *[wanted for _, wanted in falls]]
     assert all(after >= 0.75 * one - 1 for one, after in pairwise(before[1:]))
     assert 10 <= falls[-1][1] <= 12
@@ -163,7 +164,7 @@ def test_never_in_faster_than_the_cool_down(loads: list[float]) -> None:
         now = step * 1.0
         wanted = policy.wanted(needing(load, running), running, now)
         if wanted < min(running, RULES.max_replicas):
-            assert now - fell_at >= policy.rules.cool_down_s
+            assert now - fell_at >= policy.cool_down_s
             fell_at = now
         running = wanted
 
@@ -173,8 +174,8 @@ def test_never_in_faster_than_the_cool_down(loads: list[float]) -> None:
 def test_constant_demand_changes_nothing_once_it_is_settled(load: float, running: int) -> None:
     """The spread that is assumed at first goes to 0, so that one replica may still leave later."""
     policy = ScalingPolicy(RULES)
-    changes = follow(policy, lambda _: load, 40 * RULES.cool_down_s, running)
-    late = [(at, wanted) for at, wanted in changes if at > 15 * RULES.cool_down_s]
+    changes = follow(policy, lambda _: load, 40 * COOL_DOWN_S, running)
+    late = [(at, wanted) for at, wanted in changes if at > 15 * COOL_DOWN_S]
     assert len(late) <= 1
     assert not late or late[0][1] < changes[-2][1]
     assert load - 0.1 <= policy.wanted(None, 0, 0.0) <= max(RULES.min_replicas, load + 3)

@@ -125,18 +125,15 @@ class FastCallers:
         return f"Anthropic: {answer.usage.speed}"
 
 
-# Served as fast, downgraded where the dialect has that, refused for want of seats, or cut with its engine.
+# Served as fast, downgraded where the dialect has that, or refused for want of seats.
 AS_SAID = {
     "OpenAI: fast",
     "OpenAI: served as default",
     "OpenAI: 429 hold_timeout",
     "OpenAI: 503 no_replica",
-    "OpenAI: 502 engine_failed",
     "Anthropic: fast",
     "Anthropic: 429 rate_limit_error",
     "Anthropic: 529 overloaded_error",
-    "Anthropic: 503 overloaded_error",
-    "Anthropic: 500 api_error",
 }
 
 

@@ -23,7 +23,7 @@ from runs.engine import long_prompts, mixed_prompts, noise, speculation
 from runs.express import fast_mode, report, rule
 from runs.express.demand import CELLS
 from runs.failover import run as failover
-from runs.fleet import adapters, discovery, other_engines, reload, rolling
+from runs.fleet import adapters, discovery, other_engines, real_engines, reload, rolling, upgrade
 from runs.fleet import torture as fleet
 from runs.gateway import leaks, neighbours, relay_change, soak, tax, websocket
 from runs.gateway.tenant import HOSTILE, Work
@@ -141,6 +141,19 @@ def fleet_case() -> Case:
     bad = each(good, **dict.fromkeys(counts, 1), differences=1, faults=299, filled=0.05, rerouted_s=0.6)
     bad += each(good, rerouted_s=float("nan"), unbilled=fleet.max_unbilled() + 1, events=9_999)
     return Case(fleet.verdict, good, bad)
+
+
+def fleet_vllm_case() -> Case:
+    good = real_engines.RealFigures(outages=4, back=4, fast=100, not_as_said=0, served_after=10, left=0)
+    return Case(
+        real_engines.verdict, good, each(good, outages=3, back=3, fast=19, not_as_said=1, served_after=3, left=1)
+    )
+
+
+def rolling_upgrade_case() -> Case:
+    good = upgrade.UpgradeFigures(replaced=10, served=5_000, failed=0, cut=0, fast=1_000, missed=5, seconds=200.0)
+    bad = each(good, replaced=9, failed=1, cut=1, fast=199, missed=6, seconds=1_000.0)
+    return Case(upgrade.verdict, good, [*bad, *each(good, fast=0)])
 
 
 def reload_case() -> Case:
@@ -481,6 +494,8 @@ CASES = {
     "express-rule": express_rule(),
     "failover": failover_case(),
     "fleet": fleet_case(),
+    "fleet-vllm": fleet_vllm_case(),
+    "rolling-upgrade": rolling_upgrade_case(),
     "fast-mode": fast_mode_case(),
     "frontier": frontier_case(),
     "hostile": hostile_case(),

@@ -97,10 +97,12 @@ def _follow(is_done: Callable[[Sequence[Report]], bool]) -> None:
 
 
 def _show(reports: Sequence[Report], problem: str) -> None:
-    rows = Table("process", "state", "URL", "starts", "last restart because")
+    rows = Table("process", "state", "URL", "starts", "last problem")
     for one in sorted(reports, key=lambda one: (one.group, one.index)):
-        phase = "leaving" if one.is_leaving else one.phase if one.url else "not placed, or its node is away"
-        rows.add_row(one.name, phase, one.url, str(one.starts or ""), escape(one.why))
+        state: str = "leaving" if one.is_leaving else one.phase
+        if one.phase == "away":
+            state = "does not answer" if one.url else "no node has room for it, or it does not answer"
+        rows.add_row(one.name, state, one.url, str(one.starts or ""), escape(one.why))
     console.print(rows)
     if problem:
         Console(stderr=True).print(problem, style="red", highlight=False, markup=False, soft_wrap=True)

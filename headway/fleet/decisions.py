@@ -1,14 +1,14 @@
 """What a fleet does next: pure functions of what there should be, what holders report, and what the gateway says.
 
 An engine that is to go is first no longer registered: the gateway drains it, and drops it once it has no streams. Only
-then is it stopped. Processes that must be replaced are so one at a time, and only while all others of their name are
-ready.
+then is it stopped. Processes that must be replaced are so one at a time. One that serves goes only while all others of
+its table serve.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from headway.fleet.held import Report
 from headway.fleet.tables import ProcessTable
@@ -44,85 +44,94 @@ class Stop:
 
 
 Order = Start | Leave | Stop
+Replicas = Mapping[str, GatewayReplica]  # by URL
 
 
-def orders(
-    table: ProcessTable,
-    wanted: int,
-    present: Mapping[str, Report],
-    replicas: Mapping[str, GatewayReplica] | None,
-) -> list[Order]:
+def orders(table: ProcessTable, wanted: int, present: Mapping[str, Report], replicas: Replicas | None) -> list[Order]:
     """For the processes of one table. `present` has those that exist, whether they are ready or not. `replicas` are the
-    gateway's, by URL; None if it does not answer, and then no engine leaves or stops."""
+    gateway's; None if it does not answer, and then no engine leaves or stops."""
     mine = [one for one in present.values() if one.group == table.name]
     staying = [one for one in mine if not one.is_leaving]
     leaving = [one for one in mine if one.is_leaving]
-    is_engine = table.model is not None
-    if is_engine and replicas is None:
-        return _starts(table, wanted - len(staying), mine)
-    found: list[Order] = [Stop(one.name) for one in leaving if not is_engine or one.url not in (replicas or {})]
+    if replicas is None:
+        if table.model is not None or any(one.model is not None for one in mine):
+            return _starts(table, wanted - len(staying), mine)
+        replicas = {}
+    found: list[Order] = [Stop(one.name) for one in leaving if one.url not in replicas]
     if len(staying) < wanted:
-        back = [one for one in leaving if not _is_outdated(one, table) and Stop(one.name) not in found]
+        back = [one for one in leaving if not _is_outdated(one, table) and one.url in replicas]
         found += [Leave(one.name, is_undone=True) for one in back[: wanted - len(staying)]]
         return found + _starts(table, wanted - len(staying) - len(back), mine)
 
     def by_loss(one: Report) -> tuple[bool, bool, int, int]:
         """What is lost least if it leaves comes first."""
-        replica = (replicas or {}).get(one.url)
+        replica = replicas.get(one.url)
         aboard = replica.aboard if replica is not None else 0
         return not _is_outdated(one, table), one.phase == "ready", aboard, -one.index
 
     staying.sort(key=by_loss)
-    extra = len(staying) - wanted
-    if extra > 0:
+    if extra := len(staying) - wanted:
         return found + [Leave(one.name) for one in staying[:extra]]
+    return found + [Leave(one.name) for one in _replaced(table, staying, replicas, can_serving_go=not leaving)]
+
+
+def _replaced(
+    table: ProcessTable, staying: Sequence[Report], replicas: Replicas, *, can_serving_go: bool
+) -> list[Report]:
+    """Those that leave because their table has changed. `staying` begins with what is lost least."""
     outdated = [one for one in staying if _is_outdated(one, table)]
-    if outdated and not leaving and all(_serves(one, table, replicas) for one in staying if one is not outdated[0]):
-        found.append(Leave(outdated[0].name))
-    return found
+    idle = [one for one in outdated if one.phase == "starting"]  # nobody waits for them, however many they are
+    if idle or not outdated or not can_serving_go:
+        return idle
+    first, others = outdated[0], [one for one in staying if one is not outdated[0]]
+    if first.phase != "ready":
+        # It may serve well, if only its holder does not answer. So one after the other; but what is outdated and does
+        # not serve either is no reason to wait.
+        others = [one for one in others if not _is_outdated(one, table)]
+    return [first] if all(_serves(one, replicas) for one in others) else []
 
 
 def _is_outdated(report: Report, table: ProcessTable) -> bool:
-    return report.version not in ("", table.version)  # of one that has said nothing, it is not known
+    return report.version != table.version
 
 
-def _serves(report: Report, table: ProcessTable, replicas: Mapping[str, GatewayReplica] | None) -> bool:
+def _serves(report: Report, replicas: Replicas) -> bool:
     if report.phase != "ready":
         return False
-    if table.model is None:
+    if report.model is None:
         return True
-    replica = (replicas or {}).get(report.url)
+    replica = replicas.get(report.url)
     return replica is not None and replica.is_open
 
 
 def _starts(table: ProcessTable, count: int, mine: Sequence[Report]) -> list[Order]:
-    """Start so many, with the lowest numbers that are free."""
+    """Start so many, with the lowest numbers that are free. There is one number more than processes, so that one that
+    is replaced need not wait until the old one has gone."""
     taken = {one.index for one in mine}
-    free = (index for index in range(count + len(taken)) if index not in taken)
+    free = (index for index in range(table.most + 1) if index not in taken)
     return [Start(table.name, index) for index, _ in zip(free, range(count), strict=False)]
 
 
-def registered(
-    tables: Sequence[ProcessTable], present: Mapping[str, Report], replicas: Mapping[str, GatewayReplica]
-) -> dict[str, list[str]]:
-    """The URLs to register, by model. The process of a holder that cannot be asked stays registered as it was: its
-    engine may serve well."""
-    urls: dict[str, list[str]] = {table.model: [] for table in tables if table.model is not None}
-    for table in tables:
-        if table.model is None:
-            continue
-        for report in present.values():
-            if report.group != table.name or report.is_leaving:
-                continue
-            if report.url:
-                urls[table.model].append(report.url)
-            else:
-                ending = f":{table.port + report.index}"
-                same = (one.url for one in replicas.values() if one.model == table.model and one.url.endswith(ending))
-                urls[table.model].extend(same)
+def located(present: Mapping[str, Report], replicas: Replicas) -> dict[str, Report]:
+    """With the URLs of holders that have not said where they are. The gateway knows an engine by its port, which is
+    that of no other process of its model; and it may have streams there."""
+    found = dict(present)
+    for name, report in present.items():
+        if not report.url and report.model is not None:
+            same = [
+                one for one in replicas.values() if one.model == report.model and one.url.endswith(f":{report.port}")
+            ]
+            if same:
+                found[name] = replace(report, url=max(same, key=lambda one: (one.is_open, one.aboard)).url)
+    return found
+
+
+def registered(tables: Sequence[ProcessTable], present: Mapping[str, Report]) -> dict[str, list[str]]:
+    """The URLs to register, by model; also of models that are only left in processes that leave. The process of a
+    holder that cannot be asked stays registered: its engine may serve well."""
+    models = [*(table.model for table in tables), *(report.model for report in present.values())]
+    urls: dict[str, list[str]] = {model: [] for model in models if model is not None}
+    for report in present.values():
+        if report.model is not None and report.url and not report.is_leaving:
+            urls[report.model].append(report.url)
     return {model: sorted(set(found)) for model, found in urls.items()}
-
-
-def unknown(group: str, index: int) -> Report:
-    """Of a holder that has not said anything yet."""
-    return Report(group, index, version="", phase="starting")

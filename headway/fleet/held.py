@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from headway.fleet.tables import ProcessTable
+from headway.fleet.tables import ProcessTable, Times
 from headway.local.engine_process import cache_dir
 from headway.local.guard import GuardedProcess
 
@@ -23,23 +23,28 @@ log = logging.getLogger("headway.fleet")
 
 LOOK_S = 0.5
 HEALTH_TIMEOUT_S = 2.0
-LONGEST_PAUSE_S = 60.0  # between two starts of a process that does not get ready
+LONGEST_PAUSE_S = 60.0  # between two starts of a process that does not stay ready
+STEADY_S = 10.0  # a process that is ready so long after its start is not one that fails again and again
 
-Phase = Literal["starting", "ready", "unhealthy", "stopped"]
+# `away` is said of a holder that does not answer.
+Phase = Literal["starting", "ready", "unhealthy", "stopped", "away"]
 
 
 @dataclass(frozen=True)
 class Report:
-    """What a holder says of its process. `url` is empty until the process is known to its holder."""
+    """What a holder says of its process; or what is known without asking it: all that has no default."""
 
     group: str
     index: int
     version: str
+    model: str | None  # None if it is no engine
+    port: int
     phase: Phase
-    url: str = ""
+    url: str = ""  # empty if the holder's node is not known
     is_leaving: bool = False
     starts: int = 0
-    why: str = ""  # of the last start, if it was not the first
+    why: str = ""  # it was started again, or is not started
+    grace_s: float = 0.0
 
     @property
     def name(self) -> str:
@@ -56,13 +61,15 @@ class HeldProcess:
     index: int
     host: str
     version: str
+    times: Times
     is_leaving: bool = False
     _phase: Phase = "starting"
     _starts: int = 0
     _why: str = ""
     _process: GuardedProcess | None = None
-    _since: float = 0.0  # the last start, or the last time that it answered
-    _failed: int = 0  # starts in a row that did not lead to `ready`
+    _started_at: float = 0.0
+    _answered_at: float = 0.0
+    _failed: int = 0  # starts in a row after which it did not stay ready
     _not_before: float = 0.0
     _is_stopped: threading.Event = field(default_factory=threading.Event)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -78,11 +85,14 @@ class HeldProcess:
             self.table.name,
             self.index,
             self.version,
+            self.table.model,
+            self.port,
             self._phase,
             f"http://{host}:{self.port}",
             self.is_leaving,
             self._starts,
             self._why,
+            self.times.grace_s,
         )
 
     def run(self) -> None:
@@ -102,16 +112,18 @@ class HeldProcess:
         if self._process.has_exited():
             self._restart(f"it ended with the exit code {self._process.end()}", now)
         elif self._is_healthy():
-            self._phase, self._since, self._failed = "ready", now, 0
+            self._phase, self._answered_at = "ready", now
+            if now - self._started_at > STEADY_S:
+                self._failed = 0
         elif self._phase == "starting":
-            if now - self._since > self.table.start_s:
+            if now - self._started_at > self.times.start_s:
                 self._end()
-                self._restart(f"it was not ready after {self.table.start_s:g} s", now)
+                self._restart(f"it was not ready after {self.times.start_s:g} s", now)
         else:
             self._phase = "unhealthy"
-            if now - self._since > self.table.unhealthy_s:
+            if now - self._answered_at > self.times.unhealthy_s:
                 self._end()
-                self._restart(f"it did not answer for {self.table.unhealthy_s:g} s", now)
+                self._restart(f"it did not answer for {self.times.unhealthy_s:g} s", now)
 
     def stop(self) -> None:
         """End the process for good. Returns when it has ended."""
@@ -127,19 +139,19 @@ class HeldProcess:
         # The secrets of the cluster are none of the engine's business.
         env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         path = log_path(self.table.name, self.index)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            path.replace(path.with_suffix(".previous.log"))  # it says why the process ended
-        self._since = now
+        self._started_at = now
         self._starts += 1
-        with path.open("wb") as output:
-            try:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.exists():
+                path.replace(path.with_suffix(".previous.log"))  # it says why the process ended
+            with path.open("wb") as output:
                 self._process = GuardedProcess(words, env=env | self.table.env, output=output.fileno())
-            except FileNotFoundError as error:
-                self._restart(str(error), now)
+        except OSError as error:  # there is no such program, the disk is full, ...
+            self._restart(str(error), now)
 
     def _restart(self, why: str, now: float) -> None:
-        pause_s = min(LONGEST_PAUSE_S, 2.0**self._failed) if self._failed else 0.0
+        pause_s = min(LONGEST_PAUSE_S, 2.0 ** min(self._failed, 10)) if self._failed else 0.0
         log.warning("%s: %s; it is started again in %g s", name_of(self.table.name, self.index), why, pause_s)
         self._process = None
         self._phase = "starting"
@@ -149,7 +161,7 @@ class HeldProcess:
 
     def _end(self) -> None:
         assert self._process is not None
-        self._process.end(self.table.grace_s)
+        self._process.end(self.times.grace_s)
 
     def _is_port_free(self) -> bool:
         """The process of a holder that was killed may still be ending."""
@@ -158,7 +170,8 @@ class HeldProcess:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((self.host, self.port))
-            except OSError:
+            except OSError as error:
+                self._why = f"port {self.port} cannot be used: {error.strerror}"
                 return False
         return True
 

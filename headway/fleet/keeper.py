@@ -16,9 +16,9 @@ from typing import Protocol
 
 from headway.admin_client import ask_admin
 from headway.errors import SetupError
-from headway.fleet.decisions import GatewayReplica, Leave, Start, Stop, orders, registered
+from headway.fleet.decisions import GatewayReplica, Leave, Replicas, Start, located, orders, registered
 from headway.fleet.held import Report
-from headway.fleet.tables import FleetGatewayTable, FleetTable, ProcessTable
+from headway.fleet.tables import FleetGatewayTable, FleetTable, ProcessTable, Times
 
 log = logging.getLogger("headway.fleet")
 
@@ -28,8 +28,9 @@ STEP_S = 1.0
 class Cluster(Protocol):
     """The nodes, and the holders on them. Any method may raise ClusterAway."""
 
-    def reports(self) -> dict[str, Report]:
-        """Of all holders of this fleet, by name; `unknown` of those that do not answer."""
+    def reports(self, times: Mapping[str, Times]) -> dict[str, Report]:
+        """Of all holders, by name; `away` and without a URL if one does not answer. They are told the times of their
+        table, by its name."""
 
     def start(self, table: ProcessTable, index: int) -> None:
         """Place a holder for this process. Returns before it runs."""
@@ -37,7 +38,7 @@ class Cluster(Protocol):
     def leave(self, name: str, *, is_leaving: bool) -> None: ...
 
     def stop(self, name: str, grace_s: float) -> None:
-        """End the process, then its holder. Returns before that."""
+        """End the process, then its holder. Returns before that, and may be called again meanwhile."""
 
 
 class ClusterAway(Exception):
@@ -70,21 +71,21 @@ class AskedGateway:
 
 
 class FleetKeeper:
-    def __init__(self, table: FleetTable, cluster: Cluster, gateway: AskedGateway) -> None:
+    def __init__(self, table: FleetTable, cluster: Cluster, gateway: AskedGateway, *, is_ending: bool = False) -> None:
+        """With `is_ending`, it drains and stops everything."""
         self.table = table
-        self.is_ending = False
         self.reports: dict[str, Report] = {}  # the last of each holder
-        self.problem = ""  # why the last step did less than it should
+        self.problem = "The fleet's processes have not been asked yet."  # why the last step did less than it should
+        self._is_ending = is_ending
         self._cluster = cluster
         self._gateway = gateway
-        self._stopping: set[str] = set()
         self._is_stopped = threading.Event()
 
     def run(self) -> None:
         while not self._is_stopped.wait(STEP_S):
             said = self.problem
             try:
-                self.step()
+                self.problem = self.step()
             except ClusterAway as away:
                 self.problem = f"The cluster cannot be asked: {away}"
             if self.problem and self.problem != said:
@@ -93,14 +94,22 @@ class FleetKeeper:
     def stop(self) -> None:
         self._is_stopped.set()
 
-    def step(self) -> None:
-        self._ask_holders()
-        self.problem = ""
-        replicas = self._ask_replicas()
+    def step(self) -> str:
+        """Returns why it did less than it should, if it did."""
+        reports = self._ask_holders()
+        problem = ""
+        replicas: Replicas | None = None
+        try:
+            replicas = self._gateway.replicas()
+            reports = located(reports, replicas)
+        except SetupError as error:
+            problem = error.message
+        self.reports = reports
         for table in self._tables():
             self._obey(table, self._wanted(table), replicas)
         if replicas is not None:
-            self._register(replicas)
+            problem = self._register()
+        return problem
 
     def _tables(self) -> list[ProcessTable]:
         """Those of the file, and what is left of others that were in an earlier one."""
@@ -109,30 +118,21 @@ class FleetKeeper:
         return [*self.table.processes, *(_gone(name) for name in sorted(gone))]
 
     def _wanted(self, table: ProcessTable) -> int:
-        if self.is_ending:
+        if self._is_ending:
             # Who carries streams to their end goes after the engines.
-            engines = {one.name for one in self.table.processes if one.model is not None}
-            is_any_left = any(report.group in engines for report in self.reports.values())
-            return table.count if table.name not in engines and is_any_left else 0
+            is_any_left = any(report.model is not None for report in self.reports.values())
+            return table.count if table.model is None and is_any_left else 0
         return table.count
 
-    def _ask_holders(self) -> None:
-        now = self._cluster.reports()
+    def _ask_holders(self) -> dict[str, Report]:
+        now = self._cluster.reports({table.name: table.times for table in self.table.processes})
         for name, report in now.items():
             # One that cannot be asked may be on a node that is cut off, with streams aboard its engine.
-            if not report.url and (before := self.reports.get(name)) is not None:
-                now[name] = replace(before, phase="unhealthy")
-        self.reports = now
-        self._stopping &= now.keys()
+            if report.phase == "away" and (before := self.reports.get(name)) is not None:
+                now[name] = replace(before, phase="away")
+        return now
 
-    def _ask_replicas(self) -> dict[str, GatewayReplica] | None:
-        try:
-            return self._gateway.replicas()
-        except SetupError as error:
-            self.problem = error.message
-            return None
-
-    def _obey(self, table: ProcessTable, wanted: int, replicas: Mapping[str, GatewayReplica] | None) -> None:
+    def _obey(self, table: ProcessTable, wanted: int, replicas: Replicas | None) -> None:
         for order in orders(table, wanted, self.reports, replicas):
             if isinstance(order, Start):
                 log.info("%s-%d is started", order.group, order.index)
@@ -141,19 +141,20 @@ class FleetKeeper:
                 log.info("%s %s", order.name, "stays" if order.is_undone else "takes no more calls")
                 self._cluster.leave(order.name, is_leaving=not order.is_undone)
                 self.reports[order.name] = replace(self.reports[order.name], is_leaving=not order.is_undone)
-            elif isinstance(order, Stop) and order.name not in self._stopping:
-                log.info("%s is stopped", order.name)
-                self._stopping.add(order.name)
-                self._cluster.stop(order.name, table.grace_s)
+            else:
+                self._cluster.stop(order.name, self.reports[order.name].grace_s)
 
-    def _register(self, replicas: Mapping[str, GatewayReplica]) -> None:
-        for model, urls in registered(self.table.processes, self.reports, replicas).items():
+    def _register(self) -> str:
+        """Returns why it could not."""
+        problem = ""
+        for model, urls in registered(self.table.processes, self.reports).items():
             try:
                 self._gateway.register(model, urls)
             except SetupError as error:
-                self.problem = error.message
+                problem = error.message
+        return problem
 
 
 def _gone(name: str) -> ProcessTable:
-    """Of processes that are not wanted any more. That these were engines is not known: their gateway is asked."""
-    return ProcessTable(name=name, command=["gone"], model="gone", count=0, port=1)
+    """Of processes that are not wanted any more."""
+    return ProcessTable(name=name, command=["gone"], count=0, port=1)

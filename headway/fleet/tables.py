@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +20,15 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0
 Word = Annotated[str, StringConstraints(min_length=1, max_length=4096)]
 Amount = Annotated[float, Field(ge=0, le=1_000_000)]
 MAX_COUNT = 10_000
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long a holder waits for its process. They can change while the process runs."""
+
+    start_s: float
+    unhealthy_s: float
+    grace_s: float
 
 
 class FleetGatewayTable(Table):
@@ -64,7 +76,10 @@ class ProcessTable(Table):
     )
     count: int = Field(1, ge=0, le=MAX_COUNT, description="Number of processes. With `scaling`, the number at first.")
     port: int = Field(
-        ge=1, le=65_535, description="Port of the process with the index 0; the others follow. Keep them free."
+        ge=1,
+        le=65_535,
+        description="Port of the process with the index 0; the others follow. Keep one more than `count` free: a "
+        "process that is replaced keeps its port until its streams have ended.",
     )
     ready: Annotated[str, StringConstraints(pattern=r"^(/.{0,200})?$")] = Field(
         "/health",
@@ -88,27 +103,49 @@ class ProcessTable(Table):
         "in that time.",
     )
     cpus: Amount = Field(1.0, description="CPUs of a node, as Ray counts them.")
-    gpus: Amount = Field(0.0, description="GPUs of one node. With tensor parallelism, as many as its size.")
+    gpus: Amount = Field(
+        0.0, description="GPUs of one node. With tensor parallelism, as many as its size. Below 1 it shares one."
+    )
     memory_gb: Amount = Field(0.0, description="Memory of a node in GB, as Ray counts it. 0 asks for none.")
     resources: dict[Word, Amount] = Field(default_factory=dict, description="Other resources of a node, by name.")
     labels: dict[Word, Word] = Field(default_factory=dict, description="Labels that the node must have.")
     env: dict[Word, str] = Field(default_factory=dict, description="Variables added to the environment.")
     scaling: ScalingTable | None = Field(None, description="Follow the demand. A fixed number if not set.")
 
+    @field_validator("gpus")
+    @classmethod
+    def _whole(cls, gpus: float) -> float:
+        if gpus > 1 and not gpus.is_integer():
+            raise ValueError("must be a whole number, or below 1 to share a GPU")
+        return gpus
+
     @model_validator(mode="after")
     def _fits(self) -> ProcessTable:
-        most = self.scaling.max_count if self.scaling is not None else self.count
         if self.scaling is not None and self.model is None:
             raise ValueError(f"processes {self.name!r} have no `model`, whose demand they could follow: remove scaling")
-        if self.port + most > 65_536:
-            raise ValueError(f"processes {self.name!r} need {most} ports from {self.port} on: choose a lower port")
+        if self.port + self.most > 65_535:
+            raise ValueError(
+                f"processes {self.name!r} need {self.most + 1} ports from {self.port} on: choose a lower port"
+            )
         return self
 
     @property
+    def most(self) -> int:
+        """Number of processes that may be wanted."""
+        return self.scaling.max_count if self.scaling is not None else self.count
+
+    @property
+    def times(self) -> Times:
+        return Times(self.start_s, self.unhealthy_s, self.grace_s)
+
+    @property
     def version(self) -> str:
-        """Another one if a process must be replaced to be as this table says."""
-        same = self.model_dump_json(exclude={"count", "scaling", "start_s", "unhealthy_s", "grace_s"})
-        return hashlib.sha256(same.encode()).hexdigest()[:12]
+        """Another one if a process must be replaced to be as this table says. Settings that are not set do not count:
+        a release of Headway with one more replaces nothing."""
+        same = self.model_dump(
+            mode="json", exclude={"count", "scaling", "start_s", "unhealthy_s", "grace_s"}, exclude_defaults=True
+        )
+        return hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:12]
 
     def words(self, host: str, index: int) -> list[str]:
         """The command of the process with this index."""
@@ -130,6 +167,12 @@ class FleetTable(Table):
         names = [one.name for one in self.processes]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"processes need different names: {', '.join(sorted(twice))}")
+        for one, other in pairwise(sorted(self.processes, key=lambda one: one.port)):
+            if one.port + one.most >= other.port:
+                raise ValueError(
+                    f"processes {one.name!r} need the ports {one.port} to {one.port + one.most}, and {other.name!r} "
+                    f"those from {other.port} on: choose ports that are further apart"
+                )
         return self
 
 

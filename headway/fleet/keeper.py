@@ -9,15 +9,18 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from headway.admin_client import ask_admin
+from headway.core.demand import PoolDemand
 from headway.errors import SetupError
 from headway.fleet.decisions import GatewayReplica, Leave, Replicas, Start, located, orders, registered
 from headway.fleet.held import Report
+from headway.fleet.scaled import ScaledTables
 from headway.fleet.tables import FleetGatewayTable, FleetTable, ProcessTable, Times
 
 log = logging.getLogger("headway.fleet")
@@ -59,6 +62,11 @@ class AskedGateway:
         ]
         return {row.url: row for row in rows}
 
+    def demand(self) -> dict[str, PoolDemand]:
+        """By model."""
+        answer = ask_admin(self._table.url, self._key(), "/admin/demand")
+        return {row["pool"]: PoolDemand(**row["demand"]) for row in answer["pools"]}
+
     def register(self, model: str, urls: list[str]) -> None:
         order = json.dumps({"model": model, "urls": urls}).encode()
         ask_admin(self._table.url, self._key(), "/admin/registered", order)
@@ -71,7 +79,15 @@ class AskedGateway:
 
 
 class FleetKeeper:
-    def __init__(self, table: FleetTable, cluster: Cluster, gateway: AskedGateway, *, is_ending: bool = False) -> None:
+    def __init__(
+        self,
+        table: FleetTable,
+        cluster: Cluster,
+        gateway: AskedGateway,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        is_ending: bool = False,
+    ) -> None:
         """With `is_ending`, it drains and stops everything."""
         self.table = table
         self.reports: dict[str, Report] = {}  # the last of each holder
@@ -79,6 +95,8 @@ class FleetKeeper:
         self._is_ending = is_ending
         self._cluster = cluster
         self._gateway = gateway
+        self._clock = clock
+        self._scaled = ScaledTables(table.processes)
         self._is_stopped = threading.Event()
 
     def run(self) -> None:
@@ -99,14 +117,17 @@ class FleetKeeper:
         reports = self._ask_holders()
         problem = ""
         replicas: Replicas | None = None
+        demands: dict[str, PoolDemand] = {}
         try:
             replicas = self._gateway.replicas()
             reports = located(reports, replicas)
+            if self._scaled:
+                demands = self._gateway.demand()
         except SetupError as error:
             problem = error.message
         self.reports = reports
         for table in self._tables():
-            self._obey(table, self._wanted(table), replicas)
+            self._obey(table, self._wanted(table, demands), replicas)
         if replicas is not None:
             problem = self._register()
         return problem
@@ -117,12 +138,12 @@ class FleetKeeper:
         gone = {report.group for report in self.reports.values()} - known
         return [*self.table.processes, *(_gone(name) for name in sorted(gone))]
 
-    def _wanted(self, table: ProcessTable) -> int:
+    def _wanted(self, table: ProcessTable, demands: Mapping[str, PoolDemand]) -> int:
         if self._is_ending:
             # Who carries streams to their end goes after the engines.
             is_any_left = any(report.model is not None for report in self.reports.values())
             return table.count if table.model is None and is_any_left else 0
-        return table.count
+        return self._scaled.wanted(table, self.reports, demands, self._clock())
 
     def _ask_holders(self) -> dict[str, Report]:
         now = self._cluster.reports({table.name: table.times for table in self.table.processes})

@@ -51,6 +51,13 @@ class ScalingTable(Table):
 
     min_count: int = Field(1, ge=1, le=MAX_COUNT, description="Number of processes that there are at least.")
     max_count: int = Field(ge=1, le=MAX_COUNT, description="Number of processes that there are at most.")
+    opens_after_s: float = Field(
+        300.0,
+        ge=1,
+        le=86_400,
+        description="Time from the start of an engine until the gateway opens it, as you have seen it. Demand is "
+        "forecast for so long.",
+    )
 
     @model_validator(mode="after")
     def _some_room(self) -> ScalingTable:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import count
 
+from headway.core.demand import PoolDemand
 from headway.errors import SetupError
 from headway.fleet.decisions import GatewayReplica
 from headway.fleet.held import Phase, Report, name_of
@@ -62,6 +63,7 @@ class FakeGateway(AskedGateway):
     aboard: dict[str, int] = field(default_factory=dict)
     opened: set[str] = field(default_factory=set)
     registered: dict[str, set[str]] = field(default_factory=dict)
+    demands: dict[str, PoolDemand] = field(default_factory=dict)
     is_away: bool = False
     unknown_models: set[str] = field(default_factory=set)
 
@@ -71,6 +73,10 @@ class FakeGateway(AskedGateway):
             url: GatewayReplica(url, model, url in self.opened, self.aboard.get(url, 0))
             for url, model in self.models.items()
         }
+
+    def demand(self) -> dict[str, PoolDemand]:
+        self._check()
+        return self.demands
 
     def register(self, model: str, urls: list[str]) -> None:
         self._check()

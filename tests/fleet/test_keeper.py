@@ -9,6 +9,7 @@ import pytest
 from anyio.to_thread import run_sync
 
 from headway.config import load
+from headway.core.demand import PoolDemand
 from headway.errors import SetupError
 from headway.fleet import keeper as keeper_module
 from headway.fleet.keeper import AskedGateway, ClusterAway, FleetKeeper
@@ -21,11 +22,13 @@ class KeptFleet:
     def __init__(self, *tables: ProcessTable) -> None:
         self.gateway = FakeGateway()
         self.cluster = FakeCluster(self.gateway)
+        self.now = 0.0
         self.keep(*tables)
 
     def keep(self, *tables: ProcessTable, is_ending: bool = False) -> None:
         """With a new keeper, which remembers nothing."""
-        self.keeper = FleetKeeper(fleet_of(*tables), self.cluster, self.gateway, is_ending=is_ending)
+        fleet = fleet_of(*tables)
+        self.keeper = FleetKeeper(fleet, self.cluster, self.gateway, lambda: self.now, is_ending=is_ending)
 
     def go_on(self, times: int = 8) -> list[str]:
         """Returns what was ordered."""
@@ -222,3 +225,31 @@ async def test_the_gateway_is_asked_with_the_key_in_the_file(tmp_path: Path) -> 
         key.unlink()
         with pytest.raises(SetupError, match="cannot be read on this node"):
             await run_sync(asked.replicas)
+
+
+def busy(replicas: int, held: int = 0) -> PoolDemand:
+    """All seats are taken, and so many calls wait."""
+    return PoolDemand(replicas, 8.0, 0.0, 10.0, 0.5, 0, 0, float(replicas), held, 0.0, 0)
+
+
+def test_a_table_follows_demand_within_its_bounds() -> None:
+    scaling = {"min_count": 1, "max_count": 4, "opens_after_s": 10.0}
+    fleet = KeptFleet(engines(count=2, scaling=scaling))
+    assert fleet.go_on() == ["start engine-0", "start engine-1"]
+
+    def pass_s(seconds: int, demand: PoolDemand | None) -> list[str]:
+        ordered = []
+        for _ in range(seconds):
+            fleet.now += 1.0
+            fleet.gateway.demands = {"m": demand} if demand is not None else {}
+            ordered += fleet.go_on(1)
+        return ordered
+
+    assert pass_s(30, None) == []  # what is not known changes nothing
+    assert pass_s(30, busy(2, held=200)) == ["start engine-2", "start engine-3"]
+    fleet.keep(engines(count=2, scaling=scaling))  # one that remembers nothing goes on from what runs
+    assert pass_s(5, busy(4)) == []
+    idle = PoolDemand(4, 8.0, 0.0, 10.0, 0.5, 0, 0, 0.1, 0, 0.0, 0)
+    ordered = pass_s(120, idle)
+    assert sum(one.startswith("leave") for one in ordered) == 3
+    assert len(fleet.cluster.holders) == 1

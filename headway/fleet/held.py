@@ -24,6 +24,9 @@ log = logging.getLogger("headway.fleet")
 LOOK_S = 0.5
 HEALTH_TIMEOUT_S = 2.0
 LONGEST_PAUSE_S = 60.0  # between two starts of a process that does not stay ready
+# A process is ready once it has answered for so long: a load balancer that looks every second or two has found it by
+# then, and the next one may be replaced.
+SETTLE_S = 3.0
 STEADY_S = 10.0  # a process that is ready so long after its start is not one that fails again and again
 
 # `away` is said of a holder that does not answer.
@@ -69,6 +72,7 @@ class HeldProcess:
     _process: GuardedProcess | None = None
     _started_at: float = 0.0
     _answered_at: float = 0.0
+    _settled_at: float = 0.0
     _failed: int = 0  # starts in a row after which it did not stay ready
     _not_before: float = 0.0
     _is_stopped: threading.Event = field(default_factory=threading.Event)
@@ -112,10 +116,14 @@ class HeldProcess:
         if self._process.has_exited():
             self._restart(f"it ended with the exit code {self._process.end()}", now)
         elif self._is_healthy():
-            self._phase, self._answered_at = "ready", now
+            if self._phase == "starting" and not self._settled_at:
+                self._settled_at = now + SETTLE_S
+            if now >= self._settled_at:
+                self._phase, self._answered_at = "ready", now
             if now - self._started_at > STEADY_S:
                 self._failed = 0
         elif self._phase == "starting":
+            self._settled_at = 0.0
             if now - self._started_at > self.times.start_s:
                 self._end()
                 self._restart(f"it was not ready after {self.times.start_s:g} s", now)
@@ -140,6 +148,7 @@ class HeldProcess:
         env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         path = log_path(self.table.name, self.index)
         self._started_at = now
+        self._settled_at = 0.0
         self._starts += 1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

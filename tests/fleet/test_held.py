@@ -69,6 +69,7 @@ class Held:
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Held]]:
     monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(held_module, "SETTLE_S", 0.0)
     made: list[Held] = []
 
     def one(command: list[str] | None = None, **more: object) -> Held:
@@ -89,6 +90,25 @@ def test_a_process_is_ready_when_it_answers(make: Callable[..., Held]) -> None:
     held.until(lambda: held.phase == "ready")
     report = held.one.report()
     assert (report.url, report.starts, report.why) == (f"http://127.0.0.1:{held.table.port}", 1, "")
+
+
+def test_a_process_that_answers_is_ready_once_it_has_settled(
+    make: Callable[..., Held], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_module, "SETTLE_S", 3.0)
+    held = make(start_s=1000)
+    held.be_well()
+    held.until(lambda: held.one._settled_at > 0, now=10.0)
+    held.one.look(12.9)
+    assert held.phase == "starting"
+    held.be_ill()
+    held.one.look(13.0)
+    held.be_well()
+    held.one.look(14.0)
+    held.one.look(16.9)
+    assert held.phase == "starting"
+    held.one.look(17.0)
+    assert held.phase == "ready"
 
 
 def test_a_process_without_a_path_is_ready_when_it_runs(make: Callable[..., Held]) -> None:

@@ -105,10 +105,12 @@ def _serves(report: Report, replicas: Replicas) -> bool:
 
 
 def _starts(table: ProcessTable, count: int, mine: Sequence[Report]) -> list[Order]:
-    """Start so many, with the lowest numbers that are free. There is one number more than processes, so that one that
-    is replaced need not wait until the old one has gone."""
+    """Start so many, with the lowest numbers that are free. Engines have one number more than there are processes, so
+    that one that is replaced need not wait until the old one has gone. A relay must wait: its number is its name and
+    its spool."""
     taken = {one.index for one in mine}
-    free = (index for index in range(table.most + 1) if index not in taken)
+    numbers = table.most + (table.model is not None)
+    free = (index for index in range(numbers) if index not in taken)
     return [Start(table.name, index) for index, _ in zip(free, range(count), strict=False)]
 
 

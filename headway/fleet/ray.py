@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from headway.errors import SetupError
@@ -37,7 +36,6 @@ CONNECT_S = 30.0
 END_NOW_S = 5.0  # for all processes to end
 # Of all actors. Several methods may run at once: `stop` takes a while.
 ALWAYS: dict[str, Any] = {"lifetime": "detached", "max_restarts": -1, "max_concurrency": 4}
-TOKEN_FILE = Path.home() / ".ray" / "auth_token"  # where Ray looks for it
 
 
 Handle = Any  # of an actor: Ray's own type says nothing about its methods
@@ -45,7 +43,8 @@ Handle = Any  # of an actor: Ray's own type says nothing about its methods
 
 def connect(address: str) -> None:
     """Raises SetupError if there is no cluster, or if it takes orders from anybody."""
-    if not _has_token():
+    # Without the variable a driver sends no token, even if there is one.
+    if os.environ.get("RAY_AUTH_MODE", "").lower() != "token":
         raise SetupError(
             "Ray runs what anybody who reaches it asks for, unless it requires a token. Start all nodes with "
             "RAY_AUTH_MODE=token and one token (`ray get-auth-token --generate`), and set both here too."
@@ -56,13 +55,6 @@ def connect(address: str) -> None:
         raise SetupError(
             f"The Ray cluster at {address!r} cannot be reached: {error}. Run this on one of its nodes."
         ) from error
-
-
-def _has_token() -> bool:
-    """Ray uses a token if it finds one, unless RAY_AUTH_MODE says otherwise."""
-    if (mode := os.environ.get("RAY_AUTH_MODE")) is not None:
-        return mode.lower() == "token"
-    return "RAY_AUTH_TOKEN" in os.environ or "RAY_AUTH_TOKEN_PATH" in os.environ or TOKEN_FILE.exists()
 
 
 def _node_address() -> str:

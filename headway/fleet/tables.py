@@ -85,8 +85,8 @@ class ProcessTable(Table):
     port: int = Field(
         ge=1,
         le=65_535,
-        description="Port of the process with the index 0; the others follow. Keep one more than `count` free: a "
-        "process that is replaced keeps its port until its streams have ended.",
+        description="Port of the process with the index 0; the others follow. Keep one more than `count` free: "
+        "an engine that is replaced keeps its port until its streams have ended.",
     )
     ready: Annotated[str, StringConstraints(pattern=r"^(/.{0,200})?$")] = Field(
         "/health",
@@ -94,7 +94,11 @@ class ProcessTable(Table):
         "runs.",
     )
     start_s: float = Field(
-        900.0, ge=1, le=86_400, description="Time within which it must be ready; after that it is started again."
+        900.0,
+        ge=1,
+        le=86_400,
+        description="Time within which it must be ready; after that it is started again. A change of this and of the "
+        "next two settings replaces nothing: they hold from the next second on.",
     )
     unhealthy_s: float = Field(
         60.0,
@@ -109,7 +113,7 @@ class ProcessTable(Table):
         description="Time from SIGTERM to SIGKILL. For a relay, more than its `drain_timeout_s`: it ends its streams "
         "in that time.",
     )
-    cpus: Amount = Field(1.0, description="CPUs of a node, as Ray counts them.")
+    cpus: Amount = Field(1.0, description="CPUs of a node, as Ray counts them. Ray sets OMP_NUM_THREADS to it.")
     gpus: Amount = Field(
         0.0, description="GPUs of one node. With tensor parallelism, as many as its size. Below 1 it shares one."
     )
@@ -164,7 +168,7 @@ class ProcessTable(Table):
 
 
 class FleetTable(Table):
-    """The file fleet.toml."""
+    """The processes that run on the nodes of a cluster, and the gateway at which engines are registered."""
 
     gateway: FleetGatewayTable = Field(description="Where engines are registered.")
     processes: list[ProcessTable] = Field(min_length=1, max_length=100, description="What runs on the nodes.")

@@ -128,7 +128,7 @@ class FakeCluster:
         self._check()
         name = name_of(table.name, index)
         assert name not in self.holders, "two holders share a number"
-        assert index <= table.most, "a port outside of the table's"
+        assert index < table.most + (table.model is not None), "a port outside of the table's"
         self.holders[name] = FakeHolder(table, index, next(self._nodes))
         self.log.append(f"start {name}")
 

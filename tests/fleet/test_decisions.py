@@ -60,6 +60,13 @@ def test_no_number_is_above_those_that_the_table_has_ports_for() -> None:
     assert ordered(*leaving) == []
 
 
+def test_a_process_that_is_no_engine_waits_for_the_number_of_the_one_before() -> None:
+    table = relays()
+    old = report(0, table, version="old", is_leaving=True)
+    assert ordered(old, report(1, table), table=table) == [Stop("relay-0")]
+    assert ordered(report(1, table), table=table) == [Start("relay", 0)]
+
+
 def test_the_emptiest_leave_first_and_of_those_the_last() -> None:
     full, empty, other = report(0), report(1), report(2)
     known = [replica(full, 5), replica(empty), replica(other)]

@@ -47,9 +47,17 @@ Order = Start | Leave | Stop
 Replicas = Mapping[str, GatewayReplica]  # by URL
 
 
-def orders(table: ProcessTable, wanted: int, present: Mapping[str, Report], replicas: Replicas | None) -> list[Order]:
+def orders(
+    table: ProcessTable,
+    wanted: int,
+    present: Mapping[str, Report],
+    replicas: Replicas | None,
+    *,
+    can_replace: bool = True,
+) -> list[Order]:
     """For the processes of one table. `present` has those that exist, whether they are ready or not. `replicas` are the
-    gateway's; None if it does not answer, and then no engine leaves or stops."""
+    gateway's; None if it does not answer, and then no engine leaves or stops. What serves is replaced only if
+    `can_replace`."""
     mine = [one for one in present.values() if one.group == table.name]
     staying = [one for one in mine if not one.is_leaving]
     leaving = [one for one in mine if one.is_leaving]
@@ -72,7 +80,21 @@ def orders(table: ProcessTable, wanted: int, present: Mapping[str, Report], repl
     staying.sort(key=by_loss)
     if extra := len(staying) - wanted:
         return found + [Leave(one.name) for one in staying[:extra]]
-    return found + [Leave(one.name) for one in _replaced(table, staying, replicas, can_serving_go=not leaving)]
+    return found + [
+        Leave(one.name) for one in _replaced(table, staying, replicas, can_serving_go=can_replace and not leaving)
+    ]
+
+
+def has_turn(table: ProcessTable, tables: Sequence[ProcessTable], present: Mapping[str, Report]) -> bool:
+    """Whether processes of this table may be replaced: one table after the other, and while nothing else comes or
+    goes. A dispatcher that is new needs most of the relays, for example."""
+    by_name = {one.name: one for one in tables}
+    outdated = {one.group for one in present.values() if one.group in by_name and _is_outdated(one, by_name[one.group])}
+    first = next((one.name for one in tables if one.name in outdated), table.name)
+    is_quiet = not any(
+        one.group != table.name and (one.is_leaving or one.phase == "starting") for one in present.values()
+    )
+    return table.name == first and is_quiet
 
 
 def _replaced(

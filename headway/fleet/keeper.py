@@ -18,7 +18,7 @@ from typing import Protocol
 from headway.admin_client import ask_admin
 from headway.core.demand import PoolDemand
 from headway.errors import SetupError
-from headway.fleet.decisions import GatewayReplica, Leave, Replicas, Start, located, orders, registered
+from headway.fleet.decisions import GatewayReplica, Leave, Replicas, Start, has_turn, located, orders, registered
 from headway.fleet.held import Report
 from headway.fleet.scaled import ScaledTables
 from headway.fleet.tables import FleetGatewayTable, FleetTable, ProcessTable, Times
@@ -154,7 +154,8 @@ class FleetKeeper:
         return now
 
     def _obey(self, table: ProcessTable, wanted: int, replicas: Replicas | None) -> None:
-        for order in orders(table, wanted, self.reports, replicas):
+        can_replace = has_turn(table, self.table.processes, self.reports)
+        for order in orders(table, wanted, self.reports, replicas, can_replace=can_replace):
             if isinstance(order, Start):
                 log.info("%s-%d is started", order.group, order.index)
                 self._cluster.start(table, order.index)

@@ -253,3 +253,13 @@ def test_a_table_follows_demand_within_its_bounds() -> None:
     ordered = pass_s(120, idle)
     assert sum(one.startswith("leave") for one in ordered) == 3
     assert len(fleet.cluster.holders) == 1
+
+
+def test_tables_are_replaced_one_after_the_other() -> None:
+    fleet = KeptFleet(relays(count=2), engines(count=2))
+    fleet.go_on()
+    fleet.keep(relays(count=2, command=["b"]), engines(count=2, command=["b"]))
+    ordered = fleet.go_on(40)
+    groups = [one.split()[1].partition("-")[0] for one in ordered]
+    assert groups == sorted(groups, reverse=True)  # relays, then engines
+    assert {one.table.command[0] for one in fleet.cluster.holders.values()} == {"b"}

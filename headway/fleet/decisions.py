@@ -80,9 +80,8 @@ def orders(
     staying.sort(key=by_loss)
     if extra := len(staying) - wanted:
         return found + [Leave(one.name) for one in staying[:extra]]
-    return found + [
-        Leave(one.name) for one in _replaced(table, staying, replicas, can_serving_go=can_replace and not leaving)
-    ]
+    replaced = _replaced(table, staying, replicas, can_serving_go=can_replace and not leaving)
+    return found + [Leave(one.name) for one in replaced]
 
 
 def has_turn(table: ProcessTable, tables: Sequence[ProcessTable], present: Mapping[str, Report]) -> bool:

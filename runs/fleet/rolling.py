@@ -9,6 +9,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -139,6 +140,7 @@ class Callers:
         self._url = url
         self._load = load
         self.served = self.failed = self.cut = self.fast = self.missed = 0
+        self.failures: Counter[int] = Counter()  # by status; 0 is no answer
 
     async def keep_calling(self, seed: str, tier: str, until: asyncio.Event) -> None:
         dice = random.Random(seed)
@@ -150,6 +152,7 @@ class Callers:
                 stream = Stream()
             if stream.status != 200:
                 self.failed += 1
+                self.failures[stream.status] += 1
             elif not stream.complete or stream.tokens != tokens:
                 self.cut += 1
             else:

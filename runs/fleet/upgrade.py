@@ -131,7 +131,7 @@ def write_fleet(folder: Path, release: str, nodes: RayNodes) -> Path:
 
 def balancer(folder: Path, nodes: RayNodes) -> list[str]:
     servers = "\n".join(
-        f"    server relay-{index}-{node.number} {node.address}:{RELAY_PORT + index} check inter 500ms fall 2 rise 1"
+        f"    server relay-{index}-{node.number} {node.address}:{RELAY_PORT + index} check inter 1s fall 2 rise 1"
         for node in nodes.nodes
         for index in range(RELAYS)
     )
@@ -176,6 +176,8 @@ async def upgrade(folder: Path, nodes: RayNodes) -> UpgradeFigures:
     await asyncio.sleep(5.0)
     done.set()
     await asyncio.gather(*tasks)
+    if callers.failures:
+        console.print(f"failed, by status (0: no answer): {dict(callers.failures)}")
     return UpgradeFigures(replaced, callers.served, callers.failed, callers.cut, callers.fast, callers.missed, seconds)
 
 

@@ -104,6 +104,14 @@ def pool_demand(pools: Mapping[str, Pool], name: str, now: float) -> PoolDemand:
     )
 
 
+def first_to_drain(pool: Pool) -> str | None:
+    """The replica to take away if there are too many: the emptiest heavy one, or if there is none, the emptiest. In the
+    place of a light one another would have to close its doors and empty first. None if none takes calls."""
+    states = [state for state in pool.doors.replicas.values() if state.open]
+    first = min(states, key=lambda state: (state.light, state.load), default=None)
+    return first.replica.name if first is not None else None
+
+
 def scaled_pools(pools: Mapping[str, Pool]) -> list[str]:
     """The pools that have calls of their own. An overflow pool has servers of somebody else."""
     return [name for name, pool in pools.items() if any(offer.pool == name for offer in pool.offers.values())]

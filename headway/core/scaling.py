@@ -7,7 +7,7 @@ minutes. So the number of replicas follows what is *needed* for the demand one s
              calls that wait
     target = forecast of needed + width * sqrt(dispersion * forecast)
 
-The forecast and its dispersion are those of the reserve, over one start instead of one lead. The width is a number of
+The forecast is that of the reserve without its trends, over one start instead of one lead. The width is a number of
 standard deviations that follows from two costs (ScalingRules): of replicas that may be needed, each is kept that is
 more likely missing, weighed by its cost, than idle.
 
@@ -21,7 +21,7 @@ Flex calls fill seats that are idle anyway and are not counted, unless some have
 idle seats do not suffice, and all flex calls count like standard ones.
 
 The policy says how many. Whoever runs it chooses which: it opens a draining replica again before it starts a new one,
-drains the emptiest first, and stops a replica only when it is empty.
+drains the emptiest heavy one first (demand.first_to_drain), and stops a replica only when it is empty.
 
 This module depends only on readings of demand; `now` is an argument.
 """
@@ -40,7 +40,7 @@ from headway.core.reserve import Forecaster
 STEPS: Final = 36  # readings in one start
 SHORTEST_STEP_S: Final = 1.0
 RECENT: Final = 12  # readings whose mean is forecast. What all of them need is ordered at once
-COOL_DOWN: Final = 2.0  # starts
+COOL_DOWN: Final = 1.0  # starts
 MOST_IN: Final = 0.25  # of the replicas, in one cool-down
 IDLE: Final = 0.05  # of the replicas, at least one, must be too many: fewer come and go by chance
 ROUNDING: Final = 0.05  # replicas; less than this needs none
@@ -56,7 +56,7 @@ class ScalingRules:
     max_replicas: int
     start_s: float
     shortage_cost: float = 5.0
-    utilisation: float = 0.97
+    utilisation: float = 0.98
 
 
 class ScalingPolicy:
@@ -64,7 +64,7 @@ class ScalingPolicy:
         self.rules = rules
         self.every_s = max(SHORTEST_STEP_S, rules.start_s / STEPS)  # how often `wanted` should be called
         self.cool_down_s = COOL_DOWN * rules.start_s
-        self.forecasters = [Forecaster(4.0, inf), Forecaster(1.0, inf), Forecaster(1.0, 2.0)]
+        self.forecasters = [Forecaster(4.0, inf), Forecaster(1.0, inf)]  # a trend costs more than it saves (0013)
         self._width = max(0.0, NormalDist().inv_cdf(rules.shortage_cost / (1.0 + rules.shortage_cost)))
         self._wanted: int | None = None
         self._stepped_at = -inf

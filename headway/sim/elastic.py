@@ -1,7 +1,8 @@
 """The simulator with a fleet that scales: replicas start some time after they were ordered, and leave when drained.
 
 The policy is the one that runs (core/scaling.py), and so is what core is told: ReplicaUp, ReplicaDraining,
-ReplicaRemoved. The emptiest replica is drained first, and one that drains is opened again before a new one is ordered.
+ReplicaRemoved. The emptiest heavy replica is drained first, and one that drains is opened again before a new one is
+ordered.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 
-from headway.core.demand import pool_demand
+from headway.core.demand import first_to_drain, pool_demand
 from headway.core.scaling import ScalingPolicy
 from headway.core.types import ModelPolicy, Replica, ReplicaDraining, ReplicaRemoved, ReplicaUp
 from headway.sim.loop import SimTrip, Simulation
@@ -69,10 +70,10 @@ class ElasticSimulation(Simulation):
         for _ in range(wanted - running):
             ended += self._add()
         for _ in range(running - wanted):
-            serving = [name for name in self._replicas if name not in self._draining]
-            emptiest = min(serving, key=pools[self._kind.pool].aboard)
-            self._draining[emptiest] = None
-            ended += self._step(0, ReplicaDraining(emptiest))
+            name = first_to_drain(pools[self._kind.pool])
+            assert name is not None
+            self._draining[name] = None
+            ended += self._step(0, ReplicaDraining(name))
         needed = self._scaling.needed
         moment = FleetMoment(self.now, needed, wanted, demand.replicas, len(self._starting), len(self._draining))
         self.moments.append(moment)

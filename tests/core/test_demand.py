@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from headway.core.demand import TierSeats, pool_demand, scaled_pools, tier_seats
+from headway.core.demand import TierSeats, first_to_drain, pool_demand, scaled_pools, tier_seats
 from headway.core.machine import Machine
 from headway.core.types import (
     Finished,
@@ -131,3 +131,13 @@ def test_reading_changes_nothing() -> None:
         pool_demand(one.pools, "m", now + 0.1)
         list(tier_seats(one.pools, "m"))
     assert one.learnt(60.0) == other.learnt(60.0)
+
+
+def test_the_emptiest_heavy_replica_is_drained_first() -> None:
+    m = machine(replicas=3)
+    assert first_to_drain(machine(replicas=0).pools["m"]) is None
+    arrive(m, "f", "fast")
+    board_many(m, 5)
+    light = m.replica_of("f")
+    loads = {name: m.pools["m"].aboard(name) for name in ("r0", "r1", "r2") if name != light}
+    assert first_to_drain(m.pools["m"]) == min(loads, key=lambda name: loads[name])

@@ -83,11 +83,11 @@ def test_a_burst_that_is_soon_over_orders_nothing() -> None:
     assert follow(policy, lambda at: 20.0 if at < 3620.0 else 10.0, 4500.0, running, begin_s=3600.0) == []
 
 
-def test_a_rise_is_ordered_before_it_is_there() -> None:
+def test_a_rise_is_followed_with_room_to_spare() -> None:
+    """Its errors widen what is kept."""
     policy = ScalingPolicy(RULES)
-    changes = follow(policy, lambda at: 10.0 + max(0.0, at - 3600.0) / 120.0, 5400.0, 10)
-    at_the_end = 25.0
-    assert changes[-1][1] >= at_the_end + 180.0 / 120.0
+    changes = follow(policy, lambda at: 10.0 + max(0.0, at - 3600.0) / 240.0, 7200.0)
+    assert changes[-1][1] >= 25
 
 
 def test_demand_that_falls_is_followed_a_quarter_at_a_time() -> None:
@@ -174,8 +174,8 @@ def test_never_in_faster_than_the_cool_down(loads: list[float]) -> None:
 def test_constant_demand_changes_nothing_once_it_is_settled(load: float, running: int) -> None:
     """The spread that is assumed at first goes to 0, so that one replica may still leave later."""
     policy = ScalingPolicy(RULES)
-    changes = follow(policy, lambda _: load, 40 * COOL_DOWN_S, running)
-    late = [(at, wanted) for at, wanted in changes if at > 15 * COOL_DOWN_S]
-    assert len(late) <= 1
-    assert not late or late[0][1] < changes[-2][1]
+    changes = follow(policy, lambda _: load, 80 * RULES.start_s, running)
+    settled = [wanted for at, wanted in changes if at > 30 * RULES.start_s]
+    assert len(settled) <= 1
+    assert all(wanted < before for (_, before), (_, wanted) in pairwise(changes) if wanted in settled)
     assert load - 0.1 <= policy.wanted(None, 0, 0.0) <= max(RULES.min_replicas, load + 3)

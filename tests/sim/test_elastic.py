@@ -55,7 +55,7 @@ def test_replicas_that_are_not_needed_drain_and_no_stream_is_cut() -> None:
     assert simulation.moments[-1].open <= 3
     assert {trip.how for trip in trips} == {"finished"}
     falls = [after.at_s for before, after in pairwise(simulation.moments) if after.wanted < before.wanted]
-    assert all(later - earlier >= 2 * START_S for earlier, later in pairwise(falls))
+    assert all(later - earlier >= START_S for earlier, later in pairwise(falls))
 
 
 def test_a_fleet_that_does_not_change_is_paid_for_the_whole_time() -> None:

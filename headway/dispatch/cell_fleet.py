@@ -97,9 +97,7 @@ class CellFleet:
         """It is known what is aboard."""
         self.is_settled = True
         if self._kept is not None:
-            for model, urls in self._kept.registered:
-                if model not in self._registered and self.set_registered(model, urls):
-                    self._registered[model] = urls
+            self._registered = dict(self._kept.registered) | self._registered
             for name in self._kept.drained:
                 self.fleet.drain(name)
         self._keep_orders()
@@ -109,9 +107,13 @@ class CellFleet:
             self.step(self._ready.pop(name))
 
     def kept_orders(self, kept: KeptOrders) -> None:
-        """A relay has kept this of an earlier dispatcher. The newest counts."""
+        """A relay has kept this of an earlier dispatcher. The newest counts. Engines that were registered are known
+        from now on: a call that arrives waits for them."""
         if self._kept is None or (kept.epoch, kept.number) > (self._kept.epoch, self._kept.number):
             self._kept = kept
+            for model, urls in kept.registered:
+                if model not in self._registered:
+                    self.set_registered(model, urls)
 
     # --- what probers find ---
 

@@ -122,7 +122,7 @@ class HadMembers(msgspec.Struct, array_like=True, tag=12):
 
 
 class KeptOrders(msgspec.Struct, array_like=True, tag=13, forbid_unknown_fields=True):
-    """What a dispatcher of an earlier epoch said in KeepOrders. Comes before Reported."""
+    """What a dispatcher of an earlier epoch said in KeepOrders. Comes before HadMembers."""
 
     epoch: int
     number: int

@@ -41,12 +41,13 @@ class RelayFleet:
 
     def welcomed(self, link: Link, epoch: int, busy: Iterable[str]) -> None:
         """Report to a dispatcher, before anything is said of calls."""
+        # First: a replica that has calls and is not wanted drains, and the calls of others do not wait for it.
+        if self._kept is not None and self._kept.epoch < epoch:
+            link.send(self._kept)
         self._busy = {name for name in busy if name in self._members}
         had = [self._members[name] for name in sorted(self._busy)]
         for first in range(0, len(had), MAX_BATCH):
             link.send(HadMembers(had[first : first + MAX_BATCH]))
-        if self._kept is not None and self._kept.epoch < epoch:
-            link.send(self._kept)
 
     def obey(self, message: FromDispatcher, driver: Driver, epoch: int) -> bool:
         """Returns whether the message is about replicas."""

@@ -110,13 +110,16 @@ async def test_a_relay_tells_what_the_calls_of_all_relays_need(tmp_path: Path) -
 
 
 async def test_what_was_registered_at_one_relay_stays_so_after_a_takeover(tmp_path: Path) -> None:
-    async with running(QUICK) as a, running(QUICK) as b, running_cell(tmp_path, registered_config(a)) as cell:
+    async with running(SLOW) as a, running(SLOW) as b, running_cell(tmp_path, registered_config(a)) as cell:
         await ask_admin(cell, 0, "/admin/registered", {"model": MODEL, "urls": [a.url, b.url]})
         await cell.until_open(2)
+        streams = [asyncio.create_task(relay.call(100)) for relay in cell.relays for _ in range(2)]
+        await cell.until(lambda: running_on(a) and running_on(b))
         await cell.die()
+        calls = [asyncio.create_task(relay.call()) for relay in cell.relays for _ in range(4)]
         await cell.lead()
+        await asyncio.gather(*streams, *calls)  # they wait for engines that the new dispatcher has only heard of
         await cell.until_open(2)
-        await asyncio.gather(*[relay.call() for relay in cell.relays for _ in range(4)])
         await ask_admin(cell, 1, "/admin/registered", {"model": MODEL, "urls": [b.url]})
         await cell.until(lambda: list(cell.dispatcher.cell.fleet.members) == [b.url])
         await cell.die()

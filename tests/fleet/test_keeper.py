@@ -157,6 +157,16 @@ def test_a_fleet_ends_engines_first() -> None:
     assert not fleet.keeper.reports
 
 
+def test_a_fleet_whose_relays_were_the_gateway_ends_without_a_problem() -> None:
+    fleet = KeptFleet(engines(count=1), relays(count=1))
+    fleet.go_on()
+    fleet.keep(engines(count=1), relays(count=1), is_ending=True)
+    fleet.go_on(3)
+    fleet.gateway.is_away = True
+    fleet.go_on()
+    assert (fleet.keeper.reports, fleet.keeper.problem) == ({}, "")
+
+
 def test_tables_that_left_the_file_are_drained_with_their_model_and_their_own_grace() -> None:
     fleet = KeptFleet(engines(count=1), engines("other", 8000, model="n", count=1, grace_s=7), relays(count=1))
     fleet.go_on()

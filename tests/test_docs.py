@@ -11,8 +11,9 @@ from xml.etree import ElementTree
 import pytest
 
 from headway import __version__
-from headway.cli.reference import EXAMPLE, PAGES
+from headway.cli.reference import EXAMPLE, FLEET_EXAMPLE, PAGES
 from headway.config import Config
+from headway.fleet.tables import FleetTable
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -26,8 +27,9 @@ def test_reference_pages_are_what_the_code_says(name: str) -> None:
     assert written == PAGES[name](), f"docs/reference/{name} is behind the code: run `make docs`"
 
 
-def test_the_example_configuration_is_valid() -> None:
+def test_the_example_configurations_are_valid() -> None:
     Config.model_validate(tomllib.loads(EXAMPLE))
+    FleetTable.model_validate(tomllib.loads(FLEET_EXAMPLE))
 
 
 def test_the_architectures_tree_is_the_tree() -> None:

@@ -37,6 +37,7 @@ from headway.config import (
 from headway.core.machine import Machine
 from headway.dispatch.pages import unanswered_processes
 from headway.dispatch.policy_metrics import gate_metrics, policy_metrics
+from headway.fleet.tables import FleetGatewayTable, FleetTable, ProcessTable, ScalingTable
 from headway.gateway.metrics import Metrics
 from headway.supervise import Supervisor
 
@@ -56,6 +57,11 @@ TABLES: list[tuple[str, type[BaseModel]]] = [
     ("[models.engine.speculation]", SpeculationTable),
     ("[models.keep_prompts]", KeepPromptsTable),
     ("[models.auto]", AutoTable),
+]
+FLEET_TABLES: list[tuple[str, type[BaseModel]]] = [
+    ("[gateway]", FleetGatewayTable),
+    ("[[processes]]", ProcessTable),
+    ("[processes.scaling]", ScalingTable),
 ]
 EXAMPLE = """\
 [gateway]
@@ -77,17 +83,38 @@ url = "http://127.0.0.1:8001"
 seats = 64
 curve = [[1, 21.8], [8, 17.2], [64, 9.6]]
 """
+FLEET_EXAMPLE = """\
+[gateway]
+url = "http://10.0.0.5:8000"
+admin_key_file = "/etc/headway/admin.key"
+
+[[processes]]
+name = "engine"
+model = "smollm2-135m"
+command = ["headway", "mock-engine", "--host", "{host}", "--port", "{port}", "--model", "smollm2-135m"]
+count = 2
+port = 9100
+"""
 HEAD = "| {} | {} | {} |\n|---|---|---|\n"
 WRITTEN_BY = "<!-- Generated from the code by `make docs`. Do not edit. -->\n\n"
 
 
 def configuration_page() -> str:
-    parts = [
-        f"# headway.toml\n\n{WRITTEN_BY}{Config.__doc__} `headway check` points to the line of each "
-        "problem and suggests a fix.\n\n"
-        f"```toml\n{EXAMPLE}```\n"
-    ]
-    for heading, table in TABLES:
+    head = f"{Config.__doc__} `headway check` points to the line of each problem and suggests a fix."
+    return _tables_page("headway.toml", head, EXAMPLE, TABLES)
+
+
+def fleet_page() -> str:
+    head = (
+        f"{FleetTable.__doc__} `headway fleet up` reads it, and points to the line of each problem. "
+        "[A Ray cluster](../how-to/ray-cluster.md) shows its use."
+    )
+    return _tables_page("fleet.toml", head, FLEET_EXAMPLE, FLEET_TABLES)
+
+
+def _tables_page(name: str, head: str, example: str, tables: Iterable[tuple[str, type[BaseModel]]]) -> str:
+    parts = [f"# {name}\n\n{WRITTEN_BY}{head}\n\n```toml\n{example}```\n"]
+    for heading, table in tables:
         rows = [_row(name, field) for name, field in table.model_fields.items() if not _is_table(field)]
         parts.append(
             f"## `{heading}`\n\n{table.__doc__}\n\n| setting | default | meaning |\n|---|---|---|\n" + "".join(rows)
@@ -227,6 +254,7 @@ def _names(names: Iterable[str]) -> str:
 
 PAGES = {
     "configuration.md": configuration_page,
+    "fleet.md": fleet_page,
     "commands.md": commands_page,
     "fields.md": fields_page,
     "metrics.md": metrics_page,

@@ -202,7 +202,7 @@ async def serve_calls(
     pages = MetricPages(*pages_at, gateway.metrics.page) if pages_at is not None else None
     server, app = make_gateway_server(config, gateway, auto, responses, pages, live)
     server.on_listening = on_listening
-    drain_on_signals(server, gateway.drain)
+    drain_on_signals(server, gateway, config.gateway.unready_s)
     if books is not None:
         await books.start(gateway.supervisor)
     if responses is not None:

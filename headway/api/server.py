@@ -11,7 +11,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import uvicorn
 
@@ -153,15 +153,31 @@ def make_server(
     return Server(config)
 
 
-def drain_on_signals(server: Server, drain: Callable[[], None]) -> None:
-    """The first SIGTERM or SIGINT stops new calls and waits for running streams; the second exits at once."""
+class Drained(Protocol):
+    """Whoever serves the calls."""
 
-    def on_signal() -> None:
-        server.force_exit = server.should_exit
+    leaving: bool
+
+    def drain(self) -> None: ...
+
+
+def drain_on_signals(server: Server, served: Drained, unready_s: float) -> None:
+    """The first SIGTERM stops new calls after `unready_s`, in which `/ready` tells a load balancer, and waits for
+    running streams. SIGINT does so at once, and so does the next signal; the one after that exits at once."""
+    loop = asyncio.get_running_loop()
+
+    def drain() -> None:
         if not server.should_exit:
-            drain()
+            served.drain()
             server.stop()
 
-    loop = asyncio.get_running_loop()
+    def on_signal(number: signal.Signals) -> None:
+        if number == signal.SIGTERM and unready_s and not served.leaving:
+            served.leaving = True
+            loop.call_later(unready_s, drain)
+        else:
+            server.force_exit = server.should_exit
+            drain()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(number, on_signal, number)

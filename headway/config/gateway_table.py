@@ -75,6 +75,13 @@ class GatewayTable(Table):
     reader_stall_s: float = Field(
         30.0, gt=0, le=3600, description="A client that does not read its stream for this long is disconnected."
     )
+    unready_s: float = Field(
+        0.0,
+        ge=0,
+        le=600,
+        description="Time after SIGTERM in which calls are still taken while `/ready` answers 503, so that a load "
+        "balancer sends the next ones elsewhere. More than it takes to notice. 0 if there is none.",
+    )
     drain_timeout_s: float = Field(
         300.0, ge=0, le=86_400, description="Time that running streams have to finish after SIGTERM."
     )

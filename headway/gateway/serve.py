@@ -72,6 +72,7 @@ class Gateway:
     ) -> None:
         self.dispatch = dispatch
         self.tell = dispatch.tell
+        self.leaving = False  # not ready any more, so that a load balancer sends no more calls
         self.draining = False
         self._clock = time.monotonic
         self.supervisor = Supervisor(self._clock)
@@ -375,11 +376,11 @@ class Gateway:
         ]
 
     def is_ready(self) -> bool:
-        return not self.draining and self.dispatch.is_ready and self.supervisor.is_well
+        return not self.leaving and self.dispatch.is_ready and self.supervisor.is_well
 
     def drain(self) -> None:
         """Take no new calls. Calls already here are served to their end."""
-        self.draining = True
+        self.leaving = self.draining = True
         self.tell(Draining())
 
     async def stop(self) -> None:

@@ -96,7 +96,7 @@ def write_config(folder: Path) -> None:
     relays = json.dumps([f"relay-{index}" for index in range(RELAYS)])
     (folder / "headway.toml").write_text(
         f'[gateway]\nhost = "0.0.0.0"\nkey_hashes = ["{key}"]\nadmin_key_hashes = ["{admin}"]\n'
-        f'drain_timeout_s = 60.0\n[cell]\nrelays = {relays}\nlease = "file:{folder}/lease"\n'
+        f'unready_s = 3.0\ndrain_timeout_s = 60.0\n[cell]\nrelays = {relays}\nlease = "file:{folder}/lease"\n'
         f'[[models]]\nname = "{LOAD.model}"\n[[models.tiers]]\nname = "standard"\nmax_hold_s = 60.0\n'
         f'[[models.tiers]]\nname = "fast"\nfloor_tps = {LOAD.floor_tps}\nmax_hold_s = 60.0\n'
         f"[models.discover]\nregistered = true\nseats = {LOAD.seats}\ncurve = {LOAD.curve}\n"

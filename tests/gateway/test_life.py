@@ -110,11 +110,11 @@ async def test_a_client_that_does_not_read_is_cut_off_and_harms_nobody() -> None
 
 @contextmanager
 def gateway_process(
-    tmp_path: Path, engine_url: str, *arguments: str, drain_timeout_s: float = 20.0
+    tmp_path: Path, engine_url: str, *arguments: str, drain_timeout_s: float = 20.0, unready_s: float = 0.0
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
     config = tmp_path / "headway.toml"
     config.write_text(
-        f"[gateway]\nport = 0\nprobe_interval_s = 0.1\ndrain_timeout_s = {drain_timeout_s}\n"
+        f"[gateway]\nport = 0\nprobe_interval_s = 0.1\ndrain_timeout_s = {drain_timeout_s}\nunready_s = {unready_s}\n"
         f'[[models]]\nname = "{MODEL}"\n[[models.replicas]]\nurl = "{engine_url}"\nseats = 8\n'
     )
     command = [sys.executable, "-m", "headway", "serve", "--config", str(config), *arguments]
@@ -166,6 +166,27 @@ async def test_sigterm_lets_running_streams_end_and_takes_no_new_calls(tmp_path:
             for writer in (stream_writer, kept_writer):
                 writer.close()
             assert await kept.read() == b""
+
+
+async def test_calls_are_taken_until_a_load_balancer_has_noticed(tmp_path: Path) -> None:
+    async with running(STEADY) as engine:
+        with gateway_process(tmp_path, engine.url, unready_s=1.0) as (process, port):
+            await read_until_up(port)
+            process.send_signal(signal.SIGTERM)
+
+            async def ask(request: bytes) -> bytes:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(request)
+                answer = await asyncio.wait_for(reader.read(), 20)
+                writer.close()
+                return answer
+
+            ready = b"GET /ready HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n"
+            async with asyncio.timeout(10):
+                while b" 503 " not in await ask(ready):
+                    pass
+            assert b"[DONE]" in await ask(post("/v1/chat/completions", SHORT, b"connection: close"))
+            assert await asyncio.to_thread(process.wait, 20) == 0
 
 
 async def test_when_the_drains_time_is_up_streams_are_told(tmp_path: Path) -> None:

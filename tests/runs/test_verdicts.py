@@ -34,7 +34,7 @@ from runs.ledger.torture_judge import Judgement
 from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish, none_of
 from runs.mistakes import budget, by_speed
 from runs.mistakes.killed import Killed
-from runs.simulation import fidelity, internet_scale, parity, speed
+from runs.simulation import fidelity, internet_scale, parity, scaling, speed
 from runs.students import distill, drafter
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "runs").glob("*.sh"))
@@ -455,6 +455,15 @@ def sim_fidelity() -> Case:
     return Case(fidelity.verdict, [one, vllm], [[worse, others[worse.name]] for worse in bad])
 
 
+def scaling_case() -> Case:
+    elastic = scaling.Row(700.0, 44, 1.0, 0.0002, 0.1, 3.0, 110, 5)
+    fixed = scaling.Row(960.0, 40, 1.0, 0.0001, 0.1, 2.0)
+    one = scaling.Compared(elastic, fixed, replace(fixed, replica_h=1_056.0, most=44))
+    worse = {"replica_h": 721.0, "kept": 0.994, "refused": 0.006, "fast_p95_s": 0.6, "standard_p99_s": 5.1}
+    bad = [replace(one, elastic=row) for row in each(elastic, **worse, reversals=13)]
+    return Case(scaling.verdict, scaling.Figures({1: one}), [scaling.Figures({1: row}) for row in bad])
+
+
 def sim_parity() -> Case:
     good = parity.Figures(2_400, 2_000, 7_310, 4_610, None)
     return Case(parity.verdict, good, each(good, first_difference="event 17", events=999, complete=10))
@@ -514,6 +523,7 @@ CASES = {
     "relay-change": relay_change_case(),
     "relays": relays_case(),
     "sim-fidelity": sim_fidelity(),
+    "scaling": scaling_case(),
     "sim-parity": sim_parity(),
     "sim-speed": sim_speed(),
     "soak": soak_case(),

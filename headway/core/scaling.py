@@ -64,7 +64,7 @@ class ScalingPolicy:
         self.rules = rules
         self.every_s = max(SHORTEST_STEP_S, rules.start_s / STEPS)  # how often `wanted` should be called
         self.cool_down_s = COOL_DOWN * rules.start_s
-        self.forecasters = [Forecaster(4.0, inf), Forecaster(1.0, inf)]  # a trend costs more than it saves (0013)
+        self.forecasters = [Forecaster(4.0, inf), Forecaster(1.0, inf)]  # a trend overshoots (docs/design/0013)
         self._width = max(0.0, NormalDist().inv_cdf(rules.shortage_cost / (1.0 + rules.shortage_cost)))
         self._wanted: int | None = None
         self._stepped_at = -inf

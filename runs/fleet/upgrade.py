@@ -21,6 +21,7 @@ from headway.admin_client import ask_admin
 from headway.errors import SetupError
 from runs.fleet.ray_nodes import GATEWAY, RayNodes
 from runs.fleet.rolling import Callers, Load
+from runs.measure.fetch import fetch
 from runs.measure.streams import process
 from runs.measure.verdict import Verdict, at_least, at_most, finish, none_of
 
@@ -150,6 +151,14 @@ def open_engines() -> int:
     return 0
 
 
+def is_serving() -> bool:
+    """Whether the load balancer has found a relay."""
+    with suppress(OSError):
+        fetch(f"http://{GATEWAY}:{PORT}/ready", timeout_s=2)
+        return True
+    return False
+
+
 def of_release(nodes: RayNodes, release: str) -> int:
     """The processes of the fleet that run with this release."""
     pids = {pid for node in nodes.nodes for word in ("dispatch", "relay", "mock-engine") for pid in node.pids(word)}
@@ -187,7 +196,7 @@ def main() -> int:
     with RayNodes(folder, cpus=6) as nodes, process(balancer(folder, nodes), f"http://{GATEWAY}:{PORT}/balancer"):
         path = str(write_fleet(folder, "one", nodes))
         nodes.until(lambda: nodes.headway("fleet", "up", path, "--no-wait").returncode == 0, "fleet up fails")
-        nodes.until(lambda: open_engines() == ENGINES, "the engines do not open", 240)
+        nodes.until(lambda: open_engines() == ENGINES and is_serving(), "the engines do not open", 240)
         console.print(f"{of_release(nodes, 'one')} processes of the first release run on 3 nodes")
         figures = uvloop.run(upgrade(folder, nodes))
     return finish(console, verdict(figures))

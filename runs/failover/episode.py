@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -129,16 +129,7 @@ def _judge(
     waits = waits_of(calls, boarded)
     starts = [stream.from_s for stream in streams]
     away = [fault for fault in faults if fault.kind == AWAY]
-    events, differences = 0, []
-    for path in cell.records():
-        try:
-            replayed = replay(path)
-        except SetupError as error:
-            differences.append(f"{path.name}: {error.message}")
-            continue
-        events += replayed.events
-        if replayed.first_difference:
-            differences.append(f"{path.name}: {replayed.first_difference}")
+    events, differences = replay_all(cell.records())
     ended = sum(call.how != "hangs" for call in calls)
     return Outcome(
         seed=seed,
@@ -172,6 +163,21 @@ def _judge(
         differences=differences,
         around=list(around([fault.from_s for fault in faults if fault.kind == DIED], waits)),
     )
+
+
+def replay_all(records: Iterable[Path]) -> tuple[int, list[str]]:
+    """The number of events, and what differs from what was recorded."""
+    events, differences = 0, []
+    for path in records:
+        try:
+            replayed = replay(path)
+        except SetupError as error:
+            differences.append(f"{path.name}: {error.message}")
+            continue
+        events += replayed.events
+        if replayed.first_difference:
+            differences.append(f"{path.name}: {replayed.first_difference}")
+    return events, differences
 
 
 def is_at_engine(call: Ended) -> bool:

@@ -131,15 +131,15 @@ def is_kill_of(fault: Done, relay: str) -> bool:
 
 def cut_without_reason(calls: Iterable[Ended], faults: Sequence[Done]) -> list[Ended]:
     """Calls that ended without an answer or in the middle of it, though their relay lived."""
-    return [
-        call
-        for call in calls
-        if call.how in ("cut", "no answer")
-        and not any(
-            is_kill_of(fault, call.relay) and call.sent_s - NOTICE_S <= fault.from_s <= call.ended_s + NOTICE_S
-            for fault in faults
-        )
-    ]
+    return [call for call in calls if call.how in ("cut", "no answer") and not lost_with_relay(call, faults)]
+
+
+def lost_with_relay(call: Ended, faults: Iterable[Done]) -> bool:
+    """Whether the call's relay was killed while it was under way."""
+    return any(
+        is_kill_of(fault, call.relay) and call.sent_s - NOTICE_S <= fault.from_s <= call.ended_s + NOTICE_S
+        for fault in faults
+    )
 
 
 def hanging(calls: Iterable[Ended], limits: Limits, faults: Sequence[Done]) -> list[Ended]:

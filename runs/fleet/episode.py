@@ -9,12 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from headway.dispatch.record import replay
-from headway.errors import SetupError
 from headway.ledger.opening import open_store
 from runs.failover.callers import Callers, Ended
 from runs.failover.cell import LIMITS, LOAD, REPLICAS
-from runs.failover.episode import aboard_of, is_at_engine
+from runs.failover.episode import aboard_of, is_at_engine, replay_all
 from runs.failover.judge import Crowd, Done, crowds, filled, hanging
 from runs.fleet.faults import RELAYS, FleetFaults, plan
 from runs.fleet.held_cell import HeldCell
@@ -103,16 +101,7 @@ def _judge(
         one.requests = process.requests
     streams = aboard_of(alone, calls, entries)
     history = [one for path in cell.records() for one in read_record(path)]
-    events, differences = 0, []
-    for path in cell.records():
-        try:
-            replayed = replay(path)
-        except SetupError as error:
-            differences.append(f"{path.name}: {error.message}")
-            continue
-        events += replayed.events
-        if replayed.first_difference:
-            differences.append(f"{path.name}: {replayed.first_difference}")
+    events, differences = replay_all(cell.records())
     return FleetOutcome(
         seed=seed,
         sent=callers.sent,

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from runs.failover.callers import Ended
-from runs.failover.judge import NOTICE_S, Done, is_kill_of
+from runs.failover.judge import NOTICE_S, Done, lost_with_relay
 
 # How long after such a fault the engines that it concerns may end. A node that was cut off, or whose head is away, may
 # hear only later that Ray has taken it for dead.
@@ -56,10 +56,7 @@ def cut_without_reason(calls: Iterable[Ended], engine_of: Mapping[str, str], fau
         call
         for call in calls
         if call.how in ("cut", "no answer")
-        and not any(
-            is_kill_of(fault, call.relay) and call.sent_s - NOTICE_S <= fault.from_s <= call.ended_s + NOTICE_S
-            for fault in faults
-        )
+        and not lost_with_relay(call, faults)
         and not may_have_died(engine_of.get(call.call_id, ""), call.sent_s, call.ended_s, faults)
     ]
 

@@ -115,7 +115,7 @@ class AdminPages:
                 "`registered = true`.",
                 "model",
             )
-        return await self._replicas(params, None)
+        return 200, JSON, msgspec.json.encode({"model": order.model, "urls": urls})
 
     def _differences(self, params: Params, _key: Key | None) -> Page:
         try:

@@ -39,7 +39,8 @@ def up(
     cluster.connect(address)
     cluster.up(table)
     versions = {one.name: one.version for one in table.processes}
-    counts = {one.name: one.count for one in table.processes}
+    # Demand may need fewer than the first number.
+    counts = {one.name: one.scaling.min_count if one.scaling is not None else one.count for one in table.processes}
 
     def is_done(reports: Sequence[Report]) -> bool:
         ready = Counter(one.group for one in reports if one.phase == "ready" and one.version == versions.get(one.group))

@@ -34,7 +34,10 @@ class Times:
 class FleetGatewayTable(Table):
     """The gateway at which engines are registered."""
 
-    url: str = Field(description="URL of the gateway, or of what stands in front of its relays.")
+    url: str = Field(
+        description="URL of the gateway, or of what stands in front of its relays. It must pass `/admin` on to a relay "
+        "that is not ready: none is before the first engine is registered."
+    )
     admin_key_file: Word = Field(
         description="File with a key whose hash is in `admin_key_hashes`. It must be readable on each node on which "
         "Ray may start the fleet's actor: the key itself is not sent to Ray."

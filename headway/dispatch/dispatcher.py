@@ -69,7 +69,7 @@ log = logging.getLogger("headway.dispatch")
 
 REPORT_S = 1.0  # after which a listed relay that was not heard is taken for dead
 MAX_EARLY = 1000  # orders of operators
-SILENT_S = 1.0  # after which a relay that sends no beats is taken for lost
+SILENT_TICKS = 10  # after which a relay that sends no beats is taken for lost
 # Kinds of events and actions. Tuples: `isinstance` with A | B makes a new union each time, and this is for every event.
 UNDER_WAY = (Delivering, Finished, Failed, Left)  # most events; core alone decides what follows
 ARRIVALS = (Arrived, Adopted)
@@ -313,10 +313,12 @@ class Dispatcher:
                 session.link.send(keep)
 
     def _drop_silent(self) -> None:
-        """A relay that is stopped, or whose machine is gone, does not close its connection."""
-        now = self._clock()
+        """A relay that is stopped, or whose machine is gone, does not close its connection.
+
+        Ticks are counted and not seconds: after a pause of this process, beats wait that it has not read yet."""
         for session in list(self.sessions.values()):
-            if session.lost_at is None and now - session.heard_at > SILENT_S:
+            session.unheard_ticks += 1
+            if session.lost_at is None and session.unheard_ticks > SILENT_TICKS:
                 session.link.abort("it is silent")
 
     def metrics(self) -> Iterable[Metric]:

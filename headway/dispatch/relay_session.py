@@ -12,7 +12,7 @@ from headway.dispatch.link import Link
 
 BEAT_S = 0.2
 UNDECIDED_S = 5.0  # after which one that renews no lease is left: a leader that may not decide ends its term sooner
-SILENT_S = 1.0  # after which a dispatcher that answers no beat is taken for lost
+SILENT_BEATS = 5  # after which a dispatcher that answers none is taken for lost
 
 
 class Obeying(Protocol):
@@ -42,6 +42,7 @@ class DispatcherSession:
         self._dispatch = dispatch
         self._clock = clock
         self._heard_at = self._renewed_at = self.began_at
+        self._unheard_beats = 0  # since then
         self._sent_at: dict[int, float] = {}  # beats that were not answered yet
         self._answered = 0  # the last beat that was
         self._is_lost = asyncio.Event()
@@ -49,6 +50,7 @@ class DispatcherSession:
 
     def on_message(self, message: FromDispatcher) -> None:
         self._heard_at = self._clock()
+        self._unheard_beats = 0
         if isinstance(message, Welcome):
             self._dispatch.welcomed(message, self)
         elif isinstance(message, Turned):
@@ -68,11 +70,13 @@ class DispatcherSession:
         return self._sent_at.pop(number, None)
 
     async def beat(self) -> None:
-        """Until the link is lost. One that is silent is lost: a dispatcher that is stopped does not close it."""
+        """Until the link is lost. One that is silent is lost: a dispatcher that is stopped does not close it.
+
+        Beats are counted and not seconds: after a pause of this process, answers wait that it has not read yet."""
         number = 0
         while not self._is_lost.is_set():
             now = self._clock()
-            if now - self._heard_at > SILENT_S:
+            if self._unheard_beats > SILENT_BEATS:
                 self.link.abort("the dispatcher is silent")
             elif now - self._renewed_at > UNDECIDED_S:
                 self.link.abort("the dispatcher does not decide")
@@ -80,6 +84,7 @@ class DispatcherSession:
                 number += 1
                 self._sent_at[number] = now
                 self.link.send(Beat(number, self._answered))
+            self._unheard_beats += 1
             with suppress(TimeoutError):
                 async with asyncio.timeout(BEAT_S):
                     await self._is_lost.wait()

@@ -53,6 +53,7 @@ class RelaySession:
         self.has_reported = False
         self.lost_at: float | None = None
         self.heard_at = clock()
+        self.unheard_ticks = 0  # since then
         self.obeyed_at = 0.0  # the relay has obeyed since then, or later
         self._host = host
         self._clock = clock
@@ -99,6 +100,7 @@ class RelaySession:
 
     def _answer(self, beat: Beat) -> None:
         now = self.heard_at = self._clock()
+        self.unheard_ticks = 0
         self.obeyed_at = max(self.obeyed_at, self._sent_at.get(beat.heard, 0.0))
         self._sent_at[beat.number] = now
         while len(self._sent_at) > MAX_ECHOES:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -179,6 +180,17 @@ async def test_each_replica_is_probed_by_one_relay(tmp_path: Path) -> None:
         hands = cell.dispatcher.cell._dealing.hands.values()
         assert sorted(name for hand in hands for name in hand) == sorted(engine.url for engine in engines)
         assert sorted(map(len, hands)) == [2, 3]
+
+
+async def test_links_outlive_a_pause_of_both_sides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with running(QUICK) as engine, running_cell(tmp_path, config_for([engine])) as cell:
+        before = {session.link for session in cell.dispatcher.sessions.values()}
+        time.sleep(2.0)
+        for relay in cell.relays:
+            assert (await relay.call()).usage.completion_tokens == 5
+        await asyncio.sleep(2 * relay_session.BEAT_S)
+        assert {session.link for session in cell.dispatcher.sessions.values()} == before
+        assert "silent" not in caplog.text
 
 
 async def test_streams_go_on_when_the_dispatcher_dies_and_the_next_one_adopts_them(tmp_path: Path) -> None:

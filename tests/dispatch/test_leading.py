@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from headway.core.machine import Machine
-from headway.core.types import Arrived, Board, Call, ModelPolicy, Replica, ReplicaUp, TierPolicy, own_pools
-from headway.dispatch.dispatcher import SILENT_S, Dispatcher
+from headway.core.types import TICK_S, Arrived, Board, Call, ModelPolicy, Replica, ReplicaUp, TierPolicy, own_pools
+from headway.dispatch.dispatcher import SILENT_TICKS, Dispatcher
 from headway.dispatch.fleet import Member
 from headway.dispatch.frames import (
     PROTOCOL,
@@ -194,12 +194,20 @@ def test_a_standby_turns_relays_away_and_learns_the_epoch(clock: FakeTime) -> No
 
 def test_a_relay_that_is_silent_is_dropped(term: Term, clock: FakeTime) -> None:
     relays = everybody(term, clock)
-    clock.now += SILENT_S / 2
-    for relay in relays[1:]:
-        relay.beat()
-    clock.now += SILENT_S / 2 + 0.1
-    term.tick()
+    for _ in range(SILENT_TICKS + 1):
+        assert not relays[0].line.closed
+        clock.now += TICK_S
+        for relay in relays[1:]:
+            relay.beat()
+        term.tick()
     assert [relay.line.closed for relay in relays] == ["it is silent", "", ""]
+
+
+def test_no_relay_is_dropped_because_the_dispatcher_itself_was_paused(term: Term, clock: FakeTime) -> None:
+    relays = everybody(term, clock)
+    clock.now += 2 * SILENT_TICKS * TICK_S
+    term.dispatcher.tick()  # before the beats that wait are read
+    assert [relay.line.closed for relay in relays] == ["", "", ""]
 
 
 @pytest.mark.anyio

@@ -160,7 +160,7 @@ def _serve(config: Config, gateway: Gateway, app: App) -> None:
 
 def _life(status: ReplicaStatus) -> ReplicaLife:
     state = "draining" if status.is_draining else "open" if status.is_open else "closed"
-    return ReplicaLife(status.name, status.pool, state, status.aboard, status.seats)
+    return ReplicaLife(status.name, status.pool, state, status.aboard, status.seats, status.is_light)
 
 
 def _reading(status: DemandStatus) -> PoolReading:

@@ -22,13 +22,14 @@ MAX_REGISTER_BYTES = MAX_REGISTERED * (MAX_URL + 10)
 
 
 class ReplicaLife(msgspec.Struct):
-    """`state`: open, draining (takes no calls), or closed: it starts, or is down."""
+    """`state`: open, draining (takes no calls), or closed: it starts, or is down. `is_light`: it keeps a floor."""
 
     url: str
     model: str
     state: str
     aboard: int
     seats: int
+    is_light: bool
 
 
 class PoolReading(msgspec.Struct):

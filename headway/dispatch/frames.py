@@ -267,7 +267,7 @@ class RelayStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 class ReplicaStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """`aboard` are the seats taken. `is_behind`: a stream is behind its floor there, so no call boards. `is_silent`: it
-    is up and not open, because its engine does not say how many streams it runs."""
+    is up and not open, because its engine does not say how many streams it runs. `is_light`: it keeps a floor."""
 
     name: str
     pool: str
@@ -277,6 +277,7 @@ class ReplicaStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
     is_behind: bool
     is_silent: bool = False
     is_draining: bool = False
+    is_light: bool = False
 
 
 class Status(msgspec.Struct, array_like=True, tag=27, forbid_unknown_fields=True):

@@ -85,6 +85,7 @@ def replicas_status(machine: Machine, fleet: RunningFleet, silent: Container[str
             is_behind=state is not None and state.is_behind,
             is_silent=name in silent,
             is_draining=fleet.is_draining(name),
+            is_light=state is not None and state.light,
         )
         rows.append(row)
     return sorted(rows, key=lambda row: (row.is_open and not row.is_behind, row.pool, row.name))

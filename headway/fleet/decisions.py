@@ -22,6 +22,7 @@ class GatewayReplica:
     model: str
     is_open: bool
     aboard: int
+    is_light: bool = False
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,11 @@ def orders(
         found += [Leave(one.name, is_undone=True) for one in back[: wanted - len(staying)]]
         return found + _starts(table, wanted - len(staying) - len(back), mine)
 
-    def by_loss(one: Report) -> tuple[bool, bool, int, int]:
-        """What is lost least if it leaves comes first."""
+    def by_loss(one: Report) -> tuple[bool, bool, bool, int, int]:
+        """What is lost least if it leaves comes first. In the place of a light replica another would have to empty."""
         replica = replicas.get(one.url)
-        aboard = replica.aboard if replica is not None else 0
-        return not _is_outdated(one, table), one.phase == "ready", aboard, -one.index
+        is_light, aboard = (replica.is_light, replica.aboard) if replica is not None else (False, 0)
+        return not _is_outdated(one, table), one.phase == "ready", is_light, aboard, -one.index
 
     staying.sort(key=by_loss)
     if extra := len(staying) - wanted:

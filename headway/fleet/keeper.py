@@ -57,7 +57,7 @@ class AskedGateway:
     def replicas(self) -> dict[str, GatewayReplica]:
         answer = ask_admin(self._table.url, self._key(), "/admin/replicas")
         rows = [
-            GatewayReplica(row["url"], row["model"], row["state"] == "open", row["aboard"])
+            GatewayReplica(row["url"], row["model"], row["state"] == "open", row["aboard"], row["is_light"])
             for row in answer["replicas"]
         ]
         return {row.url: row for row in rows}

@@ -24,9 +24,9 @@ def report(index: int, table: ProcessTable = TABLE, **more: Any) -> Report:
     return replace(known, **more)
 
 
-def replica(one: Report, aboard: int = 0, *, is_open: bool = True) -> GatewayReplica:
+def replica(one: Report, aboard: int = 0, *, is_open: bool = True, is_light: bool = False) -> GatewayReplica:
     assert one.model is not None
-    return GatewayReplica(one.url, one.model, is_open, aboard)
+    return GatewayReplica(one.url, one.model, is_open, aboard, is_light)
 
 
 def ordered(
@@ -72,6 +72,12 @@ def test_the_emptiest_leave_first_and_of_those_the_last() -> None:
     known = [replica(full, 5), replica(empty), replica(other)]
     assert ordered(full, empty, other, replicas=known) == [Leave("engine-2")]
     assert ordered(full, empty, other, wanted=1, replicas=known) == [Leave("engine-2"), Leave("engine-1")]
+
+
+def test_a_heavy_replica_leaves_before_an_emptier_one_that_is_light() -> None:
+    light, heavy = report(0), report(1)
+    known = [replica(light, 1, is_light=True), replica(heavy, 5)]
+    assert ordered(light, heavy, wanted=1, replicas=known) == [Leave("engine-1")]
 
 
 def test_those_that_are_outdated_or_not_ready_leave_before_the_emptiest() -> None:

@@ -39,7 +39,7 @@ from headway.core.reserve import Forecaster
 
 STEPS: Final = 36  # readings in one start
 SHORTEST_STEP_S: Final = 1.0
-RECENT: Final = 12  # readings whose mean is forecast. What all of them need is ordered at once
+RECENT: Final = 1 / 3  # of a start: the mean of its readings is forecast. What all of them need is ordered at once
 COOL_DOWN: Final = 1.0  # starts
 MOST_IN: Final = 0.25  # of the replicas, in one cool-down
 IDLE: Final = 0.05  # of the replicas, at least one, must be too many: fewer come and go by chance
@@ -69,8 +69,9 @@ class ScalingPolicy:
         self._wanted: int | None = None
         self._stepped_at = -inf
         self.needed = 0.0  # by the last reading
-        self._held: deque[tuple[float, int]] = deque(maxlen=RECENT)
-        self._recent: deque[float] = deque(maxlen=RECENT)
+        self._recent_readings = max(1, round(RECENT * rules.start_s / self.every_s))
+        self._held: deque[tuple[float, int]] = deque(maxlen=max(2, self._recent_readings))  # by two, how fast it grows
+        self._recent: deque[float] = deque(maxlen=self._recent_readings)
         self._targets: deque[tuple[float, int]] = deque()  # of the last cool-down, with the time; falling
         self._may_fall_at = inf
 
@@ -112,7 +113,7 @@ class ScalingPolicy:
         dispersion = best.dispersion
         self._recent.append(needed)
         forecast = self._forecast(best, sum(self._recent) / len(self._recent), now)
-        sustained = min(self._recent) if len(self._recent) == RECENT else 0.0
+        sustained = min(self._recent) if len(self._recent) == self._recent_readings else 0.0
         target = ceil(max(sustained, forecast + self._width * sqrt(dispersion * forecast)) - ROUNDING)
         while self._targets and self._targets[-1][1] <= target:
             self._targets.pop()

@@ -73,7 +73,15 @@ def test_a_step_of_demand_is_reached_in_one_order() -> None:
     follow(policy, lambda _: 10.0, 3600.0)
     running = policy.wanted(None, 0, 3600.0)
     (at, wanted), *_ = follow(policy, lambda _: 30.0, 3900.0, running, begin_s=3600.0)
-    assert (at, wanted) == (3600.0 + (RECENT - 1) * EVERY_S, 30)
+    assert (at, wanted) == (3600.0 + RECENT * RULES.start_s - EVERY_S, 30)
+
+
+def test_with_a_short_start_fewer_readings_suffice() -> None:
+    policy = ScalingPolicy(replace(RULES, start_s=6.0))  # a reading each second, and a third of a start has two
+    for at in range(60):
+        policy.wanted(replace(IDLE, standard_load=10.0, replicas=12), 12, float(at))
+    policy.wanted(replace(IDLE, standard_load=30.0, replicas=12), 12, 60.0)
+    assert policy.wanted(replace(IDLE, standard_load=30.0, replicas=12), 12, 61.0) >= 30
 
 
 def test_a_burst_that_is_soon_over_orders_nothing() -> None:

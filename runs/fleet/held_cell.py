@@ -73,9 +73,7 @@ class HeldCell(Cell):
 
     async def place(self) -> None:
         """Let the fleet be as its file says. Returns before it is."""
-        ran = await asyncio.to_thread(self.nodes.headway, "fleet", "up", str(self.fleet), "--no-wait")
-        if ran.returncode:
-            raise SystemExit(f"headway fleet up: {ran.stdout}{ran.stderr}")
+        await asyncio.to_thread(self.nodes.fleet_up, self.fleet)
 
     async def rows(self) -> dict[str, str]:
         """The state of each replica, by URL. Raises SetupError if the gateway does not say."""

@@ -203,6 +203,16 @@ class RayNodes:
         command = [*inside, sys.executable, "-m", "headway", *words]
         return subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False)
 
+    def fleet_up(self, fleet: Path) -> None:
+        """Let the fleet be as this file says. Returns before it is. Tried again while the head is away, as an owner
+        would."""
+
+        def is_told() -> bool:
+            has_head = bool(self.nodes[0].pids("raylet/raylet"))
+            return has_head and self.headway("fleet", "up", str(fleet), "--no-wait").returncode == 0
+
+        self.until(is_told, "headway fleet up fails")
+
     def until(self, is_so: Callable[[], bool], problem: str, within_s: float = START_S) -> None:
         deadline = time.monotonic() + within_s
         while not is_so():

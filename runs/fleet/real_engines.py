@@ -243,7 +243,7 @@ def main() -> int:
     serve = [sys.executable, "-m", "headway", "serve", "--config", str(config)]
     with RayNodes(folder, count=1, cpus=2) as nodes, process(serve, f"http://{GATEWAY}:{PORT}/health"):
         node = nodes.nodes[0]
-        nodes.until(lambda: nodes.headway("fleet", "up", str(fleet), "--no-wait").returncode == 0, "fleet up fails")
+        nodes.fleet_up(fleet)
         console.print("two engines are placed; vLLM loads")
         nodes.until(lambda: open_engines() == 2, "the engines do not open", BACK_S)
         outages, served_after = uvloop.run(measure(node))

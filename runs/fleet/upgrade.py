@@ -194,8 +194,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="headway-upgrade-"))
     write_config(folder)
     with RayNodes(folder, cpus=6) as nodes, process(balancer(folder, nodes), f"http://{GATEWAY}:{PORT}/balancer"):
-        path = str(write_fleet(folder, "one", nodes))
-        nodes.until(lambda: nodes.headway("fleet", "up", path, "--no-wait").returncode == 0, "fleet up fails")
+        nodes.fleet_up(write_fleet(folder, "one", nodes))
         nodes.until(lambda: open_engines() == ENGINES and is_serving(), "the engines do not open", 240)
         console.print(f"{of_release(nodes, 'one')} processes of the first release run on 3 nodes")
         figures = uvloop.run(upgrade(folder, nodes))

@@ -220,12 +220,13 @@ class Machine:
         journey = self._journeys.get(event.call_id)
         if journey is None or journey.replica is None:
             return
-        failed = journey.replica
+        failed, journey.replica = journey.replica, None
         journey.seat_us += journey.pool.free(journey.call.id, failed, now)
-        journey.replica = None
         pool = journey.pool = journey.home
         if event.stage in ("preempted", "unsent"):
-            actions.append(Hold(event.call_id, pool.waiting.hold(journey.call, now, journey.avoid, returned=False)))
+            waited_s = now - journey.arrived_at if event.stage == "unsent" else 0.0  # then it has only waited
+            hold_s = pool.waiting.hold(journey.call, now, journey.avoid, returned=False, waited_s=waited_s)
+            actions.append(Hold(event.call_id, hold_s))
             self._settle(pool, now, actions)
             return
         journey.avoid.add(failed)
@@ -391,10 +392,9 @@ class Machine:
         journey = self._journeys.pop(call_id, None)
         if journey is None:
             return  # it has ended already: a driver may report the end twice
-        pool = journey.pool
-        pool.waiting.charge(journey.call, sum(tokens))
+        journey.pool.waiting.charge(journey.call, sum(tokens))
         if (bucket := journey.bucket) is not None:
             self._rate_limiter.spend(*bucket, now, input=tokens[0], output=tokens[1])
         journey.give_back(now, speed_tps)
         actions.append(Settled(call_id, journey.seat_us, estimated_tokens))
-        self._settle(pool, now, actions)
+        self._settle(journey.pool, now, actions)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from headway.core.fare import SeatTime
 from headway.core.types import (
     Arrived,
@@ -137,6 +139,16 @@ def test_a_replica_that_is_up_for_another_model_has_lost_its_streams() -> None:
     assert m.step(Failed("standard0", "waiting"), 1.0) == [Hold("standard0", for_s=30.0)]
     assert m.step(Arrived(Call("a", "other", "standard")), 1.0) == [Board("a", "r0", "standard")]
     assert m.step(ReplicaDown("r0"), 2.0) == [Cut("a")]
+
+
+def test_a_call_that_was_not_sent_has_waited_since_it_arrived() -> None:
+    m = machine(replicas=1)
+    board_many(m, m.pools["m"].replica_state("r0").replica.seats)
+    assert arrive(m, "a", "standard") == [Hold("a", for_s=30.0)]
+    assert m.step(Finished("standard0", 1, 1), 20.0)[1:] == [Board("a", "r0", "standard")]
+    m.step(ReplicaSuspect("r0"), 20.1)
+    [hold] = m.step(Failed("a", "unsent"), 20.1)
+    assert hold == Hold("a", for_s=pytest.approx(9.9))
 
 
 def test_a_full_engine_is_not_the_last_one_while_another_is_open() -> None:

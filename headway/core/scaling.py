@@ -55,8 +55,8 @@ class ScalingRules:
     min_replicas: int
     max_replicas: int
     start_s: float
-    shortage_cost: float = 5.0
-    utilisation: float = 0.98
+    shortage_cost: float = 2.0
+    utilisation: float = 0.95
 
 
 class ScalingPolicy:

@@ -229,7 +229,11 @@ def _open_files(pid: int) -> set[str]:
 
 
 def _command(entry: Path) -> str:
-    return (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    """Empty if the process is gone."""
+    try:
+        return (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _ip(*words: str) -> None:

@@ -23,7 +23,7 @@ from runs.engine import long_prompts, mixed_prompts, noise, speculation
 from runs.express import fast_mode, report, rule
 from runs.express.demand import CELLS
 from runs.failover import run as failover
-from runs.fleet import adapters, discovery, other_engines, real_engines, reload, rolling, upgrade
+from runs.fleet import adapters, discovery, other_engines, real_engines, reload, rolling, scaling_live, upgrade
 from runs.fleet import torture as fleet
 from runs.gateway import leaks, neighbours, relay_change, soak, tax, websocket
 from runs.gateway.tenant import HOSTILE, Work
@@ -464,6 +464,15 @@ def scaling_case() -> Case:
     return Case(scaling.verdict, scaling.Figures({1: one}), [scaling.Figures({1: row}) for row in bad])
 
 
+def scaling_live_case() -> Case:
+    live = scaling.Row(1.4, 12, 1.0, 0.0002, 0.1, 1.0, 40, 3)
+    fixed = scaling.Row(2.0, 12, 1.0, 0.0001, 0.1, 2.0)
+    good = scaling_live.LiveFigures(live, replace(live, replica_h=1.38), fixed, 10_800, 10_800)
+    worse = {"replica_h": 1.52, "kept": 0.994, "refused": 0.006, "fast_p95_s": 0.6, "standard_p99_s": 5.1}
+    bad = [replace(good, live=row) for row in each(live, **worse, reversals=13)]
+    return Case(scaling_live.verdict, good, [*bad, replace(good, seen=10_799)])
+
+
 def sim_parity() -> Case:
     good = parity.Figures(2_400, 2_000, 7_310, 4_610, None)
     return Case(parity.verdict, good, each(good, first_difference="event 17", events=999, complete=10))
@@ -524,6 +533,7 @@ CASES = {
     "relays": relays_case(),
     "sim-fidelity": sim_fidelity(),
     "scaling": scaling_case(),
+    "scaling-live": scaling_live_case(),
     "sim-parity": sim_parity(),
     "sim-speed": sim_speed(),
     "soak": soak_case(),

@@ -35,6 +35,7 @@ from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish, none_o
 from runs.mistakes import budget, by_speed
 from runs.mistakes.killed import Killed
 from runs.simulation import fidelity, internet_scale, parity, scaling, speed
+from runs.simulation.scaled_day import Row
 from runs.students import distill, drafter
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "runs").glob("*.sh"))
@@ -456,8 +457,8 @@ def sim_fidelity() -> Case:
 
 
 def scaling_case() -> Case:
-    elastic = scaling.Row(700.0, 44, 1.0, 0.0002, 0.1, 3.0, 110, 5)
-    fixed = scaling.Row(960.0, 40, 1.0, 0.0001, 0.1, 2.0)
+    elastic = Row(700.0, 44, 1.0, 0.0002, 0.1, 3.0, 110, 5)
+    fixed = Row(960.0, 40, 1.0, 0.0001, 0.1, 2.0)
     one = scaling.Compared(elastic, fixed, replace(fixed, replica_h=1_056.0, most=44))
     worse = {"replica_h": 721.0, "kept": 0.994, "refused": 0.006, "fast_p95_s": 0.6, "standard_p99_s": 5.1}
     bad = [replace(one, elastic=row) for row in each(elastic, **worse, reversals=13)]
@@ -465,8 +466,8 @@ def scaling_case() -> Case:
 
 
 def scaling_live_case() -> Case:
-    live = scaling.Row(1.4, 12, 1.0, 0.0002, 0.1, 1.0, 40, 3)
-    fixed = scaling.Row(2.0, 12, 1.0, 0.0001, 0.1, 2.0)
+    live = Row(1.4, 12, 1.0, 0.0002, 0.1, 1.0, 40, 3)
+    fixed = Row(2.0, 12, 1.0, 0.0001, 0.1, 2.0)
     good = scaling_live.LiveFigures(live, replace(live, replica_h=1.38), fixed, 10_800, 10_800)
     worse = {"replica_h": 1.52, "kept": 0.994, "refused": 0.006, "fast_p95_s": 0.6, "standard_p99_s": 5.1}
     bad = [replace(good, live=row) for row in each(live, **worse, reversals=13)]

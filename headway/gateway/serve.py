@@ -256,9 +256,10 @@ class Gateway:
                 self._hold(trip, self._clock() + for_s)
             case Downgrade(reason=reason):
                 trip.downgrade(reason, self._clock())
-            case Cut():
+            # A call without a seat has lost it already, and said so, before a dispatcher's order came.
+            case Cut() if trip.seat.done():
                 trip.cut()
-            case Preempt():
+            case Preempt() if trip.seat.done():
                 trip.is_preempted = True
                 trip.cut()
             case Settled(seat_us=seat_us) if not trip.settled.done():

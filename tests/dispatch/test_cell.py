@@ -14,7 +14,7 @@ import pytest
 from openai import APIStatusError, AsyncOpenAI
 
 from headway.config import Config, as_text
-from headway.core.types import ReplicaDown, ReplicaSuspect
+from headway.core.types import Cut, Preempt, ReplicaDown, ReplicaSuspect
 from headway.deciding import DispatchedConfig, make_dispatcher, members_of, policies_of
 from headway.dispatch import relay_session
 from headway.dispatch.address import Address, UnixAddress
@@ -180,6 +180,24 @@ async def test_each_replica_is_probed_by_one_relay(tmp_path: Path) -> None:
         hands = cell.dispatcher.cell._dealing.hands.values()
         assert sorted(name for hand in hands for name in hand) == sorted(engine.url for engine in engines)
         assert sorted(map(len, hands)) == [2, 3]
+
+
+@pytest.mark.parametrize("order", [Cut, Preempt])
+async def test_an_order_for_a_seat_that_is_lost_already_does_not_end_the_next_one(
+    tmp_path: Path, order: type[Cut | Preempt], caplog: pytest.LogCaptureFixture
+) -> None:
+    async with running(SLOW) as engine, running_cell(tmp_path, config_for([engine], seats=1)) as cell:
+        relay = cell.relays[0]
+        first = asyncio.create_task(relay.call(20))
+        await cell.until(lambda: engine.record()["running"] == 1)
+        held = asyncio.create_task(relay.call(5))
+        await cell.until(lambda: cell.pool.waiting.held == 1)
+        [waiting] = [trip for trip in relay.gateway._trips.values() if not trip.seat.done()]
+        relay.gateway.do(order(waiting.call.id))
+        for answer, tokens in zip(await asyncio.gather(first, held), (20, 5), strict=True):
+            assert answer.usage.completion_tokens == tokens
+        assert waiting.boardings == 1
+        assert "taken off" not in caplog.text
 
 
 async def test_links_outlive_a_pause_of_both_sides(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -57,7 +57,8 @@ class AskedGateway:
     def replicas(self) -> dict[str, GatewayReplica]:
         answer = ask_admin(self._table.url, self._key(), "/admin/replicas")
         rows = [
-            GatewayReplica(row["url"], row["model"], row["state"] == "open", row["aboard"], row["is_light"])
+            # A gateway of an earlier release does not say `is_light`.
+            GatewayReplica(row["url"], row["model"], row["state"] == "open", row["aboard"], row.get("is_light", False))
             for row in answer["replicas"]
         ]
         return {row.url: row for row in rows}

@@ -18,6 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from headway.admin_client import ask_admin
+from headway.errors import SetupError
+
 BRIDGE, NETWORK = "headwaybr", "10.87.0"
 GATEWAY = f"{NETWORK}.1"  # this machine, as nodes see it
 REDIS_PORT, HEAD_PORT = 6390, 6379
@@ -219,6 +222,15 @@ class RayNodes:
             if time.monotonic() > deadline:
                 raise SystemExit(f"{problem}: look into {self.folder}")
             time.sleep(0.1)
+
+
+def open_engines(port: int, admin_key: str) -> int:
+    """How many take calls, as the gateway on this machine says; 0 if it does not answer."""
+    try:
+        rows = ask_admin(f"http://{GATEWAY}:{port}", admin_key, "/admin/replicas")["replicas"]
+    except SetupError:
+        return 0
+    return sum(row["state"] == "open" for row in rows)
 
 
 def _open_files(pid: int) -> set[str]:

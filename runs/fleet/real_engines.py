@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,11 +23,9 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from headway.admin_client import ask_admin
-from headway.errors import SetupError
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import LocalEngine, cpu_vllm
-from runs.fleet.ray_nodes import GATEWAY, Node, Placed, RayNodes
+from runs.fleet.ray_nodes import GATEWAY, Node, Placed, RayNodes, open_engines
 from runs.measure.streams import process
 from runs.measure.verdict import Verdict, at_least, finish, none_of
 
@@ -170,13 +167,6 @@ def write_files(folder: Path) -> tuple[Path, Path]:
     return config, fleet
 
 
-def open_engines() -> int:
-    with suppress(SetupError):
-        rows = ask_admin(f"http://{GATEWAY}:{PORT}", ADMIN, "/admin/replicas")["replicas"]
-        return sum(row["state"] == "open" for row in rows)
-    return 0
-
-
 def placed(node: Node) -> list[Placed]:
     return sorted(node.placed(PROGRAM, lambda command: int(command[command.index("--port") + 1])), key=lambda x: x.url)
 
@@ -193,11 +183,11 @@ async def outage(what: str, callers: FastCallers, pids: list[int]) -> Outage:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     deadline = since_s + BACK_S
-    while await asyncio.to_thread(open_engines) == 2:  # until the gateway has noticed
+    while await asyncio.to_thread(open_engines, PORT, ADMIN) == 2:  # until the gateway has noticed
         await asyncio.sleep(0.1)
         if time.monotonic() > deadline:
             return done
-    while await asyncio.to_thread(open_engines) < 2:
+    while await asyncio.to_thread(open_engines, PORT, ADMIN) < 2:
         await asyncio.sleep(0.5)
         if time.monotonic() > deadline:
             return done
@@ -245,7 +235,7 @@ def main() -> int:
         node = nodes.nodes[0]
         nodes.fleet_up(fleet)
         console.print("two engines are placed; vLLM loads")
-        nodes.until(lambda: open_engines() == 2, "the engines do not open", BACK_S)
+        nodes.until(lambda: open_engines(PORT, ADMIN) == 2, "the engines do not open", BACK_S)
         outages, served_after = uvloop.run(measure(node))
         try:
             nodes.headway("fleet", "down", timeout_s=120)

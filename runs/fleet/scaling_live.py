@@ -8,7 +8,6 @@ import json
 import sys
 import tempfile
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +15,13 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 
-from headway.admin_client import ask_admin
 from headway.core.curve import Curve
 from headway.core.scaling import ScalingRules
 from headway.core.types import ModelPolicy, Replica, TierPolicy
-from headway.errors import ConnectionFailed, SetupError
+from headway.errors import ConnectionFailed
 from headway.sim.loop import Job
 from headway.sim.workload import HOUR_S, OFFICE_HOURS, Lengths
-from runs.fleet.ray_nodes import GATEWAY, RayNodes
+from runs.fleet.ray_nodes import GATEWAY, RayNodes, open_engines
 from runs.measure.machine import require
 from runs.measure.streams import Stream, call, chat_request, process
 from runs.measure.verdict import Verdict, at_least, at_most, finish
@@ -125,13 +123,6 @@ def write_fleet(folder: Path) -> Path:
     return path
 
 
-def open_engines() -> int:
-    with suppress(SetupError):
-        rows = ask_admin(f"http://{GATEWAY}:{PORT}", ADMIN, "/admin/replicas")["replicas"]
-        return sum(row["state"] == "open" for row in rows)
-    return 0
-
-
 class LiveDay:
     def __init__(self, nodes: RayNodes) -> None:
         self.day = Day(SCENE.floor_tps)
@@ -203,7 +194,7 @@ def main(seed: int) -> int:
         process(serve, f"http://{GATEWAY}:{PORT}/health"),
     ):
         nodes.fleet_up(write_fleet(folder))
-        nodes.until(lambda: open_engines() == SCENE.first, "the engines do not open")
+        nodes.until(lambda: open_engines(PORT, ADMIN) == SCENE.first, "the engines do not open")
         live = LiveDay(nodes)
         row = uvloop.run(live.play(seed))
     console.print(

@@ -17,9 +17,7 @@ from pathlib import Path
 import uvloop
 from rich.console import Console
 
-from headway.admin_client import ask_admin
-from headway.errors import SetupError
-from runs.fleet.ray_nodes import GATEWAY, RayNodes
+from runs.fleet.ray_nodes import GATEWAY, RayNodes, open_engines
 from runs.fleet.rolling import Callers, Load
 from runs.measure.fetch import fetch
 from runs.measure.streams import process
@@ -144,13 +142,6 @@ def balancer(folder: Path, nodes: RayNodes) -> list[str]:
     return [command, "-db", "-f", str(config)]
 
 
-def open_engines() -> int:
-    with suppress(SetupError):
-        rows = ask_admin(f"http://{GATEWAY}:{PORT}", ADMIN, "/admin/replicas")["replicas"]
-        return sum(row["state"] == "open" for row in rows)
-    return 0
-
-
 def is_serving() -> bool:
     """Whether the load balancer has found a relay."""
     with suppress(OSError):
@@ -195,7 +186,7 @@ def main() -> int:
     write_config(folder)
     with RayNodes(folder, cpus=6) as nodes, process(balancer(folder, nodes), f"http://{GATEWAY}:{PORT}/balancer"):
         nodes.fleet_up(write_fleet(folder, "one", nodes))
-        nodes.until(lambda: open_engines() == ENGINES and is_serving(), "the engines do not open", 240)
+        nodes.until(lambda: open_engines(PORT, ADMIN) == ENGINES and is_serving(), "the engines do not open", 240)
         console.print(f"{of_release(nodes, 'one')} processes of the first release run on 3 nodes")
         figures = uvloop.run(upgrade(folder, nodes))
     return finish(console, verdict(figures))

@@ -3,8 +3,5 @@
 # dies, answers with nothing and lies. No stream is lost, and no fault of DNS closes a replica. Needs root, for a resolv.conf of
 # the gateway's own; installs dnsmasq with apt-get if it is missing. About 4 minutes. Arguments: changes (30), seed (1).
 source "$(dirname "$0")/prepare.bash"
-if ! command -v dnsmasq >/dev/null && [[ ! -x /usr/sbin/dnsmasq ]]; then
-    apt-get update -qq
-    apt-get install -y -qq --no-install-recommends dnsmasq-base
-fi
+install_missing dnsmasq:dnsmasq-base
 exec "$PY" -m runs.fleet.discovery "$@"

@@ -4,12 +4,5 @@
 # stream shares a replica above its limit; no stream is cut, no call hangs, and the books are exact. About 35 minutes.
 # `--faults 50 --seed 7` makes one episode again; `--kept FOLDER` goes on after an interruption.
 source "$(dirname "$0")/prepare.bash"
-need=()
-[[ -x /usr/sbin/haproxy ]] || command -v haproxy >/dev/null || need+=(haproxy)
-command -v etcd >/dev/null || need+=(etcd-server)
-compgen -G "/usr/lib/postgresql/*/bin/postgres" >/dev/null || command -v postgres >/dev/null || need+=(postgresql)
-if ((${#need[@]})); then
-    apt-get update -qq
-    apt-get install -y -qq --no-install-recommends "${need[@]}"
-fi
+install_missing haproxy:haproxy etcd:etcd-server postgres:postgresql
 exec "$PY" -m runs.failover.run "$@"

@@ -3,11 +3,5 @@
 # server, the core, the holding actor and both engines are killed with -9. Engines serve again without help; meanwhile fast
 # calls are served as fast, downgraded or refused as their dialect says. Needs root. About 8 minutes.
 source "$(dirname "$0")/prepare.bash"
-need=()
-command -v redis-server >/dev/null || need+=(redis-server)
-command -v ip >/dev/null || need+=(iproute2)
-if ((${#need[@]})); then
-    apt-get update -qq
-    apt-get install -y -qq --no-install-recommends "${need[@]}"
-fi
+install_missing redis-server:redis-server ip:iproute2
 exec "$PY" -m runs.fleet.real_engines "$@"

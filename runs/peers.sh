@@ -6,8 +6,5 @@
 # against LiteLLM and, for CPU per token, against the routers in Rust. An argument sets the number of rounds.
 source "$(dirname "$0")/prepare.bash"
 source runs/compiled.bash
-if ! command -v haproxy >/dev/null && [[ ! -x /usr/sbin/haproxy ]]; then
-    apt-get update -qq
-    apt-get install -y -qq --no-install-recommends haproxy
-fi
+install_missing haproxy:haproxy
 exec "$PY" -m runs.peers.compare "$@"

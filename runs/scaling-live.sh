@@ -3,11 +3,5 @@
 # trace: scripted engines that take a few seconds to start, one gateway. Compares its replica-hours with those of the
 # smallest fixed fleet that serves the same calls in the simulator. Needs root. About 13 minutes. Argument: seed (1).
 source "$(dirname "$0")/prepare.bash"
-need=()
-command -v redis-server >/dev/null || need+=(redis-server)
-command -v ip >/dev/null || need+=(iproute2)
-if ((${#need[@]})); then
-    apt-get update -qq
-    apt-get install -y -qq --no-install-recommends "${need[@]}"
-fi
+install_missing redis-server:redis-server ip:iproute2
 exec "$PY" -m runs.fleet.scaling_live "$@"

@@ -16,6 +16,7 @@ import msgspec
 
 GIVE_UP_S = 60.0
 TAIL_BYTES = 4096
+TOKEN = b'"text":"'  # in the event of each token
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Ended(msgspec.Struct):
     call_id: str = ""
     relay: str = ""  # as the load balancer says
     words: str = ""
+    received: int = 0  # tokens
 
 
 @dataclass
@@ -108,6 +110,7 @@ class Callers:
                 ended.first_s = self.last_first_s = time.monotonic()
             tail = b""
             while data := await reader.read(65_536):
+                ended.received += (tail[1 - len(TOKEN) :] + data).count(TOKEN)
                 tail = (tail + data)[-TAIL_BYTES:]
             _explain(ended, status, tail)
         finally:

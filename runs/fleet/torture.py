@@ -153,6 +153,8 @@ def findings(one: FleetOutcome) -> list[str]:
     late = [f"{seconds:.2f} s" for seconds in one.rerouted if seconds > MAX_REROUTE_S]
     named = {"books": one.wrong, "stuck": one.stuck, "ended": one.exits, "replay": one.differences, "late": late}
     lines += [f"{what}: {words}" for what, found in named.items() for words in found[:SHOWN]]
+    if one.unbilled > max_unbilled():
+        lines.append(f"books: {one.unbilled} tokens of a killed stream were not billed")
     return lines if one.whole else [*lines, "not all engines were open at the end"]
 
 

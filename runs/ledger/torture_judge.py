@@ -7,6 +7,7 @@ sends a call to a replica, so every request that a replica has seen must be in t
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -68,7 +69,11 @@ class Judgement:
     killed_low: list[int] = field(default_factory=list)  # tokens sent and not billed of each stream whose gateway died
 
 
-def judge(store: Store, witnesses: list[Witness], seen: list[Seen]) -> Judgement:
+def judge(
+    store: Store, witnesses: list[Witness], seen: list[Seen], reached: Mapping[str, int] | None = None
+) -> Judgement:
+    """`reached`: the tokens that clients got of streams whose replica was cut off from its gateway. What such a replica
+    wrote meanwhile may never have arrived."""
     verdict = verify(store.entries())
     judgement = Judgement(verdict.calls, verdict.entries, problems=verdict.problems)
     if verdict.open_calls:
@@ -83,7 +88,7 @@ def judge(store: Store, witnesses: list[Witness], seen: list[Seen]) -> Judgement
         if entry.output_tokens > sent.tokens_sent or entry.prompt_tokens > sent.prompt_tokens:
             judgement.over_billed.append(_words(entry, sent))
         if entry.outcome == "gateway_lost" and sent.state != "never seen":
-            judgement.killed_low.append(sent.tokens_sent - entry.output_tokens)
+            judgement.killed_low.append((reached or {}).get(entry.call_id, sent.tokens_sent) - entry.output_tokens)
     for call in seen:
         found = served.get(call.call_id)
         if call.is_complete and found is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +17,7 @@ from runs.failover.judge import Crowd, Done, crowds, filled, hanging
 from runs.fleet.faults import RELAYS, FleetFaults, plan
 from runs.fleet.held_cell import HeldCell
 from runs.fleet.journal_engine import read_journals
-from runs.fleet.judge import back_s, boarded_again_s, cut_without_reason, read_record, rerouted_s, was_cut_off
+from runs.fleet.judge import back_s, boarded_again_s, cut_without_reason, read_record, rerouted_s
 from runs.ledger.torture_judge import Seen, Witness, judge
 
 
@@ -91,13 +90,7 @@ def _judge(
     store = open_store(cell.database.url)
     seen = [Seen(call.call_id, call.how == "complete") for call in calls if is_at_engine(call)]
     received = {call.call_id: call.received for call in calls}
-    reached = {
-        name: received.get(name, 0)
-        for url, witness in by_url.items()
-        for name, sent in witness.requests.items()
-        if was_cut_off(url, sent.received_s or 0.0, sent.ended_s or math.inf, faults)
-    }
-    books = judge(store, list(by_url.values()), seen, reached)
+    books = judge(store, list(by_url.values()), seen, received)
     entries = {entry.call_id: entry for entry in store.entries()}
     fast = sum(entry.kind == "served" and entry.tier == "fast" for entry in store.entries())
     refunded = sum(entry.kind == "refunded" for entry in store.entries())

@@ -61,14 +61,6 @@ def cut_without_reason(calls: Iterable[Ended], engine_of: Mapping[str, str], fau
     ]
 
 
-def was_cut_off(url: str, from_s: float, until_s: float, faults: Iterable[Done]) -> bool:
-    """Whether this engine's node was cut off from the network between these times."""
-    return any(
-        fault.kind == "node cut off" and concerns(fault, url) and fault.from_s <= until_s and from_s <= fault.until_s
-        for fault in faults
-    )
-
-
 def read_record(path: Path) -> Iterator[Boarded]:
     """What a dispatcher's record says about replicas."""
     replica_of: dict[str, str] = {}

@@ -70,10 +70,10 @@ class Judgement:
 
 
 def judge(
-    store: Store, witnesses: list[Witness], seen: list[Seen], reached: Mapping[str, int] | None = None
+    store: Store, witnesses: list[Witness], seen: list[Seen], received: Mapping[str, int] | None = None
 ) -> Judgement:
-    """`reached`: the tokens that clients got of streams whose replica was cut off from its gateway. What such a replica
-    wrote meanwhile may never have arrived."""
+    """`received`: the tokens that clients got of each call. Without it, all that a replica wrote to a gateway that was
+    killed counts as delivered. But its last tokens may never have been read."""
     verdict = verify(store.entries())
     judgement = Judgement(verdict.calls, verdict.entries, problems=verdict.problems)
     if verdict.open_calls:
@@ -88,7 +88,8 @@ def judge(
         if entry.output_tokens > sent.tokens_sent or entry.prompt_tokens > sent.prompt_tokens:
             judgement.over_billed.append(_words(entry, sent))
         if entry.outcome == "gateway_lost" and sent.state != "never seen":
-            judgement.killed_low.append((reached or {}).get(entry.call_id, sent.tokens_sent) - entry.output_tokens)
+            delivered = sent.tokens_sent if received is None else received.get(entry.call_id, 0)
+            judgement.killed_low.append(delivered - entry.output_tokens)
     for call in seen:
         found = served.get(call.call_id)
         if call.is_complete and found is not None:

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+
 import pytest
 
-from runs.failover.judge import Done
-from runs.fleet.judge import was_cut_off
-
-CUT = Done("node cut off", "10.87.0.11", 10.0, 14.0)
+from headway.ledger.sqlite import SQLiteStore
+from runs.ledger.torture_judge import Sent, Witness, judge
+from tests.ledger.test_store import reserved
 
 
 @pytest.mark.parametrize(
-    ("url", "from_s", "until_s", "is_cut_off"),
+    ("received", "low"),
     [
-        pytest.param("http://10.87.0.11:9000", 9.0, 11.0, True, id="its node was cut off while it ran"),
-        pytest.param("http://10.87.0.11:9000", 12.0, 20.0, True, id="it began before the node was back"),
-        pytest.param("http://10.87.0.11:9000", 5.0, 9.9, False, id="it had ended"),
-        pytest.param("http://10.87.0.11:9000", 14.1, 20.0, False, id="the node was back"),
-        pytest.param("http://10.87.0.1:9000", 9.0, 11.0, False, id="another node, with an address that begins alike"),
+        pytest.param({"c1": 12}, 3, id="what the client got counts"),
+        pytest.param({"c1": 40}, 31, id="also if it is much"),
+        pytest.param({}, -9, id="a client that never heard of its call got nothing"),
+        pytest.param(None, 96, id="without clients, all that the engine wrote counts"),
     ],
 )
-def test_a_stream_is_cut_off_with_its_node_only(url: str, from_s: float, until_s: float, is_cut_off: bool) -> None:
-    assert was_cut_off(url, from_s, until_s, [CUT]) is is_cut_off
-
-
-def test_a_killed_engine_cuts_nothing_off() -> None:
-    killed = Done("engine killed", "http://10.87.0.11:9000", 10.0, 10.0)
-    assert not was_cut_off(killed.who, 9.0, 11.0, [killed])
+def test_what_a_killed_gateway_did_not_bill(tmp_path: Path, received: Mapping[str, int] | None, low: int) -> None:
+    store = SQLiteStore(tmp_path / "books.db")
+    store.migrate()
+    first = reserved("c1")
+    store.insert([first, *first.lost(1, "r0", (10, 9), 2_000)])
+    witness = Witness("r0")
+    witness.requests["c1"] = Sent(prompt_tokens=10, tokens_sent=105, state="cut")
+    judged = judge(store, [witness], [], received)
+    assert judged.killed_low == [low]
+    assert not [*judged.lost, *judged.over_billed, *judged.problems]
+    store.close()

@@ -24,9 +24,9 @@ from headway.errors import Refused, SetupError
 from headway.ledger.budget import Budgets
 from headway.ledger.entries import Entry, day_of, now_us, seconds_left
 from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, read_secret
+from headway.ledger.reading import StoreReader
 from headway.ledger.spool import Spool
 from headway.ledger.store import Lease, Store, StoreRefused, StoreUnavailable
-from headway.ledger.usage import KeyUsage
 from headway.price import Price
 from headway.supervise import Supervisor
 from headway.wire import NO_SESSION, Grant, Meter, Receipt, Session, Usage
@@ -120,7 +120,7 @@ class Books:
         self.secret = read_secret(settings.secret or settings.spool / "secret")
         self._cache = KeyCache(settings.spool / "keys", self.secret)
         self._open_store = open_store
-        self.usage = KeyUsage(open_store, lambda: self.is_store_unavailable)
+        self.reader = StoreReader(open_store, lambda: self.is_store_unavailable)
         self._accounts: dict[str, Account] = {}
         self._jobs: queue.SimpleQueue[Callable[[Store], None]] = queue.SimpleQueue()
         self.budgets = Budgets(self.gateway, self._lease, self._give_back, time.monotonic)
@@ -154,7 +154,7 @@ class Books:
         if self._checkpoints is not None:
             self._checkpoints.cancel()
         self._stopping.set()
-        self.usage.stop()
+        self.reader.stop()
         await asyncio.get_running_loop().run_in_executor(None, self._thread.join, LAST_SHIPPING_S + 5.0)
         self.spool.stop()
 

@@ -66,6 +66,20 @@ class SpentRow:
     amount: int  # after refunds
 
 
+@dataclass(frozen=True, slots=True)
+class EarnedRow:
+    """What the calls of one model and tier brought in one day, and the seat-time that they took."""
+
+    model: str
+    tier: str
+    calls: int
+    prompt_tokens: int
+    output_tokens: int
+    served: int
+    refunded: int  # 0 or negative
+    seat_us: int
+
+
 class Cursor(Protocol):
     """The methods that the cursors of both drivers have."""
 
@@ -141,6 +155,28 @@ class Store:
                 (key, *days),
             )
             return [SpentRow(*row[:3], *map(int, row[3:])) for row in cursor.fetchall()]
+
+    def earned(self, day: str) -> list[EarnedRow]:
+        """Return what the calls of one day brought, by model and tier."""
+        with self.transaction() as cursor:
+            cursor.execute(
+                "SELECT model, tier, SUM(CASE WHEN kind = 'served' THEN 1 ELSE 0 END), SUM(prompt_tokens), "
+                "SUM(output_tokens), SUM(CASE WHEN kind = 'served' THEN amount ELSE 0 END), "
+                "SUM(CASE WHEN kind = 'refunded' THEN amount ELSE 0 END), SUM(seat_us) FROM entries "
+                f"WHERE day = ? AND ({IS_BILLED} OR kind = 'seated') GROUP BY model, tier",
+                (day,),
+            )
+            return [EarnedRow(*row[:2], *map(int, row[2:])) for row in cursor.fetchall()]
+
+    def spent_by_key(self, day: str) -> list[tuple[str, int, int]]:
+        """Return (key, calls, amount) of one day."""
+        with self.transaction() as cursor:
+            cursor.execute(
+                "SELECT key, SUM(CASE WHEN kind = 'served' THEN 1 ELSE 0 END), SUM(amount) FROM entries "
+                f"WHERE day = ? AND {IS_BILLED} GROUP BY key",
+                (day,),
+            )
+            return [(key, int(calls), int(amount)) for key, calls, amount in cursor.fetchall()]
 
     # --- gateways (identity.py) ---
 

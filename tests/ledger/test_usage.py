@@ -13,9 +13,11 @@ import msgspec
 import pytest
 
 from headway.errors import Refused
+from headway.ledger import reading
 from headway.ledger import usage as usage_module
-from headway.ledger.entries import Entry
+from headway.ledger.entries import Entry, day_of, now_us
 from headway.ledger.keys import Key
+from headway.ledger.reading import StoreReader
 from headway.ledger.sqlite import SQLiteStore
 from headway.ledger.store import SpentRow, Store, StoreUnavailable
 from headway.ledger.usage import KeyUsage, describe_usage
@@ -43,6 +45,21 @@ def test_a_store_adds_up_what_one_key_spent_by_day_model_and_tier(store: Store) 
         SpentRow(DAY, "n", "standard", 1, 100, 10, 100, 300),
     ]
     assert store.spent("nobody", [DAY]) == []
+
+
+def test_a_store_adds_up_what_a_day_brought_by_tier_and_by_key(store: Store) -> None:
+    store.insert(whole_call("c1"))
+    store.insert(call("c2", key="other"))
+    store.insert(call("c3", tier="standard", key="other"))
+    store.insert(call("c4", day="2026-11-14"))
+    [fast, standard] = sorted(store.earned(DAY), key=lambda row: row.tier)
+    assert (fast.model, fast.tier, fast.calls, fast.prompt_tokens, fast.output_tokens) == ("m", "fast", 2, 200, 200)
+    [one] = [row for row in store.spent("k", [DAY]) if row.tier == "fast"]
+    assert fast.served + fast.refunded == 2 * one.amount
+    assert fast.served > 0 >= fast.refunded
+    assert standard.calls == 1
+    assert sorted(store.spent_by_key(DAY)) == [("k", 1, one.amount), ("other", 2, 2 * one.amount)]
+    assert store.earned("2026-11-13") == []
 
 
 def test_an_index_finds_the_days_of_one_key(tmp_path: Path) -> None:
@@ -104,10 +121,10 @@ class Shelf(Store):
 
 @asynccontextmanager
 async def reader(shelf: Shelf, is_unavailable: Callable[[], bool] = lambda: False) -> AsyncIterator[KeyUsage]:
-    usage = KeyUsage(lambda: shelf, is_unavailable)
-    yield usage
+    store_reader = StoreReader(lambda: shelf, is_unavailable)
+    yield KeyUsage(store_reader)
     shelf.may_answer.set()
-    usage.stop()
+    store_reader.stop()
 
 
 async def spent(usage: KeyUsage, key: Key = KEY) -> int:
@@ -122,9 +139,9 @@ async def test_polling_asks_the_store_once_in_a_while(monkeypatch: pytest.Monkey
         assert [await spent(usage) for _ in range(50)] == [1] * 50
         assert shelf.asked == ["k"]
         assert await spent(usage, Key(id="other", hash="h2")) == 2
-        monkeypatch.setattr(usage_module, "KEPT_S", 0.0)
-        monkeypatch.setattr(usage_module, "MAX_SHARE", float("inf"))
-        usage._kept.clear()
+        monkeypatch.setattr(reading, "KEPT_S", 0.0)
+        monkeypatch.setattr(reading, "MAX_SHARE", float("inf"))
+        usage._reader._kept.clear()
         assert [await spent(usage), await spent(usage)] == [3, 4]
 
 
@@ -136,8 +153,8 @@ async def test_what_took_long_to_read_is_kept_for_longer() -> None:
         asyncio.get_running_loop().call_later(0.3, shelf.may_answer.set)
         began = asyncio.get_running_loop().time()
         await spent(usage)
-        until, _ = usage._kept["k"]
-        assert until - began > 0.25 / usage_module.MAX_SHARE > usage_module.KEPT_S - 0.1
+        until, _ = usage._reader._kept[f"usage {day_of(now_us())} k"]
+        assert until - began > 0.25 / reading.MAX_SHARE > reading.KEPT_S - 0.1
 
 
 @pytest.mark.anyio
@@ -164,17 +181,17 @@ async def test_a_store_that_fails_or_does_not_answer_is_a_503_and_is_left_alone(
         assert (shelf.asked, shelf.closed) == (["k"], 1)
         shelf.error = None
         shelf.may_answer.clear()
-        usage._kept.clear()
-        monkeypatch.setattr(usage_module, "ANSWER_S", 0.02)
+        usage._reader._kept.clear()
+        monkeypatch.setattr(reading, "ANSWER_S", 0.02)
         for _ in range(3):
             with pytest.raises(Refused):
                 await usage.page(KEY)
-        assert len(usage._reading) == 1, "those who wait share one read"
-        monkeypatch.setattr(usage_module, "MAX_READING", 1)
+        assert len(usage._reader._reading) == 1, "those who wait share one read"
+        monkeypatch.setattr(reading, "MAX_READING", 1)
         with pytest.raises(Refused):
             await usage.page(Key(id="other", hash="h2"))
-        assert list(usage._reading) == ["k"]
-        monkeypatch.setattr(usage_module, "ANSWER_S", 10.0)
+        assert len(usage._reader._reading) == 1
+        monkeypatch.setattr(reading, "ANSWER_S", 10.0)
         shelf.may_answer.set()
         assert await spent(usage) == 2
     shelf = Shelf()

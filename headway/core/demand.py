@@ -21,12 +21,13 @@ PATIENCE = 0.5  # a flex call that has waited for this share of its time is late
 class TierSeats:
     """`wanted`: seats that calls of the tier hold or wait for; of an express tier also those that the reserve wants
     ready. `ready`: seats that they hold or could take now. Free seats count for every tier whose calls could take them.
-    More wanted than ready: calls wait, or will soon."""
+    More wanted than ready: calls wait, or will soon. `held`: seats for which calls wait now."""
 
     model: str
     tier: Tier
     wanted: int
     ready: int
+    held: int = 0
 
 
 @dataclass(slots=True)
@@ -67,7 +68,8 @@ def tier_seats(pools: Mapping[str, Pool], name: str) -> Iterator[TierSeats]:
             taken = pool.taken[model, tier]
             wanted = taken + held[model, tier] + _overflown(pools, model, offer.overflow, tier)
             wanted += in_reserve if is_express else 0
-            yield TierSeats(model, tier, wanted, taken + (free_express if is_express else free))
+            ready = taken + (free_express if is_express else free)
+            yield TierSeats(model, tier, wanted, ready, held[model, tier])
 
 
 def pool_demand(pools: Mapping[str, Pool], name: str, now: float) -> PoolDemand:

@@ -30,7 +30,7 @@ from headway.dispatch.frames import (
     Probe,
     ProbeNow,
     RegisterOrder,
-    ReplicaStatus,
+    Status,
 )
 from headway.dispatch.sessions import RelaySession
 from headway.dispatch.status import demand_status
@@ -194,12 +194,14 @@ class CellFleet:
 
     # --- operators ---
 
-    def obey(self, order: AdminOrder, status: Callable[[], list[ReplicaStatus]]) -> AdminAnswer:
+    def obey(self, order: AdminOrder, status: Callable[[], Status]) -> AdminAnswer:
         is_known = True
         if order.url:
             is_known = self.fleet.open_again(order.url) if order.is_undone else self.fleet.drain(order.url)
             self._keep_orders()
-        return AdminAnswer(order.number, is_known, status(), demand_status(self._machine, self._clock()))
+        now = status()
+        demand = demand_status(self._machine, self._clock())
+        return AdminAnswer(order.number, is_known, now.replicas, demand, now.relays, now.lag_s)
 
     def register(self, order: RegisterOrder) -> AdminAnswer:
         is_known = self.set_registered(order.model, order.urls)

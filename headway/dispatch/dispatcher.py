@@ -162,7 +162,7 @@ class Dispatcher:
         if isinstance(order, RegisterOrder):
             session.link.send(self.cell.register(order))
         else:
-            session.link.send(self.cell.obey(order, lambda: self.status().replicas))
+            session.link.send(self.cell.obey(order, self.status))
 
     def on_lost(self, session: RelaySession) -> None:
         """Its streams go on: their seats are kept until it is back, or gone for good. Held calls are not boarded

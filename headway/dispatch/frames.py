@@ -25,6 +25,7 @@ MAX_PROBED = 100_000  # replicas in one message
 MAX_LEARNT = 6 * 2**20  # bytes of what a dispatcher has learnt: less than a frame may have
 MAX_AUDITS = 20_000  # audits, or rows of audits, in one message
 MAX_LISTED = 10_000  # relays or replicas in a Status
+SHOWN = 500  # replicas of which a Status tells more
 
 
 # --- from a relay ----------------------------------------------------------------------------------------------------
@@ -267,7 +268,9 @@ class RelayStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 class ReplicaStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """`aboard` are the seats taken. `is_behind`: a stream is behind its floor there, so no call boards. `is_silent`: it
-    is up and not open, because its engine does not say how many streams it runs. `is_light`: it keeps a floor."""
+    is up and not open, because its engine does not say how many streams it runs. `is_light`: it keeps a floor, and has
+    only `light_seats`. `is_retiring`: it does so until its express streams have left. `by_tier` are the seats of calls
+    aboard by their tier, `strangers` those of streams that belong to no call; both are told of the first SHOWN."""
 
     name: str
     pool: str
@@ -278,6 +281,10 @@ class ReplicaStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True)
     is_silent: bool = False
     is_draining: bool = False
     is_light: bool = False
+    is_retiring: bool = False
+    light_seats: int = 0
+    strangers: int = 0
+    by_tier: list[tuple[Tier, int]] = []
 
 
 class Status(msgspec.Struct, array_like=True, tag=27, forbid_unknown_fields=True):
@@ -302,6 +309,7 @@ class TierStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     tier: Tier
     wanted: int
     ready: int
+    held: int = 0
 
 
 class DemandStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -323,12 +331,15 @@ class DemandStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 
 
 class AdminAnswer(msgspec.Struct, array_like=True, tag=31, forbid_unknown_fields=True):
-    """`is_known`: there is such a replica as was asked for, or the model's engines are registered."""
+    """`is_known`: there is such a replica as was asked for, or the model's engines are registered. The rest is the
+    dispatcher's Status, for an AdminOrder."""
 
     number: int
     is_known: bool
     replicas: Annotated[list[ReplicaStatus], msgspec.Meta(max_length=MAX_LISTED)]
     demand: Annotated[list[DemandStatus], msgspec.Meta(max_length=MAX_LISTED)] = []
+    relays: Annotated[list[RelayStatus], msgspec.Meta(max_length=MAX_LISTED)] = []
+    lag_s: float = 0.0
 
 
 _GateFromRelay = GateJoined | GateTold | GateRecalled | VerdictsWritten

@@ -42,11 +42,19 @@ class MetricPages:
         writer.close()
 
     async def merged(self) -> bytes:
+        """The page of all processes."""
+        # In a thread: to parse the pages of many processes takes long enough to hold up streams.
+        return await asyncio.to_thread(merge, *await self._read_all())
+
+    async def families(self) -> list[Metric]:
+        """The metrics of all processes, added up."""
+        return await asyncio.to_thread(add_up, *await self._read_all())
+
+    async def _read_all(self) -> tuple[list[bytes], int]:
+        """The pages of all processes that answer, and how many do not."""
         others = [path for path in sorted(self._directory.glob(f"*{SUFFIX}")) if path != self._path]
         pages = await asyncio.gather(*[read_page(path) for path in others])
-        answered = [self._page(), *[page for page in pages if page is not None]]
-        # In a thread: to parse the pages of many processes takes long enough to hold up streams.
-        return await asyncio.to_thread(merge, answered, pages.count(None))
+        return [self._page(), *[page for page in pages if page is not None]], pages.count(None)
 
 
 async def read_page(path: Path) -> bytes | None:
@@ -66,14 +74,19 @@ async def read_page(path: Path) -> bytes | None:
 
 
 def merge(pages: Sequence[bytes], unanswered: int) -> bytes:
+    """One page of all."""
+    registry = CollectorRegistry()
+    registry.register(_Merged(add_up(pages, unanswered)))
+    return generate_latest(registry)
+
+
+def add_up(pages: Sequence[bytes], unanswered: int) -> list[Metric]:
     """Add up the samples of all pages."""
     families: dict[str, _Sum] = {}
     for page in pages:
         for family in text_string_to_metric_families(page.decode()):
             families.setdefault(family.name, _Sum(family)).add(family)
-    registry = CollectorRegistry()
-    registry.register(_Merged([*[one.total() for one in families.values()], unanswered_processes(unanswered)]))
-    return generate_latest(registry)
+    return [*[one.total() for one in families.values()], unanswered_processes(unanswered)]
 
 
 def unanswered_processes(count: int) -> Metric:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Container, Iterable
 from dataclasses import asdict
 
 from headway.core.demand import pool_demand, scaled_pools, tier_seats
 from headway.core.machine import Machine
-from headway.core.types import TICK_S
+from headway.core.replicas import ReplicaState
+from headway.core.types import TICK_S, Replica, Tier
 from headway.dispatch.fleet import RunningFleet
-from headway.dispatch.frames import MAX_LISTED, DemandStatus, RelayStatus, ReplicaStatus, Status, TierStatus
+from headway.dispatch.frames import (
+    MAX_LISTED,
+    SHOWN,
+    DemandStatus,
+    RelayStatus,
+    ReplicaStatus,
+    Status,
+    TierStatus,
+)
 from headway.dispatch.sessions import RelaySession
 
 LAG_WINDOW_S = 5.0  # the lag of the last one or two windows is told
@@ -74,8 +84,7 @@ def replicas_status(machine: Machine, fleet: RunningFleet, silent: Container[str
     """All replicas, those that take no calls first."""
     rows = []
     for name, member in fleet.members.items():
-        pool = machine.pools.get(member.replica.pool)
-        state = pool.replica_state(name) if pool is not None else None
+        state = _state_of(machine, member.replica)
         row = ReplicaStatus(
             name,
             member.replica.pool,
@@ -86,9 +95,28 @@ def replicas_status(machine: Machine, fleet: RunningFleet, silent: Container[str
             is_silent=name in silent,
             is_draining=fleet.is_draining(name),
             is_light=state is not None and state.light,
+            is_retiring=state is not None and state.retiring,
+            light_seats=state.light_seats if state is not None else 0,
+            strangers=state.strangers if state is not None else 0,
         )
         rows.append(row)
-    return sorted(rows, key=lambda row: (row.is_open and not row.is_behind, row.pool, row.name))
+    rows.sort(key=lambda row: (row.is_open and not row.is_behind, row.pool, row.name))
+    for row in rows[:SHOWN]:
+        if (state := _state_of(machine, fleet.members[row.name].replica)) is not None:
+            row.by_tier = _seats_by_tier(state)
+    return rows
+
+
+def _state_of(machine: Machine, replica: Replica) -> ReplicaState | None:
+    pool = machine.pools.get(replica.pool)
+    return pool.replica_state(replica.name) if pool is not None else None
+
+
+def _seats_by_tier(state: ReplicaState) -> list[tuple[Tier, int]]:
+    seats = Counter[Tier]()
+    for stream in state.aboard.values():
+        seats[stream.call.tier] += stream.call.choices
+    return list(seats.items())
 
 
 def demand_status(machine: Machine, now: float) -> list[DemandStatus]:

@@ -118,7 +118,7 @@ def test_a_leader_tells_of_relays_replicas_and_calls(term: Term, clock: FakeTime
         [RelayStatus("relay-1", 3, 0.0), RelayStatus("relay-2", 0, None)],
         [
             ReplicaStatus("b", "m", is_open=False, seats=8, aboard=0, is_behind=False),
-            ReplicaStatus("a", "m", is_open=True, seats=1, aboard=1, is_behind=False),
+            ReplicaStatus("a", "m", is_open=True, seats=1, aboard=1, is_behind=False, by_tier=[("standard", 1)]),
         ],
         open_replicas=1,
         held=2,

@@ -21,6 +21,7 @@ from headway.config import Config, from_text, parse
 from headway.config.differences import Difference, differences
 from headway.config.to_core import hosted_prices_in, prices_in
 from headway.config_file import ConfigFile
+from headway.console.snapshot import PolicyReading, cell_of, state_of
 from headway.deciding import members_of, policies_of
 from headway.discovery import Discovery
 from headway.dispatch.base import ServedConfig
@@ -76,6 +77,11 @@ class LiveConfig:
     def _members(self) -> list[Member]:
         return [*self._discovery.members(), *members_of(self.config)]  # of two with one URL the listed one counts
 
+    # --- console/pages.py ---
+
+    async def policy(self) -> PolicyReading:
+        return PolicyReading(replicas_status(self._dispatch.machine, self._dispatch.fleet), self._dispatch.demand())
+
     # --- api/admin.py ---
 
     async def replicas(self) -> list[ReplicaLife]:
@@ -128,6 +134,12 @@ class RelayConfig:
         self.config = wanted
         return ServedConfig(text, policies_of(wanted)[1])
 
+    # --- console/pages.py ---
+
+    async def policy(self) -> PolicyReading:
+        answer = await self._order(lambda number: AdminOrder(number, "", is_undone=False))
+        return PolicyReading(answer.replicas, answer.demand, cell_of(self.dispatch.epoch, answer.relays, answer.lag_s))
+
     # --- api/admin.py ---
 
     async def replicas(self) -> list[ReplicaLife]:
@@ -159,8 +171,7 @@ def _serve(config: Config, gateway: Gateway, app: App) -> None:
 
 
 def _life(status: ReplicaStatus) -> ReplicaLife:
-    state = "draining" if status.is_draining else "open" if status.is_open else "closed"
-    return ReplicaLife(status.name, status.pool, state, status.aboard, status.seats, status.is_light)
+    return ReplicaLife(status.name, status.pool, state_of(status), status.aboard, status.seats, status.is_light)
 
 
 def _reading(status: DemandStatus) -> PoolReading:

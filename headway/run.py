@@ -8,17 +8,19 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
+from prometheus_client.core import Metric
 
-from headway.api.admin import Admin
+from headway import __version__
+from headway.api.admin import AdminPages
 from headway.api.app import METRICS_TYPE, App
 from headway.api.openai import read_chat
-from headway.api.pages import Page
+from headway.api.pages import Page, PageRoute
 from headway.api.server import Server, drain_on_signals, make_server
 from headway.auto.audits import Audits, MemoryAudits, StoredAudits
 from headway.auto.calibration import calibration_id, closed_file, read_calibration
@@ -28,6 +30,7 @@ from headway.auto.serve import Auto
 from headway.config import AutoTable, Config, KeepPromptsTable, LedgerTable, ModelTable, from_text
 from headway.config.cell_table import RELAY_NAME
 from headway.config.to_core import hosted_prices_in, prices_in
+from headway.console.pages import ConsolePages
 from headway.core.trust import TrustPolicy
 from headway.core.types import Tier
 from headway.deciding import GC_THRESHOLDS, decide_here, policies_of
@@ -48,6 +51,7 @@ from headway.ledger.books import Books, BooksSettings
 from headway.ledger.identity import shared_name
 from headway.ledger.opening import open_store
 from headway.ledger.responses import ResponseLimits, ResponseStore
+from headway.ledger.usage import KeyUsage
 from headway.live import LiveConfig, RelayConfig
 
 log = logging.getLogger("headway")
@@ -136,13 +140,21 @@ def make_gateway_server(
     auto: Auto,
     responses: ResponseStore | None = None,
     pages: MetricPages | None = None,
-    admin: Admin | None = None,
+    live: LiveConfig | RelayConfig | None = None,
 ) -> tuple[Server, App]:
     books = gateway.books
 
     async def metrics_page() -> Page:
         return 200, METRICS_TYPE, gateway.metrics.page() if pages is None else await pages.merged()
 
+    async def families() -> Iterable[Metric]:
+        return gateway.metrics.registry.collect() if pages is None else await pages.families()
+
+    reader = books.reader if books is not None else None
+    operating: list[tuple[str, str, PageRoute]] = []
+    if live is not None:
+        operating += AdminPages(live).routes()
+        operating += ConsolePages(__version__, live, families, auto.open_gates, reader).routes()
     app = App(
         config,
         handle=gateway.handle,
@@ -152,9 +164,9 @@ def make_gateway_server(
         max_model_lens=gateway.max_model_lens,
         find_key=books.find_key if books is not None else None,
         salt=books.salt if books is not None else None,
-        usage_page=books.usage.page if books is not None else None,
+        usage_page=KeyUsage(reader).page if reader is not None else None,
         response_store=responses,
-        admin=admin,
+        pages=operating,
     )
     gateway.metrics.sockets.read_counts = app.sockets.counts
     server = make_server(
@@ -319,7 +331,7 @@ async def running_gateway(
     gateway = make_gateway(config, dispatch, books, engines)
     auto = make_auto(config, gateway)
     responses = make_response_store(config, books)
-    server, app = make_gateway_server(config, gateway, auto, responses, admin=live)
+    server, app = make_gateway_server(config, gateway, auto, responses, live=live)
     listening: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     server.on_listening = listening.set_result
     if books is not None:

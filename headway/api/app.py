@@ -6,7 +6,7 @@ It makes no decisions about calls. Errors are returned in the dialect of the rou
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import cast
@@ -14,7 +14,6 @@ from typing import cast
 import msgspec
 
 from headway.api import anthropic, limits, openai, responses
-from headway.api.admin import Admin, AdminPages
 from headway.api.auth import FindKey, Keys
 from headway.api.body import Receive, decompress, read_body, read_text
 from headway.api.call_ids import new_call_id
@@ -76,7 +75,7 @@ class App:
     """`handle` serves calls to ordinary models, `handle_auto` calls to auto models. `max_model_lens` has what engines
     report. With a ledger, `find_key` looks up a key by its hash, `salt` returns the cache salt that keeps a tenant's
     prompts apart in the engines' caches, `usage_page` what a key has spent, and `response_store` has the responses that
-    can be continued."""
+    can be continued. `pages` are further endpoints, each with its method and path."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class App:
         salt: Callable[[str], str] | None = None,
         usage_page: Callable[[Key], Awaitable[bytes]] | None = None,
         response_store: StoredAnswers | None = None,
-        admin: Admin | None = None,
+        pages: Iterable[tuple[str, str, PageRoute]] = (),
     ) -> None:
         self._handle = handle
         self._handle_auto = handle_auto
@@ -123,7 +122,7 @@ class App:
         if usage_page is not None:
             self._usage_of = usage_page
             self.routes.add("GET", "/v1/usage", PageRoute(self._usage_page))
-        for method, path, page in AdminPages(admin).routes() if admin is not None else ():
+        for method, path, page in pages:
             self.routes.add(method, path, page)
         self.routes.add("GET", "/metrics", PageRoute(lambda *_: metrics_page(), "owner"))
         self.routes.add("GET", "/health", PageRoute(lambda *_: (200, b"text/plain", b"ok\n"), "anyone"))
@@ -159,7 +158,7 @@ class App:
                     if route.max_body_bytes:
                         given["body"] = await read_text(receive, headers, route.max_body_bytes)
                     page = route.page(given, key)
-                    await client.send_page(*(page if isinstance(page, tuple) else await page), headers=[])
+                    await client.send_page(*(page if isinstance(page, tuple) else await page), headers=route.headers)
                 elif isinstance(route, SocketRoute):
                     await self.sockets.serve(connection, scope, headers, client.headers)
                 else:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
-from headway.api.dialect import Params
+from headway.api.dialect import HeaderList, Params
 from headway.ledger.keys import Key
 
 Page = tuple[int, bytes, bytes]  # status, content type, body
@@ -21,3 +21,4 @@ class PageRoute:
     page: Callable[[Params, Key | None], Page | Awaitable[Page]]
     who: Literal["anyone", "caller", "owner", "admin"] = "caller"
     max_body_bytes: int = 0
+    headers: HeaderList = field(default_factory=list)  # of its answer

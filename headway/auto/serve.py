@@ -75,6 +75,10 @@ class Auto:
         self._store = store
         self._dice = dice or random.Random()
 
+    def open_gates(self) -> dict[str, bool]:
+        """Whether the gate of each auto model is open."""
+        return {name: not gate.policy.is_closed for name, gate in self._gates.items()}
+
     def start(self, supervisor: Supervisor) -> None:
         for gate in self._gates.values():
             gate.start(self._handle, supervisor)

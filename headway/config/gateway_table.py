@@ -24,6 +24,11 @@ class GatewayTable(Table):
         description="SHA-256 of each key that may change what runs, such as `headway drain`. Such a key may not send "
         "calls. If empty, nobody may change it.",
     )
+    eval_results: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = Field(
+        None,
+        description="File `results.json` that `headway eval` wrote, such as `eval/results.json`. The console shows its "
+        "table of mistakes by speed.",
+    )
     unknown_fields: Literal["ignore", "refuse"] = Field(
         "ignore",
         description="What happens to a request with fields that Headway does not know. `ignore` removes them and names "

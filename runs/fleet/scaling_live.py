@@ -46,7 +46,7 @@ CURVE = Curve(a=0.015, c=0.005, d=0.0)  # 50 tok/s alone, 18 at 8 streams
 SCENE = Scene(
     600.0,
     shape=OFFICE_HOURS,
-    calls={"fast": 4.0, "standard": 27.0, "flex": 1.0},
+    calls={"fast": 8.0, "standard": 54.0, "flex": 2.0},
     prompts=Lengths(10, 0.0, 10),
     answers=Lengths(30, 0.5, 120, least=20),
     kind=Replica("", "m", 8, CURVE, prompt_tps=20_000.0),
@@ -57,8 +57,8 @@ SCENE = Scene(
             "flex": TierPolicy(10_000, 300.0),
         }
     ),
-    rules=ScalingRules(min_replicas=2, max_replicas=24, start_s=6.0),
-    first=6,
+    rules=ScalingRules(min_replicas=2, max_replicas=40, start_s=6.0),
+    first=12,
     max_wait_s=1.0,  # an answer takes about 1.5 s
 )
 STREAMS = (1, 4, 8)  # of which the engine and the configuration know the speed

@@ -109,6 +109,20 @@ async def test_a_relay_tells_what_the_calls_of_all_relays_need(tmp_path: Path) -
         await asyncio.gather(*calls)
 
 
+async def test_the_console_of_any_relay_shows_the_whole_cell(tmp_path: Path) -> None:
+    async with running(SLOW) as engine, running_cell(tmp_path, configured(engine)) as cell:
+        calls = [asyncio.create_task(relay.call(50)) for relay in cell.relays for _ in range(3)]
+        await cell.until(lambda: cell.dispatcher.machine.calls == len(calls) and running_on(engine) == 4)
+        for relay in range(2):
+            live = await ask_admin(cell, relay, "/admin/live")
+            assert live["replicas"][0]["aboard"] == {"standard": 4}
+            [standard] = live["tiers"]
+            assert (standard["wanted"], standard["ready"], standard["held"]) == (6, 4, 2)
+            assert (live["cell"]["role"], live["cell"]["epoch"]) == ("leader", cell.epoch)
+            assert [(one["name"], one["calls"]) for one in live["cell"]["relays"]] == [("relay-0", 3), ("relay-1", 3)]
+        await asyncio.gather(*calls)
+
+
 async def test_what_was_registered_at_one_relay_stays_so_after_a_takeover(tmp_path: Path) -> None:
     async with running(SLOW) as a, running(SLOW) as b, running_cell(tmp_path, registered_config(a)) as cell:
         await ask_admin(cell, 0, "/admin/registered", {"model": MODEL, "urls": [a.url, b.url]})

@@ -25,7 +25,7 @@ from runs.express.demand import CELLS
 from runs.failover import run as failover
 from runs.fleet import adapters, discovery, other_engines, real_engines, reload, rolling, scaling_live, upgrade
 from runs.fleet import torture as fleet
-from runs.gateway import leaks, neighbours, relay_change, soak, tax, websocket
+from runs.gateway import console_cost, leaks, neighbours, relay_change, soak, tax, websocket
 from runs.gateway.tenant import HOSTILE, Work
 from runs.hostile import run as hostile
 from runs.hostile.live import Left, LiveFigures
@@ -494,6 +494,16 @@ def relay_change_case() -> Case:
     return Case(relay_change.verdict, good, [replace(good, after=[20.7] * 21), relay_change.Turns([20.0], [20.0])])
 
 
+def console_cost_case() -> Case:
+    alone, watched = console_cost.Turn(0.5, 5.0), console_cost.Turn(0.53, 5.0, 12)
+    good = console_cost.WatchedPairs([alone] * 21, [watched] * 21)
+    bad = [
+        replace(good, watched=[replace(watched, cpu_s=0.56)] * 21),
+        replace(good, watched=[replace(watched, answers=1)] * 21),
+    ]
+    return Case(console_cost.verdict, good, [*bad, console_cost.WatchedPairs([alone], [watched])])
+
+
 CASES = {
     "adapters": adapters_case(),
     "discovery": discovery_case(),
@@ -504,6 +514,7 @@ CASES = {
     "budget-race": budget_race_case(),
     "cell-limits": cell_limits_case(),
     "clients": clients_case(),
+    "console-cost": console_cost_case(),
     "dispatcher": dispatcher_case(),
     "distill": distill_case(),
     "drafter": drafter_case(),

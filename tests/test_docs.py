@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import tomllib
@@ -84,6 +85,32 @@ def test_the_glossary_defines_each_of_our_words_in_one_sentence() -> None:
 def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         assert (page.parent / target).exists(), f"{page} links to {target}, which is not there"
+
+
+ONLY_IN_A_CLONE = re.compile(
+    r"\b(?:docs|runs|deploy|tests|requirements)/\w|\b(?:README|CONTRIBUTING|CHANGELOG|SECURITY)\b|\.md\)"
+)
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def texts_in(module: Path) -> set[str]:
+    """The strings of a module, but for its docstrings: what its messages, its help and its pages are made of."""
+    tree = ast.parse(module.read_text(encoding="utf-8"))
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, DOCUMENTED) and ast.get_docstring(node) and isinstance(node.body[0], ast.Expr)
+    }
+    texts = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings)
+    return {text.value for text in texts if isinstance(text.value, str)}
+
+
+def test_no_message_points_to_a_file_that_only_a_clone_has() -> None:
+    """Who installs a wheel has the package and `headway --help`. reference.py writes pages of docs/ and may link them."""
+    pages = {ROOT / "headway" / "cli" / "reference.py"}
+    found = {text for module in set((ROOT / "headway").rglob("*.py")) - pages for text in texts_in(module)}
+    found.add(PAGES["commands.md"]())  # help texts, some of which are docstrings
+    assert {text for text in found if ONLY_IN_A_CLONE.search(text)} == set()
 
 
 def test_every_run_is_in_the_log() -> None:

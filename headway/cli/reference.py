@@ -95,6 +95,12 @@ command = ["headway", "mock-engine", "--host", "{host}", "--port", "{port}", "--
 count = 2
 port = 9100
 """
+# Pages about single settings. A description has no link: error messages repeat it to users who have no docs/ folder.
+PAGES_OF_SETTINGS = {
+    "kind": "[other engines](../how-to/other-engines.md), [a kind of your own](../explanation/extend.md)",
+    "prompt_chunk": "[fast mode](../explanation/fast-mode.md)",
+    "unknown_fields": "[fields](fields.md)",
+}
 HEAD = "| {} | {} | {} |\n|---|---|---|\n"
 WRITTEN_BY = "<!-- Generated from the code by `make docs`. Do not edit. -->\n\n"
 
@@ -125,7 +131,8 @@ def _tables_page(name: str, head: str, example: str, tables: Iterable[tuple[str,
 def _row(name: str, field: FieldInfo) -> str:
     value = None if field.is_required() else field.get_default(call_default_factory=True)
     default = "required" if field.is_required() else "" if value is None else f"`{_toml(value)}`"
-    meaning = f"{field.description}{_bounds(field)}".replace("|", "\\|")
+    page = f" See {PAGES_OF_SETTINGS[name]}." if name in PAGES_OF_SETTINGS else ""
+    meaning = f"{field.description}{page}{_bounds(field)}".replace("|", "\\|")
     return f"| `{name}` | {default} | {meaning} |\n"
 
 

@@ -44,6 +44,6 @@ class EngineTable(Table):
         ge=64,
         le=1_000_000,
         description="Maximum prompt tokens per step. Lower values give other streams shorter and more frequent pauses "
-        "with the same total (docs/explanation/fast-mode.md). If not set, vLLM decides.",
+        "with the same total. If not set, vLLM decides.",
     )
     speculation: SpeculationTable | None = Field(None, description="Speculative decoding. Off by default.")

@@ -32,7 +32,7 @@ class GatewayTable(Table):
     unknown_fields: Literal["ignore", "refuse"] = Field(
         "ignore",
         description="What happens to a request with fields that Headway does not know. `ignore` removes them and names "
-        "them in the header `headway-ignored`; `refuse` answers with 400. See [fields](fields.md).",
+        "them in the header `headway-ignored`; `refuse` answers with 400.",
     )
     max_body_bytes: int = Field(8 * 2**20, ge=1024, le=2**30, description="Maximum size of a request body.")
     max_held_bytes: int = Field(

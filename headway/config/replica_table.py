@@ -22,7 +22,7 @@ class EngineSettings(Table):
     kind: str = Field(
         "vllm",
         description="Kind of engine: `vllm`, or `openai` for another server with OpenAI's chat and completions, of "
-        "which less is known (docs/how-to/other-engines.md). docs/explanation/extend.md adds others.",
+        "which less is known.",
     )
     seats: int = Field(
         64, ge=1, le=4096, description="Maximum number of concurrent streams, at most the server's `--max-num-seqs`."

@@ -68,7 +68,7 @@ def find_tasks(said: str, run_commands: bool) -> TaskSet:
         return TaskSet(Path(said).name, "plain", {"path": said, "run_commands": run_commands}, len(tasks))
     file = said.partition("@")[0]
     if file.endswith(".py") and not Path(file).exists():
-        raise SetupError(f"{file}: no such file. {HOW_TO}")
+        raise SetupError(f"{file}: no such file.")
     if "/" not in said and not file.endswith(".py"):
         raise SetupError(f"{said!r} is neither a file of tasks (.jsonl), nor `bfcl`, nor an Inspect task. {HOW_TO}")
     return TaskSet(Path(said).name, said, {}, None)

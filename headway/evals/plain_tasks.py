@@ -22,7 +22,7 @@ FIELDS = ("id", "kind", "prompt", "messages", "tools", "expected", "tags")
 MAX_EVAL_TASKS = 20_000
 MAX_KINDS = 40
 ANY_KIND = "tasks"
-HOW_TO = "See docs/how-to/count-mistakes.md."
+HOW_TO = 'A task is a line such as {"prompt": "The capital of France? One word.", "expected": {"exact": "Paris"}}'
 
 
 @dataclass(frozen=True, slots=True)

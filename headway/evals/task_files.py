@@ -17,6 +17,10 @@ from headway.evals.tool_calls import Expected, Task
 
 MAX_LINE_BYTES = 1 << 20
 MAX_TASKS = 1_000_000
+HOW_TO = (
+    'A task is a line such as {"id": "light-1", "messages": [{"role": "user", "content": "Switch the light off."}], '
+    '"tools": [...], "expected": [{"name": "set_light", "arguments": {"on": [false]}}]}'
+)
 
 
 def write_tasks(path: Path, tasks: Iterable[Task]) -> int:
@@ -48,9 +52,7 @@ def read_tasks(path: Path) -> list[Task]:
             task = _task(row, tools)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-            raise SetupError(
-                f"{path}:{number}: not a valid task ({what}). See docs/how-to/distill-a-student.md."
-            ) from error
+            raise SetupError(f"{path}:{number}: not a valid task ({what}). {HOW_TO}") from error
         if task.id in seen:
             raise SetupError(f"{path}:{number}: duplicate id {task.id!r}, first used in line {seen[task.id]}.")
         seen[task.id] = number

@@ -39,7 +39,7 @@ SRAM = Band(
     "guess of how many streams share a chip and on press reports of its price",
 )
 CPU = Band(None, None, "no band: one model on one machine; measure yours with `headway bench`")
-CALIBRATED = Band(0.047, 0.09, "a measured curve: mean and largest error of held-out points (docs/LOG.md)")
+CALIBRATED = Band(0.047, 0.09, "a measured curve: mean and largest error of held-out points")
 
 
 @dataclass(frozen=True, slots=True)

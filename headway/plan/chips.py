@@ -109,7 +109,7 @@ def this_cpu() -> Chip:
     cores = os.cpu_count() or 1
     return Chip(
         "cpu", "cpu", memory_gb, _copy_tb_s(), {"bf16": CPU_CORE_TFLOPS * cores}, 1.0, 1, None,
-        "memory and bandwidth of this machine, measured now; the rest from one model on one machine (docs/LOG.md)",
+        "memory and bandwidth of this machine, measured now; the rest from one model on one machine",
         layer_us=CPU_LAYER_US,
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from headway import __version__
 from headway.distill import training_env
 from headway.local import engine_env
 from runs.bench import referee
@@ -122,7 +123,7 @@ def test_the_sbom_lists_what_the_package_installs() -> None:
     sbom = json.loads((REQUIREMENTS / "sbom.cdx.json").read_text())
     assert (sbom["bomFormat"], sbom["specVersion"]) == ("CycloneDX", "1.6")
     root = sbom["metadata"]["component"]
-    assert (root["name"], root["version"]) == (PROJECT["name"], PROJECT["version"])
+    assert (root["name"], root["version"]) == (PROJECT["name"], __version__)
     listed = {(component["name"], Version(component["version"])) for component in sbom["components"]}
     locked = {
         (name, version)

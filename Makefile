@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TOOLS := .tools/bin
 PIP_LOCKED := install --quiet --disable-pip-version-check --only-binary :all: --require-hashes
 
-.PHONY: help setup engine check test clients e2e nightly docs format lock audit sbom
+.PHONY: help setup engine check test clients e2e nightly docs format lock audit sbom dist checklist
 help:  ## this list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /: /'
 
@@ -31,8 +31,8 @@ test: setup  ## everything that needs no model and no installed client
 	$(BIN)/pytest -q -m 'not engine and not clients' -n auto --dist worksteal
 
 # A worker for each client, so that the timeout of one test bounds them all: installing is most of the time.
-clients: setup  ## the official Python SDKs, Claude Code and Codex, installed at pinned versions (needs npm; 4 minutes at most)
-	$(BIN)/pytest -q -m clients -n 4 --timeout 240 --durations 4 tests/runs/test_clients.py
+clients: setup  ## what must be installed: the SDKs, Claude Code and Codex at pinned versions, and the wheel (needs npm; 4 minutes at most)
+	$(BIN)/pytest -q -m clients -n 4 --timeout 240 --durations 4 tests/runs/test_clients.py tests/test_release.py
 
 e2e: engine  ## the tests on real vLLM
 	$(BIN)/pytest -q -m engine --timeout 600
@@ -62,3 +62,9 @@ audit: $(TOOLS)/uv  ## look up known vulnerabilities of all that is locked (need
 
 sbom: $(TOOLS)/uv  ## write requirements/sbom.cdx.json from the locks
 	PATH="$(CURDIR)/$(TOOLS):$$PATH" requirements/sbom.sh
+
+dist: setup  ## build the source distribution and the wheels into dist/ (needs a C compiler; minutes)
+	release/build.sh
+
+checklist: setup $(TOOLS)/uv  ## what must hold before a release (ARGS='version figures': these steps only)
+	$(BIN)/python -m release.checklist $(ARGS)

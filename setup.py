@@ -11,6 +11,7 @@ the source.
 
 import os
 import sys
+import tomllib
 from pathlib import Path
 
 from setuptools import setup
@@ -37,4 +38,6 @@ if wanted and "bdist_wheel" in sys.argv:  # pip runs this file for other questio
     core = sorted(str(path) for path in Path("headway/core").glob("*.py"))
     paths = ["--config-file=", "--strict", *core, *[f"headway/{name}" for name in SIMULATED + DISPATCHED]]
     modules = mypycify(paths, opt_level="1")  # with 3 it is no faster and takes twice as long to compile
-setup(ext_modules=modules, setup_requires=["mypy>=2.4"] if wanted else [])
+# mypy reads the types of the packages that are imported.
+dependencies = tomllib.loads(Path("pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+setup(ext_modules=modules, setup_requires=["mypy>=2.4", *dependencies] if wanted else [])

@@ -6,13 +6,11 @@ import re
 import shlex
 import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from headway import __version__
 from headway.config import load
 from headway.ledger.books import LAST_SHIPPING_S
 from headway.local.engine_process import LocalEngine
@@ -78,13 +76,6 @@ def test_what_builds_the_package_can_be_cut_out_of_the_lock(file: str) -> None:
     [cut] = re.findall(r"sed -n '.*?' requirements/dev.txt", (DEPLOY / file).read_text(encoding="utf-8"))
     shown = subprocess.run(shlex.split(cut), cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert re.fullmatch(r"setuptools==[\d.]+ \\\n(    --hash=sha256:\w{64}( \\)?\n)+", shown)
-
-
-@pytest.mark.parametrize("path", [*KUBERNETES.rglob("kustomization.yaml"), DEPLOY / "compose.yaml"], ids=str)
-def test_the_tag_of_the_image_is_the_version(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    tags = re.findall(r"/headway(?:-ray)?\b.*\n\s*newTag: (\S+)", text) + re.findall(r"image: headway:(\S+)", text)
-    assert set(tags) <= {__version__}
 
 
 # --- compose.yaml ---

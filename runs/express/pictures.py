@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/explanation/fast-mode.md from the results of runs/express-rule.sh.
+"""Draws the pictures of docs/explanation/express-rule.md from the results of runs/express-rule.sh.
 
 Uses the colours of Okabe and Ito, which colour-blind readers can tell apart; lines also differ in their dashes. Labels
 have fixed positions: check the picture after a change of the run.

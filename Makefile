@@ -4,6 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 TOOLS := .tools/bin
+SPHINX := .docs/bin/sphinx-build
 PIP_LOCKED := install --quiet --disable-pip-version-check --only-binary :all: --require-hashes
 
 .PHONY: help setup engine check test clients e2e nightly docs format lock audit sbom dist checklist
@@ -28,7 +29,7 @@ check: setup  ## lint, types, and the rules of the house
 	$(BIN)/pytest -q tests/test_architecture.py tests/test_docs.py tests/test_locks.py
 
 test: setup  ## everything that needs no model and no installed client
-	$(BIN)/pytest -q -m 'not engine and not clients' -n auto --dist worksteal
+	$(BIN)/pytest -q -m 'not engine and not clients and not docs' -n auto --dist worksteal
 
 # A worker for each client, so that the timeout of one test bounds them all: installing is most of the time.
 clients: setup  ## what must be installed: the SDKs, Claude Code and Codex at pinned versions, and the wheel (needs npm; 4 minutes at most)
@@ -41,8 +42,17 @@ nightly: setup  ## a million steps of random walks over core, and 200,000 WebSoc
 	HEADWAY_WALKS=17000 $(BIN)/pytest -q tests/core/test_walk.py
 	HEADWAY_FRAMES=200000 $(BIN)/pytest -q --timeout 600 tests/gateway/test_socket_bounds.py -k generated
 
-docs: setup  ## write the reference pages from the code
+$(SPHINX): requirements/docs.txt
+	$(PYTHON) -m venv .docs
+	.docs/bin/pip $(PIP_LOCKED) -r requirements/docs.txt
+	@touch $@
+
+docs: setup $(SPHINX)  ## write the reference from the code, build the site into site/, check its links, run its examples
 	$(BIN)/python -m headway.cli.reference docs/reference
+	$(SPHINX) --quiet --fail-on-warning --keep-going --jobs auto --fresh-env -c docs -d .docs/pages . site
+	$(BIN)/python -m tests.docs.site site
+	$(BIN)/pytest -q -m docs -n 2 --dist worksteal tests/docs
+	$(BIN)/python -m tests.docs.pages
 
 format: setup  ## put the code in order
 	$(BIN)/ruff check --fix .

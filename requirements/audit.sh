@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 copy=$(mktemp)
 trap 'rm -f "$copy"' EXIT
 bad=0
-for lock in requirements/{base,postgres,pictures,eval,distill,dev,tools}.txt headway/{local/engine,distill/training}.txt runs/peers/*.txt; do
+for lock in requirements/{base,postgres,pictures,eval,distill,dev,tools,docs}.txt headway/{local/engine,distill/training}.txt runs/peers/*.txt; do
     echo "$lock"
     sed 's/+cpu / /' "$lock" > "$copy"  # advisories name the release, not its CPU build
     pip-audit --strict --progress-spinner off --disable-pip --require-hashes -r "$copy" || bad=1

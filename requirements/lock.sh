@@ -6,8 +6,8 @@
 #   make lock ARGS=--upgrade               and take the newest of everything
 #
 # requirements/NAME.txt is the package with the extra NAME; dev.txt comes first, and the others take their versions from
-# it. The other locks are for environments of their own: the CPU engine's, the training's and GuideLLM's, and the tools
-# that this script uses. Each lock is for CPython 3.11 and newer; markers say what only some of them install. A version that is
+# it. The other locks are for environments of their own: the CPU engine's, the training's, GuideLLM's and the
+# documentation's, and the tools that this script uses. Each lock is for CPython 3.11 and newer; markers say what only some of them install. A version that is
 # locked stays unless it is asked to change.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -24,6 +24,7 @@ for extra in postgres pictures eval ray distill; do
     lock pyproject.toml --extra "$extra" -c requirements/dev.txt "$@" -o "requirements/$extra.txt"
 done
 lock requirements/tools.in "$@" -o requirements/tools.txt
+lock requirements/docs.in "$@" -o requirements/docs.txt
 
 for name in headway/local/engine headway/distill/training runs/peers/guidellm; do
     lock "requirements/$(basename "$name").in" --excludes requirements/excluded.txt "$@" -o "$name.txt"

@@ -81,12 +81,6 @@ def test_the_glossary_defines_each_of_our_words_in_one_sentence() -> None:
         assert re.fullmatch(r"[A-Z`][^.]*(\.\d[^.]*)*\.", meaning), f"{word}: one sentence, please"
 
 
-@pytest.mark.parametrize("page", sorted(ROOT.glob("*.md")) + sorted((ROOT / "docs").rglob("*.md")), ids=str)
-def test_links_inside_the_repository_lead_somewhere(page: Path) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), f"{page} links to {target}, which is not there"
-
-
 ONLY_IN_A_CLONE = re.compile(
     r"\b(?:docs|runs|deploy|tests|requirements)/\w|\b(?:README|CONTRIBUTING|CHANGELOG|SECURITY)\b|\.md\)"
 )

@@ -29,7 +29,7 @@ EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
 PACKAGE_LOCKS = ["base", *EXTRAS]
 USER_LOCKS = [name for name in PACKAGE_LOCKS if name != "dev"]
 ALL_LOCKS = [
-    *[REQUIREMENTS / f"{name}.txt" for name in [*PACKAGE_LOCKS, "tools"]],
+    *[REQUIREMENTS / f"{name}.txt" for name in [*PACKAGE_LOCKS, "tools", "docs"]],
     engine_env.LOCK,
     training_env.LOCK,
     *sorted((ROOT / "runs" / "peers").glob("*.txt")),

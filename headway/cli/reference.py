@@ -38,7 +38,7 @@ from headway.core.machine import Machine
 from headway.dispatch.pages import unanswered_processes
 from headway.dispatch.policy_metrics import gate_metrics, policy_metrics
 from headway.fleet.tables import FleetGatewayTable, FleetTable, ProcessTable, ScalingTable
-from headway.gateway.metrics import Metrics
+from headway.gateway.metrics import Metrics, replica_metrics
 from headway.supervise import Supervisor
 
 TABLES: list[tuple[str, type[BaseModel]]] = [
@@ -198,7 +198,8 @@ def _default(parameter: TyperOption | TyperArgument) -> str:
 
 
 def metrics_page() -> str:
-    metrics = Metrics(lambda: (*policy_metrics(Machine({}, {}), {}), *gate_metrics({})), Supervisor())
+    when_scraped = (*policy_metrics(Machine({}, {}), {}), *gate_metrics({}), *replica_metrics({}, {}))
+    metrics = Metrics(lambda: when_scraped, Supervisor())
     rows = [
         f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} | {family.documentation} |\n"
         for family in (*metrics.registry.collect(), unanswered_processes(0))

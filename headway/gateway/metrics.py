@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,8 +19,8 @@ TOKENS_PER_SECOND = (1, 2, 5, 10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 50
 
 
 class Metrics:
-    def __init__(self, of_policy: Callable[[], Iterable[Metric]], supervisor: Supervisor) -> None:
-        """`of_policy` reads the metrics of the policy (dispatch/base.py)."""
+    def __init__(self, when_scraped: Callable[[], Iterable[Metric]], supervisor: Supervisor) -> None:
+        """`when_scraped` reads the metrics of the policy (dispatch/base.py) and of the replicas."""
         self.registry = CollectorRegistry()
         self.calls = Counter("headway_calls", "Calls by outcome.", ("model", "tier", "outcome"), registry=self.registry)
         self.tokens = Counter("headway_tokens", "Tokens served.", ("model", "tier", "kind"), registry=self.registry)
@@ -72,7 +72,7 @@ class Metrics:
             registry=self.registry,
         )
         self._watch_process()
-        self.registry.register(_Policy(of_policy))
+        self.registry.register(_Read(when_scraped))
         self.registry.register(_Tasks(supervisor))
 
     def _watch_process(self) -> None:
@@ -111,12 +111,24 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Policy(Collector):
-    def __init__(self, of_policy: Callable[[], Iterable[Metric]]) -> None:
-        self._of_policy = of_policy
+def replica_metrics(pools: Mapping[str, str], tokens: Mapping[str, int]) -> Iterable[Metric]:
+    """`pools` maps each replica to its pool, `tokens` to the output tokens that were read from it."""
+    read = CounterMetricFamily(
+        "headway_replica_output_tokens",
+        "Output tokens read from a replica, also those of streams that still run and of streams that failed.",
+        labels=("model", "replica"),
+    )
+    for name, count in tokens.items():
+        read.add_metric((pools[name], name), count)
+    return (read,)
+
+
+class _Read(Collector):
+    def __init__(self, when_scraped: Callable[[], Iterable[Metric]]) -> None:
+        self._when_scraped = when_scraped
 
     def collect(self) -> Iterator[Metric]:
-        return iter(self._of_policy())
+        return iter(self._when_scraped())
 
 
 class _Tasks(Collector):

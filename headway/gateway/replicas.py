@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from headway.core.types import Replica, ReplicaSuspect
 from headway.dispatch.base import Finding
@@ -20,6 +20,7 @@ from headway.engines.probe import Prober
 from headway.errors import EngineLost
 from headway.gateway.timing import Timing
 from headway.supervise import Supervisor
+from headway.wire import Meter
 
 log = logging.getLogger("headway.gateway")
 
@@ -29,7 +30,13 @@ class _Watched:
     engine: Engine
     prober: Prober
     task: asyncio.Task[None] | None = None  # None before `start`
-    aboard: int = 0  # calls of this gateway aboard
+    meters: set[Meter] = field(default_factory=set)  # one for each call of this gateway that is aboard
+    ended_tokens: int = 0  # output tokens of calls that are aboard no more
+    told_tokens: int = 0  # the most that `output_tokens` returned
+
+    @property
+    def aboard(self) -> int:
+        return len(self.meters)
 
 
 class Replicas:
@@ -97,11 +104,24 @@ class Replicas:
     def aboard(self, name: str) -> int:
         return self._watched[name].aboard if name in self._watched else 0
 
-    def count_aboard(self, name: str, by: int) -> None:
+    def come_aboard(self, name: str, meter: Meter) -> None:
         if (watched := self._watched.get(name)) is not None:
-            if not watched.aboard:
+            if not watched.meters:
                 watched.prober.note_progress()
-            watched.aboard += by
+            watched.meters.add(meter)
+
+    def leave(self, name: str, meter: Meter) -> None:
+        if (watched := self._watched.get(name)) is not None:
+            watched.meters.discard(meter)
+            watched.ended_tokens += meter.usage().output_tokens
+
+    def output_tokens(self) -> dict[str, int]:
+        """Output tokens that were read from each replica since it was added, also those of streams that still run."""
+        for watched in self._watched.values():
+            running = sum(meter.usage().output_tokens for meter in watched.meters)
+            # An engine's last count can be lower than that of the events before it. A counter must not fall.
+            watched.told_tokens = max(watched.told_tokens, watched.ended_tokens + running)
+        return {name: watched.told_tokens for name, watched in self._watched.items()}
 
     def probe_now(self, name: str) -> None:
         """Probe a replica at once, because a call failed on it."""

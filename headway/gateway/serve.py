@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from prometheus_client.core import Metric
 
 from headway.core.machine import Machine
 from headway.core.types import (
@@ -38,10 +40,10 @@ from headway.dispatch.fleet import Member
 from headway.dispatch.local import LocalDispatch
 from headway.engines.base import Answer, Engine
 from headway.errors import AnswerTooLarge, ConnectionFailed, EngineAnswered, EngineFailed, EngineLost, ResponseTooLarge
-from headway.gateway.billing import Billing, make_receipt
+from headway.gateway.billing import Billing
 from headway.gateway.floors import FloorWatch
 from headway.gateway.held_bytes import HeldBytes
-from headway.gateway.metrics import Metrics
+from headway.gateway.metrics import Metrics, replica_metrics
 from headway.gateway.prompts import PromptFile
 from headway.gateway.relay import Relay, failure_of
 from headway.gateway.replicas import Replicas
@@ -82,7 +84,8 @@ class Gateway:
         self.add_replica, self.remove_replica = self.replicas.add, self.replicas.remove
         self.change_replica = self.replicas.change
         self.probe_only, self.probe_now = self.replicas.probe_only, self.replicas.probe_now
-        self.metrics = Metrics(lambda: dispatch.metrics(self.replicas.pools), self.supervisor)
+        self.replica_tokens = self.replicas.output_tokens
+        self.metrics = Metrics(self._metrics_when_scraped, self.supervisor)
         self._timing = timing
         self._billing = billing or Billing()
         self._prompts = dict(prompts or {})  # by model, if the owner keeps its prompts
@@ -123,7 +126,7 @@ class Gateway:
     async def _run_on_engine(self, trip: Trip, engine: Engine, client: Client) -> None:
         self._begin_boarding(trip)
         seat = trip.seat
-        self.replicas.count_aboard(engine.name, +1)
+        self.replicas.come_aboard(engine.name, meter := trip.meter)
         try:
             async with trip.aboard:
                 trip.is_aboard = True
@@ -144,9 +147,9 @@ class Gateway:
             lost = AnswerTooLarge if isinstance(failed, ResponseTooLarge) else EngineLost
             raise lost(f"the engine failed: {failed}", reached=failed.reached) from failed
         finally:
-            self.replicas.count_aboard(engine.name, -1)
             if trip.seat is seat:
                 trip.is_aboard = False
+            self.replicas.leave(engine.name, meter)
 
     async def _stream(self, trip: Trip, answer: Answer, engine: Engine, client: Client) -> None:
         self.tell(Delivering(trip.call.id))
@@ -180,7 +183,7 @@ class Gateway:
         self._report_finished(trip)
         if not trip.settled.done():
             await asyncio.wait([trip.settled], timeout=SETTLE_S)
-        receipt = self._receipt(trip, "finished", is_delivered=True)
+        receipt = trip.receipt_at(self._clock(), "finished", is_delivered=True)
         await self._billing.write(trip.account, receipt)
         trip.receipt = receipt
         return receipt
@@ -299,19 +302,6 @@ class Gateway:
             trip.is_finished = True
             self.tell(Finished(trip.call.id, usage.prompt_tokens, usage.output_tokens, speed_tps))
 
-    def _receipt(self, trip: Trip, outcome: Outcome, *, is_delivered: bool) -> Receipt:
-        return make_receipt(
-            trip.grant,
-            outcome,
-            trip.meter,
-            is_delivered=is_delivered,
-            reader_was_slow=trip.reader_was_slow,
-            seat_us=0 if trip.grant.served_by else trip.settled.result() if trip.settled.done() else None,
-            answer_s=self._clock() - trip.arrived_at,
-            boardings=trip.boardings,
-            undelivered=trip.work() if trip.leaves_seat(outcome) and not is_delivered else None,
-        )
-
     def _close_trip(self, trip: Trip, client: Client) -> Receipt:
         """End the call, however it ended. A meter that fails even now must not keep a seat or a budget: then the call
         ends with nothing counted."""
@@ -336,7 +326,7 @@ class Gateway:
         elif outcome != "refused":
             self._leave(trip, outcome)
         try:
-            receipt = trip.receipt or self._receipt(trip, outcome, is_delivered=client.started)
+            receipt = trip.receipt or trip.receipt_at(self._clock(), outcome, is_delivered=client.started)
             self._billing.close(trip.account, receipt)
             if receipt.seat_us is None and trip.account is not None and outcome != "refused":
                 self._unsettled[trip.call.id] = trip.account
@@ -360,6 +350,10 @@ class Gateway:
     def _release_seat(self, call_id: str) -> None:
         if (left := self._leaving.pop(call_id, None)) is not None:
             self.tell(left)
+
+    def _metrics_when_scraped(self) -> Iterable[Metric]:
+        pools = self.replicas.pools
+        return (*self.dispatch.metrics(pools), *replica_metrics(pools, self.replica_tokens()))
 
     def _record_end(self, trip: Trip, receipt: Receipt) -> None:
         model = trip.call.model

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from headway.core.types import Adopted, Board, Call
 from headway.engines.base import Engine
 from headway.errors import RefusalReason
+from headway.gateway.billing import make_receipt
 from headway.gateway.relay import Relay
 from headway.ledger.books import Account
 from headway.price import HostedPrice, Price
@@ -88,6 +89,19 @@ class Trip:
         length of the prompt, it is estimated from its size."""
         usage = self.meter.usage()
         return usage if usage.prompt_tokens else replace(usage, prompt_tokens=self.call.prompt_tokens)
+
+    def receipt_at(self, now: float, outcome: Outcome, *, is_delivered: bool) -> Receipt:
+        return make_receipt(
+            self.grant,
+            outcome,
+            self.meter,
+            is_delivered=is_delivered,
+            reader_was_slow=self.reader_was_slow,
+            seat_us=0 if self.grant.served_by else self.settled.result() if self.settled.done() else None,
+            answer_s=now - self.arrived_at,
+            boardings=self.boardings,
+            undelivered=self.work() if self.leaves_seat(outcome) and not is_delivered else None,
+        )
 
     def cut(self) -> None:
         if self.is_aboard:

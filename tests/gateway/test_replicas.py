@@ -12,10 +12,10 @@ import pytest
 from headway.core.types import Replica
 from headway.dispatch.fleet import Member, RunningFleet
 from headway.dispatch.local import LocalDispatch
-from headway.engines.scripted import Script, ScriptedEngine, running
+from headway.engines.scripted import Faults, Script, ScriptedEngine, running
 from headway.engines.vllm import VLLMEngine
 from headway.errors import EngineLost
-from tests.running import MODEL, Running, config_for, running_gateway
+from tests.running import MODEL, Running, config_for, post, running_gateway
 
 pytestmark = pytest.mark.anyio
 SLOW = Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.02),))
@@ -163,3 +163,27 @@ async def test_an_engine_whose_streams_cannot_be_read_is_not_counted(monkeypatch
         replicas.count_streams(engine.url, lambda *counted: counts.append(counted))
         await replicas._counting[engine.url]
         assert counts == [(engine.url, 0)]
+
+
+async def test_a_replicas_tokens_are_counted_while_its_streams_run() -> None:
+    async with running(SLOW) as a, running(SLOW) as b, running_gateway(config_for([a, b], seats=4)) as here:
+        await asyncio.gather(*calls(here, 8, tokens=3))
+        assert here.gateway.replica_tokens() == {a.url: 12, b.url: 12}
+        a.faults = Faults(die_after_tokens=5, times=1)
+        body = b'{"model":"scripted","prompt":"hi","stream":true,"max_tokens":20}'
+        streams = [asyncio.create_task(here.raw(post("/v1/completions", body))) for _ in range(8)]
+        seen = 24
+        async with asyncio.timeout(20):
+            while not all(one.done() for one in streams):
+                await asyncio.sleep(0.01)
+                before, seen = seen, sum(here.gateway.replica_tokens().values())
+                assert before <= seen
+                assert seen > 24 or not any(one.done() for one in streams)
+        tokens = here.gateway.replica_tokens()
+        assert sum(tokens.values()) == 24 + 5 + 7 * 20  # one stream failed after five tokens
+        page = here.gateway.metrics.page().decode()
+        sample = f'headway_replica_output_tokens_total{{model="{MODEL}",replica="{b.url}"}} {tokens[b.url]}.0'
+        assert sample in page
+        fleet_of(here).want([member(b)])
+        await until_gone(here, a)
+        assert here.gateway.replica_tokens() == {b.url: tokens[b.url]}

@@ -7,6 +7,7 @@
     ├── InvalidRequest      400, the client must change the request
     │   ├── TooLarge        413
     │   ├── UnknownModel    404
+    │   ├── UnknownPath     404
     │   ├── UnknownEncoding 415
     │   └── WrongMethod     405
     ├── Unauthorized        401, missing or unknown key; never raised because the key store is down
@@ -124,6 +125,13 @@ class TooLarge(InvalidRequest):
 
 class UnknownModel(InvalidRequest):
     status = 404
+
+
+class UnknownPath(InvalidRequest):
+    status = 404
+
+    def __init__(self, method: str, path: str) -> None:
+        super().__init__(f"No such endpoint: {method} {path[:200]}.")
 
 
 class UnknownEncoding(InvalidRequest):

@@ -33,6 +33,7 @@ from headway.api.server import HTTPClient, Send
 from headway.api.sessions import read_session
 from headway.api.socket_messages import message_route
 from headway.api.tiers import choose_fallback, choose_tier, explain_no_seat, retry_headers
+from headway.api.unreadable import unreadable
 from headway.api.utf8 import is_utf8
 from headway.api.websocket import UpgradeRequired
 from headway.auto.requests import CallRungs
@@ -44,13 +45,11 @@ from headway.errors import (
     InvalidRequest,
     Refused,
     UnknownModel,
+    UnknownPath,
     WrongMethod,
 )
 from headway.ledger.keys import Key
 from headway.wire import Client, NoSeat, Receipt, Request, StoredAnswers, for_model, with_fields
-
-MISSING = "Object missing required field `"
-UNKNOWN = "Object contains unknown field `"
 
 METRICS_TYPE = b"text/plain; version=0.0.4"
 DIALECTS: tuple[Dialect, ...] = (anthropic, responses, openai)  # the first that claims an unknown path answers it
@@ -182,10 +181,10 @@ class App:
                 connection.task = None
 
     def _options(self, method: str, path: str, headers: Headers) -> HeaderList:
-        """The headers of an answer to OPTIONS. Raises InvalidPath, or WrongMethod for all other methods."""
+        """The headers of an answer to OPTIONS. Raises UnknownPath, or WrongMethod for all other methods."""
         methods = self.routes.methods(path)
         if not methods:
-            raise InvalidPath(method, path)
+            raise UnknownPath(method, path)
         allow = ", ".join([*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"])
         if method != "OPTIONS":
             raise WrongMethod(method, path, allow)
@@ -294,7 +293,7 @@ class App:
         try:
             request, cleaned = route.call.parse(body, call_id, params, refuses_unknown=self._refuses_unknown)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise _invalid(error) from None
+            raise unreadable(error) from None
         asked = request.call.model
         found = self._models.find(asked)
         if found is None:
@@ -332,34 +331,6 @@ class App:
 
     def _ready_page(self, _params: Params, _key: Key | None) -> Page:
         return (200, b"text/plain", b"ready\n") if self._is_ready() else (503, b"text/plain", b"not ready\n")
-
-
-class InvalidPath(InvalidRequest):
-    status = 404
-
-    def __init__(self, method: str, path: str) -> None:
-        super().__init__(f"No such endpoint: {method} {path[:200]}.")
-
-
-def _invalid(error: Exception) -> InvalidRequest:
-    """msgspec's error message, with the name of the field in `param`."""
-    text = str(error)
-    if isinstance(error, RecursionError):
-        return InvalidRequest("The request is nested too deeply.")
-    if text.startswith(UNKNOWN):
-        name, _, at = text.removeprefix(UNKNOWN).partition("`")
-        return InvalidRequest(f"Unknown field `{name}`{_in_parent(at)}.", name)
-    if text.startswith(MISSING):
-        name, _, at = text.removeprefix(MISSING).partition("`")
-        return InvalidRequest(f"Missing field `{name}`{_in_parent(at)}.", name)
-    what, _, at = text.partition(" - at `$")
-    param = at.strip("`").lstrip(".") or None
-    return InvalidRequest(f"{what}{f' (in `{param}`)' if param else ''}.", param)
-
-
-def _in_parent(at: str) -> str:
-    path = at.partition("`$")[2].strip("`").lstrip(".")
-    return f" in `{path}`" if path else ""
 
 
 def _limit(*per_minute: int | None) -> TokenLimit | None:

@@ -52,6 +52,24 @@ NO_SESSION = Session()
 
 
 @dataclass(frozen=True, slots=True)
+class Trace:
+    """The W3C trace context of a call: the values of two headers (api/trace_context.py). `parent` is empty if there is
+    none."""
+
+    parent: str = ""
+    state: str = ""
+
+    def headers(self) -> tuple[tuple[bytes, bytes], ...]:
+        if not self.parent:
+            return ()
+        state = ((b"tracestate", self.state.encode()),) if self.state else ()
+        return ((b"traceparent", self.parent.encode()), *state)
+
+
+NO_TRACE = Trace()
+
+
+@dataclass(frozen=True, slots=True)
 class SentImages:
     """The images of a request. Its body has them as base64, which says nothing about their tokens."""
 
@@ -223,6 +241,7 @@ class Request:
     cache_salt: str = ""  # keeps tenants apart in the engine's prefix cache; empty if they share it
     rung: Rung | None = None
     session: Session = NO_SESSION
+    trace: Trace = NO_TRACE  # as the client sent it; the engine gets that of the gateway's span, if it has one
     is_tier_open: bool = False  # no field of the request asks for a tier: a header, the model's name or the key may
     is_whole_timed: bool = True  # engines report the timing of an answer in one piece
     limit_field: str = "max_tokens"  # the dialect's field for `max_output_tokens`

@@ -33,6 +33,7 @@ from headway.api.server import HTTPClient, Send
 from headway.api.sessions import read_session
 from headway.api.socket_messages import message_route
 from headway.api.tiers import choose_fallback, choose_tier, explain_no_seat, retry_headers
+from headway.api.trace_context import read_trace
 from headway.api.unreadable import unreadable
 from headway.api.utf8 import is_utf8
 from headway.api.websocket import UpgradeRequired
@@ -233,6 +234,8 @@ class App:
             request = self._responses.prepare(self._authorize(request, key), key)
             if self._has_ledger:  # only the bill has sessions
                 request = replace(request, session=read_session(body, headers))
+            if b"traceparent" in headers:
+                request = replace(request, trace=read_trace(headers))
             if request.call.model not in self._models.autos:
                 return request, cleaned.ignored
             if route.dialect is responses:
@@ -247,7 +250,7 @@ class App:
 
         def prepare(rung_request: Request) -> Request:
             call = replace(rung_request.call, falls_back=falls_back)
-            rung_request = replace(rung_request, call=call, session=request.session)
+            rung_request = replace(rung_request, call=call, session=request.session, trace=request.trace)
             rung_request = count_image_tokens(rung_request, full.image_tokens)
             return self._for_tenant(rung_request, key) if key is not None else rung_request
 

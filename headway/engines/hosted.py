@@ -21,7 +21,7 @@ from headway.engines.openai_server import CountedAnswer, OpenAIServer
 from headway.engines.vllm import HEALTH_TIMEOUT_S
 from headway.errors import ConnectionFailed
 from headway.price import Price
-from headway.wire import Request, for_model, with_fields
+from headway.wire import NO_TRACE, Request, for_model, with_fields
 
 log = logging.getLogger("headway.hosted")
 
@@ -55,7 +55,8 @@ class HostedServer(OpenAIServer):
         if limit is None:
             limit = terms.max_output_tokens
             added[request.limit_field] = limit
-        asked = super().prepare(for_model(request, terms.model))
+        # Traces are the owner's: somebody else's server is told nothing of them.
+        asked = super().prepare(replace(for_model(request, terms.model), trace=NO_TRACE))
         return replace(
             asked,
             headers=(*asked.headers, self._authorization()),

@@ -43,7 +43,7 @@ class OpenAIServer:
         added: dict[str, object] = {"stream": True} if collects else {}
         if (request.streaming or collects) and request.path in (CHAT, COMPLETIONS):
             added["stream_options"] = {"include_usage": True}
-        headers = ((b"x-request-id", request.call.id.encode()),)
+        headers = ((b"x-request-id", request.call.id.encode()), *request.trace.headers())
         body = with_fields(request.body, added)
         return EngineRequest(request.path, headers, body, collects, request.call.prompt_tokens)
 

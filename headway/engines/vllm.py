@@ -73,7 +73,7 @@ class VLLMEngine:
             added["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         if request.cache_salt:
             added["cache_salt"] = request.cache_salt
-        headers = ((b"x-request-id", request.call.id.encode()),)
+        headers = ((b"x-request-id", request.call.id.encode()), *request.trace.headers())
         return EngineRequest(request.path, headers, with_fields(request.body, added), collects)
 
     async def send(self, request: EngineRequest, before_write: Callable[[], None]) -> Answer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from headway.core.types import MIN_TOKENS_FOR_PROMISE, Tier
+from headway.gateway.metrics import Metrics
 from headway.ledger.books import Account, Books
 from headway.price import Bill, HostedPrice, Price, bill
 from headway.wire import Grant, Meter, Outcome, Receipt, Request, Usage
@@ -24,6 +25,13 @@ class Billing:
         self._prices: Prices = {}
         self._hosted: dict[str, HostedPrice] = {}  # by model
         self.change(prices or {}, hosted or {})
+
+    def show_spool(self, metrics: Metrics) -> None:
+        if (books := self.books) is not None:
+            metrics.bad_lines.set_function(lambda: books.spool.bad_lines)
+            metrics.spool_bytes.set_function(lambda: books.spool.size_bytes)
+            metrics.spool_limit.set(books.spool.quota_bytes)
+            metrics.spool_behind.set_function(lambda: books.spool.behind_s)
 
     def change(self, prices: Prices, hosted: Mapping[str, HostedPrice]) -> None:
         """Calls that board from now on have these prices. Those of tiers and servers that are not offered any more

@@ -87,6 +87,21 @@ class Metrics:
             "Lines of the spool that could not be read and were set aside in its folder `bad`.",
             registry=self.registry,
         )
+        self.spool_bytes = Gauge(
+            "headway_spool_bytes",
+            "Size of the spool. It has one segment of a few MiB even when the store has all entries.",
+            registry=self.registry,
+        )
+        self.spool_limit = Gauge(
+            "headway_spool_limit_bytes",
+            "Maximum size of the spool, above which new calls are refused.",
+            registry=self.registry,
+        )
+        self.spool_behind = Gauge(
+            "headway_spool_behind_seconds",
+            "Time since the ledger's store last had all entries of the spool; under a second while it keeps up.",
+            registry=self.registry,
+        )
         self.sockets = _Sockets()
         self.registry.register(self.sockets)
         self._tasks = Gauge("headway_tasks", "Tasks of the gateway's event loop.", registry=self.registry)

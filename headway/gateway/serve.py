@@ -91,8 +91,7 @@ class Gateway:
         self._prompts = dict(prompts or {})  # by model, if the owner keeps its prompts
         self._held_bytes = held_bytes or HeldBytes()
         self.books = self._billing.books
-        if (books := self.books) is not None:
-            self.metrics.bad_lines.set_function(lambda: books.spool.bad_lines)
+        self._billing.show_spool(self.metrics)
         self.price_of, self.change_prices = self._billing.price, self._billing.change
         self._floors = FloorWatch(self.tell, self._clock)
         self._trips: dict[str, Trip] = {}

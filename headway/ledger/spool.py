@@ -91,6 +91,7 @@ class Spool:
         self._written_bytes = sum(path.stat().st_size for path in self._segments)
         self._deleted_bytes = 0
         self._read_at = 0  # in the oldest segment
+        self._shipped_at = time.monotonic()  # when the store last had all entries
         self._unwritten: list[bytes] = []  # lines that the disk has no room for
         self._unsynced: list[bytes] = []  # entries in the current segment, since its last sync
         self._is_broken = False  # nothing more may be written to the current segment
@@ -120,6 +121,11 @@ class Spool:
     def is_full(self) -> bool:
         """Whether there is no room for new calls."""
         return self._is_blocked or self.size_bytes >= self.quota_bytes
+
+    @property
+    def behind_s(self) -> float:
+        """Time since the store last had all entries."""
+        return time.monotonic() - self._shipped_at
 
     @property
     def bad_lines(self) -> int:
@@ -316,6 +322,7 @@ class Spool:
                 return batch
             self._read_at = batch.end
             if is_newest:
+                self._shipped_at = time.monotonic()
                 return None
             self._forget_oldest()
             segment.unlink()

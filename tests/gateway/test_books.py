@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -113,6 +114,8 @@ async def test_every_call_is_billed_at_the_tier_served_and_the_answer_says_so(tm
         # What is counted, not generated, costs nothing and leaves no entry.
         await at.here.anthropic.messages.count_tokens(model=MODEL, messages=ASK)
         assert len(await at.entries(3)) == 9
+        [behind_s] = re.findall(rb"^headway_spool_behind_seconds (.+)$", at.here.gateway.metrics.page(), re.MULTILINE)
+        assert 0 <= float(behind_s) < 5
 
 
 async def test_every_entry_names_the_session_and_the_agent_that_the_client_names(tmp_path: Path) -> None:
@@ -461,6 +464,12 @@ async def test_with_the_store_away_calls_are_served_until_the_spool_is_full(tmp_
             assert refused.value.status_code == 503
             assert "retry-after" in refused.value.response.headers
             assert served > 20
+            page = here.gateway.metrics.page()
+            size, limit, behind_s = (
+                float(one) for one in re.findall(rb"^headway_spool_(?!bad).+ (.+)$", page, re.MULTILINE)
+            )
+            assert limit == 64 * 1024 <= size
+            assert behind_s > 0.2
             with pytest.raises(openai.InternalServerError):  # perhaps it was made since: not 401
                 await here.openai.with_options(api_key="hw-unknown").models.list()
             (tmp_path / "away").unlink()

@@ -24,6 +24,7 @@ Only the dialects (api/openai.py, api/anthropic.py) turn errors into response bo
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 RefusalReason = Literal[
@@ -86,6 +87,17 @@ class HeadwayError(Exception):
     def __init__(self, message: str) -> None:
         super().__init__(message)
         self.message = message
+
+
+def kind_of(error: BaseException) -> str:
+    """A short name for logs and metrics, of which there are few: the reason of a refusal, the engine's status, or the
+    class."""
+    if isinstance(error, Refused):
+        return error.reason
+    if isinstance(error, EngineAnswered):
+        return f"engine_{error.status}"
+    name = type(error).__name__ if isinstance(error, HeadwayError) else InternalError.__name__
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 class SetupError(HeadwayError):

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import os
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from headway.errors import SetupError
 from headway.ledger.identity import lock_spool, shared_name
 from headway.ledger.keys import read_secret
 from headway.ledger.segments import NAMES
+from headway.observe.opening import STDOUT
 
 log = logging.getLogger("headway.processes")
 
@@ -51,7 +53,8 @@ def serve_processes(
         # Children that are started later read it too. It may have a password, so it is in a file without a name.
         parse_address(f"unix:{directory}/{DISPATCHER}{SUFFIX}")  # the longest path in it: raises if it is too long
         pipe, _held = os.pipe()
-        common = _Common(f"unix:{directory}/{DISPATCHER}", written.fileno(), pipe)
+        stdout = os.dup(sys.stdout.fileno()) if config.gateway.access_log == STDOUT else None
+        common = _Common(f"unix:{directory}/{DISPATCHER}", written.fileno(), pipe, stdout)
         dispatcher = common.dispatcher(names, record_to)
         served = _BoxConfig(config, written, dispatcher)
         parent = Parent(
@@ -94,11 +97,13 @@ class _BoxConfig:
 @dataclass(frozen=True, slots=True)
 class _Common:
     """What all children are given: the dispatcher's address, the open file of the configuration, and the pipe whose
-    other end closes with the parent."""
+    other end closes with the parent. Relays whose access log goes to standard output get this process's: their own only
+    says that they listen."""
 
     address: str
     config: int
     pipe: int
+    stdout: int | None
 
     def dispatcher(self, relays: Sequence[str], record_to: Path | None) -> Child:
         listed = [word for name in relays for word in ("--relay", name)]
@@ -112,8 +117,11 @@ class _Common:
     def relay(self, name: str, sockets: Sequence[socket.socket]) -> Child:
         own = [one.fileno() for one in sockets]
         listening = [word for fd in own for word in ("--socket", str(fd))]
+        logging_to = [self.stdout] if self.stdout is not None else []
+        for fd in logging_to:
+            listening += ["--stdout", str(fd)]
         command = ["relay", "--dispatcher", self.address, "--name", name, *listening, *self._options()]
-        return Child(name, lambda _: command, [self.config, self.pipe, *own])
+        return Child(name, lambda _: command, [self.config, self.pipe, *logging_to, *own])
 
     def _options(self) -> list[str]:
         return ["--config", f"/dev/fd/{self.config}", "--parent-pipe", str(self.pipe)]

@@ -53,6 +53,7 @@ from headway.ledger.opening import open_store
 from headway.ledger.responses import ResponseLimits, ResponseStore
 from headway.ledger.usage import KeyUsage
 from headway.live import LiveConfig, RelayConfig
+from headway.observe.opening import open_observer
 
 log = logging.getLogger("headway")
 
@@ -66,7 +67,8 @@ def make_gateway(
     check_engines(config)  # before anything is started
     engines = engines or EngineMaker(config, books)
     billing = Billing(books, prices_in(config), hosted_prices_in(config))
-    return Gateway(dispatch, engines.make, timing, billing, prompts, held_bytes)
+    observer = open_observer(config.gateway.access_log)
+    return Gateway(dispatch, engines.make, timing, billing, prompts, held_bytes, observer)
 
 
 def keeping_of(table: KeepPromptsTable) -> Keeping:
@@ -167,6 +169,7 @@ def make_gateway_server(
         usage_page=KeyUsage(reader).page if reader is not None else None,
         response_store=responses,
         pages=operating,
+        tell_refused=gateway.tell_refused,
     )
     gateway.metrics.sockets.read_counts = app.sockets.counts
     server = make_server(

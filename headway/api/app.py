@@ -48,8 +48,10 @@ from headway.errors import (
     UnknownModel,
     UnknownPath,
     WrongMethod,
+    kind_of,
 )
 from headway.ledger.keys import Key
+from headway.observe.base import RefusedCall, TellRefused
 from headway.wire import Client, NoSeat, Receipt, Request, StoredAnswers, for_model, with_fields
 
 METRICS_TYPE = b"text/plain; version=0.0.4"
@@ -91,13 +93,16 @@ class App:
         usage_page: Callable[[Key], Awaitable[bytes]] | None = None,
         response_store: StoredAnswers | None = None,
         pages: Iterable[tuple[str, str, PageRoute]] = (),
+        tell_refused: TellRefused = lambda _: None,
     ) -> None:
         self._handle = handle
         self._handle_auto = handle_auto
         self._is_ready = is_ready
         self._keys = Keys((), find_key)
         self._salt = salt
-        self._has_ledger = find_key is not None
+        # Only bills, the access log and spans have sessions.
+        self._reads_sessions = find_key is not None or config.gateway.is_observed
+        self._tell_refused = tell_refused
         self._max_model_lens = max_model_lens
         self.configure(config)
         self._max_body_bytes = config.gateway.max_body_bytes
@@ -105,7 +110,14 @@ class App:
         self._check_time = CheckTime()
         self._responses = StoredResponses(response_store, self._max_body_bytes)
         self.sockets = Sockets(
-            config, self._read_message, self._handle, self._responses, self._keys, self._check_time, self._faults
+            config,
+            self._read_message,
+            self._handle,
+            self._responses,
+            self._keys,
+            self._check_time,
+            self._faults,
+            tell_refused,
         )
         self.routes = RouteTable[DialectRoute | PageRoute | SocketRoute]()
         for dialect in DIALECTS:
@@ -147,6 +159,7 @@ class App:
         client = HTTPClient(connection, send, id_headers + self._origins.headers(headers), dialect.answer_headers)
         connection.task = asyncio.current_task()
         request: Request | CallRungs | None = None
+        key: Key | None = None
         try:
             with self._faults.as_errors(call_id):
                 self._origins.check(scope)
@@ -162,7 +175,8 @@ class App:
                 elif isinstance(route, SocketRoute):
                     await self.sockets.serve(connection, scope, headers, client.headers)
                 else:
-                    request, ignored, key = await self._receive(route, receive, headers, params, call_id)
+                    key = self._keys.check(headers)
+                    request, ignored = await self._receive(route, receive, headers, params, call_id, key)
                     if ignored:
                         client.headers.append((b"headway-ignored", ", ".join(ignored).encode()))
                     if not connection.pipeline:
@@ -172,6 +186,8 @@ class App:
                     else:
                         await self._handle(request, self._responses.client_of(request, client, key))
         except HeadwayError as error:
+            if request is None and isinstance(route, DialectRoute):  # else the gateway tells how it ended
+                self._tell_refused(_refused(route, headers, call_id, key, error))
             await _answer_error(client, dialect, error, call_id, request)
         except asyncio.CancelledError:
             if not connection.transport.is_closing():
@@ -199,11 +215,16 @@ class App:
         return self._keys.check(headers) if route.who == "caller" else None
 
     async def _receive(
-        self, route: DialectRoute, receive: Receive, headers: Headers, params: Params, call_id: str
-    ) -> tuple[Request | CallRungs, tuple[str, ...], Key | None]:
-        """Read the request, which of its fields are ignored, and whose it is. The body as it came is not kept: a call
-        that waits has its request for the engine."""
-        key = self._keys.check(headers)
+        self,
+        route: DialectRoute,
+        receive: Receive,
+        headers: Headers,
+        params: Params,
+        call_id: str,
+        key: Key | None,
+    ) -> tuple[Request | CallRungs, tuple[str, ...]]:
+        """Read the request, and which of its fields are ignored. The body as it came is not kept: a call that waits has
+        its request for the engine."""
         tenant = key.id if key is not None else ""
         self._check_time.admit(tenant)
         body = await read_body(receive, headers, self._max_body_bytes)
@@ -211,8 +232,7 @@ class App:
             body = decompress(body, headers, self._max_body_bytes)
         if route.dialect is responses:
             body, _ = await self._responses.expand(body, key)
-        request, ignored = self._prepare(route, body, headers, params, call_id, key)
-        return request, ignored, key
+        return self._prepare(route, body, headers, params, call_id, key)
 
     async def _read_message(
         self, body: bytes, headers: Headers, call_id: str, remembered: Remembered
@@ -232,7 +252,7 @@ class App:
         with self._check_time.charging(key.id if key is not None else ""):
             request, cleaned = self._read(route, body, call_id, params, headers, key)
             request = self._responses.prepare(self._authorize(request, key), key)
-            if self._has_ledger:  # only the bill has sessions
+            if self._reads_sessions:
                 request = replace(request, session=read_session(body, headers))
             if b"traceparent" in headers:
                 request = replace(request, trace=read_trace(headers))
@@ -348,6 +368,12 @@ def _without_last_slash(path: str) -> str:
 
 def _dialect_of(path: str, headers: Headers) -> Dialect:
     return next(dialect for dialect in DIALECTS if dialect.claims(path, headers))
+
+
+def _refused(route: DialectRoute, headers: Headers, call_id: str, key: Key | None, error: HeadwayError) -> RefusedCall:
+    status = route.dialect.error_status(error)
+    tenant = key.id if key is not None else ""
+    return RefusedCall(call_id, route.call.path, tenant, kind_of(error), status, trace=read_trace(headers))
 
 
 async def _answer_error(

@@ -33,10 +33,12 @@ from headway.api.socket_memory import RememberedResponse, SocketMemory, SocketRe
 from headway.api.socket_messages import Asked, SocketQueueFull, expired, frame_of, stream_of
 from headway.api.sse import END, data_of
 from headway.api.tiers import explain_no_seat, retry_headers
+from headway.api.trace_context import read_trace
 from headway.api.websocket import TooManySockets, UpgradeRequired, WebSocket, answer_handshake
 from headway.config import Config
-from headway.errors import HeadwayError, InvalidRequest, Refused, Unauthorized
+from headway.errors import HeadwayError, InvalidRequest, Refused, Unauthorized, kind_of
 from headway.ledger.keys import Key
+from headway.observe.base import RefusedCall, TellRefused
 from headway.wire import Client, Grant, NoSeat, Receipt, Request
 
 clock = time.monotonic
@@ -66,13 +68,14 @@ class Sockets:
         keys: Keys,
         check_time: CheckTime,
         faults: FaultLog,
+        tell_refused: TellRefused,
     ) -> None:
         self.read, self.handle, self.stored = read, handle, stored
         self.calls = 0  # that all sockets have passed on
         self.max_bytes = config.gateway.max_body_bytes
         self.stall_s = config.gateway.reader_stall_s
         self.memory = SocketMemory(config.responses.max_socket_memory_bytes)
-        self.faults = faults
+        self.faults, self.tell_refused = faults, tell_refused
         self._table = config.responses
         self._keys = keys
         self._check_time = check_time
@@ -137,6 +140,7 @@ class ResponsesSocket:
         self._sockets = sockets
         self._connection = connection
         self._headers = headers
+        self._tenant = tenant
         self._opened_at = clock()
         self._remembered = SocketResponses(sockets.memory, tenant, sockets.max_bytes)
         self._streams: set[str] = set()  # the names that were used
@@ -268,6 +272,10 @@ class ResponsesSocket:
                     self._sockets.calls += 1
                     await self._sockets.handle(request, self._client_of(request, client, key))
         except HeadwayError as error:
+            if request is None:  # else the gateway tells how it ended
+                status, trace = responses.error_status(error), read_trace(self._headers)
+                refused = RefusedCall(call_id, responses.CREATE, self._tenant, kind_of(error), status, trace=trace)
+                self._sockets.tell_refused(refused)
             self._fail(client, error, request, continued)
         finally:
             self.web.unwatch(client)

@@ -38,7 +38,7 @@ from headway.core.machine import Machine
 from headway.dispatch.pages import unanswered_processes
 from headway.dispatch.policy_metrics import gate_metrics, policy_metrics
 from headway.fleet.tables import FleetGatewayTable, FleetTable, ProcessTable, ScalingTable
-from headway.gateway.metrics import Metrics, replica_metrics
+from headway.gateway.metrics import Metrics, dropped_lines, replica_metrics
 from headway.supervise import Supervisor
 
 TABLES: list[tuple[str, type[BaseModel]]] = [
@@ -198,7 +198,7 @@ def _default(parameter: TyperOption | TyperArgument) -> str:
 
 
 def metrics_page() -> str:
-    when_scraped = (*policy_metrics(Machine({}, {}), {}), *gate_metrics({}), *replica_metrics({}, {}))
+    when_scraped = (*policy_metrics(Machine({}, {}), {}), *gate_metrics({}), *replica_metrics({}, {}), dropped_lines(0))
     metrics = Metrics(lambda: when_scraped, Supervisor())
     rows = [
         f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} | {family.documentation} |\n"

@@ -47,6 +47,9 @@ def relay(
         Path | None, typer.Option("--config", help="What the dispatcher serves, if it need not be asked.", hidden=True)
     ] = None,
     parent_pipe: ParentPipe = None,
+    stdout: Annotated[
+        int | None, typer.Option(help="File descriptor of what is standard output once it listens.", hidden=True)
+    ] = None,
 ) -> None:
     log_to_stderr(logging.INFO, name)
     end_with_parent(parent_pipe)
@@ -59,7 +62,13 @@ def relay(
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         text = uvloop.run(ask_config(place.dispatchers, security, name))
     sockets = [socket.socket(fileno=fd) for fd in socket_fd] if socket_fd else None
-    code = uvloop.run(run_relay(text, place, sockets, say_listening))
+
+    def listens() -> None:
+        say_listening()
+        if stdout is not None:
+            os.dup2(stdout, sys.stdout.fileno())
+
+    code = uvloop.run(run_relay(text, place, sockets, listens))
     if code is None:
         os.execv(sys.executable, [sys.executable, "-m", "headway", *sys.argv[1:]])
     raise typer.Exit(code)

@@ -68,6 +68,11 @@ class GatewayTable(Table):
         description='Origins of web pages that may call from a browser (CORS), such as `"https://chat.example.com"`. '
         '`"*"` allows all of them and requires keys. A page shows its key to its users: give it a key with a budget.',
     )
+    access_log: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = Field(
+        None,
+        description='File that gets one line of JSON for each call that has ended, or `"-"` for standard output. '
+        "If not set, there is none.",
+    )
     probe_interval_s: float = Field(1.0, gt=0, le=60, description="Time between two health checks of a replica.")
     stall_s: float = Field(
         30.0,
@@ -90,3 +95,8 @@ class GatewayTable(Table):
     drain_timeout_s: float = Field(
         300.0, ge=0, le=86_400, description="Time that running streams have to finish after SIGTERM."
     )
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether somebody is told of each call that ends."""
+        return self.access_log is not None

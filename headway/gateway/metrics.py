@@ -51,6 +51,26 @@ class Metrics:
             ("model", "tier", "outcome"),
             registry=self.registry,
         )
+        self.refusals = Counter(
+            "headway_refusals",
+            "Calls that were not served, by reason: those that got no seat, and those that their key, their body or "
+            "their budget did not allow.",
+            ("reason",),
+            registry=self.registry,
+        )
+        self.config_reads = Counter(
+            "headway_config_reads",
+            "How often headway.toml was read again while the gateway ran: it was taken over, or refused because it is "
+            "not valid.",
+            ("result",),
+            registry=self.registry,
+        )
+        self._watch_auto()
+        self._watch_process()
+        self.registry.register(_Read(when_scraped))
+        self.registry.register(_Tasks(supervisor))
+
+    def _watch_auto(self) -> None:
         self.auto_calls = Counter(
             "headway_auto_calls",
             "Calls to auto models by the rung that served them and, if it was the full model, the reason.",
@@ -64,16 +84,6 @@ class Metrics:
             ("model", "verdict"),
             registry=self.registry,
         )
-        self.config_reads = Counter(
-            "headway_config_reads",
-            "How often headway.toml was read again while the gateway ran: it was taken over, or refused because it is "
-            "not valid.",
-            ("result",),
-            registry=self.registry,
-        )
-        self._watch_process()
-        self.registry.register(_Read(when_scraped))
-        self.registry.register(_Tasks(supervisor))
 
     def _watch_process(self) -> None:
         self.loop_lag = Histogram(
@@ -136,6 +146,14 @@ def replica_metrics(pools: Mapping[str, str], tokens: Mapping[str, int]) -> Iter
     for name, count in tokens.items():
         read.add_metric((pools[name], name), count)
     return (read,)
+
+
+def dropped_lines(count: int) -> Metric:
+    return CounterMetricFamily(
+        "headway_access_log_dropped",
+        "Lines of the access log that are lost: the disk is full, or whoever reads the log does not keep up.",
+        value=count,
+    )
 
 
 class _Read(Collector):

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from prometheus_client.core import Metric
 
@@ -47,9 +48,11 @@ from headway.gateway.metrics import Metrics, replica_metrics
 from headway.gateway.prompts import PromptFile
 from headway.gateway.relay import Relay, failure_of
 from headway.gateway.replicas import Replicas
+from headway.gateway.reports import Reports
 from headway.gateway.timing import Timing
 from headway.gateway.trip import Trip
 from headway.ledger.books import Account
+from headway.observe.base import UNOBSERVED, Observer
 from headway.supervise import Supervisor, measure_lag
 from headway.wire import Client, Grant, NoSeat, Outcome, Receipt, Request, SeatVoid
 
@@ -71,6 +74,7 @@ class Gateway:
         billing: Billing | None = None,
         prompts: Mapping[str, PromptFile] | None = None,
         held_bytes: HeldBytes | None = None,
+        observer: Observer = UNOBSERVED,
     ) -> None:
         self.dispatch = dispatch
         self.tell = dispatch.tell
@@ -88,7 +92,8 @@ class Gateway:
         self.metrics = Metrics(self._metrics_when_scraped, self.supervisor)
         self._timing = timing
         self._billing = billing or Billing()
-        self._prompts = dict(prompts or {})  # by model, if the owner keeps its prompts
+        self._reports = Reports(self.metrics, observer, prompts or {})
+        self.tell_refused = self._reports.refused
         self._held_bytes = held_bytes or HeldBytes()
         self.books = self._billing.books
         self._billing.show_spool(self.metrics)
@@ -103,7 +108,7 @@ class Gateway:
 
     async def handle(self, request: Request, client: Client) -> Receipt:
         """Get a seat for the call, send it to that engine, relay the answer to the client. Returns the receipt."""
-        trip = self._open_trip(request, await self._billing.open(request))  # ledger/books.py; raises Refused
+        trip = await self._open_trip(request)  # ledger/books.py; raises Refused
         self.tell(Arrived(request.call))
         try:
             while trip.outcome != "finished":
@@ -279,11 +284,15 @@ class Gateway:
 
     # --- trips ---
 
-    def _open_trip(self, request: Request, account: Account | None) -> Trip:
+    async def _open_trip(self, request: Request) -> Trip:
+        with self._reports.refusals(request):
+            account = await self._billing.open(request)
+        if (span := self._reports.begin(request)) is not None:
+            request = replace(request, trace=span.trace)
         call, loop = request.call, asyncio.get_running_loop()
         grant = Grant(call.tier, call.tier, rung=request.rung)
         seat, settled = loop.create_future(), loop.create_future()
-        trip = Trip(request, grant, request.form.meter(grant), self._clock(), seat, settled, account)
+        trip = Trip(request, grant, request.form.meter(grant), self._clock(), seat, settled, account, span)
         self._trips[call.id] = trip
         return trip
 
@@ -332,7 +341,7 @@ class Gateway:
         finally:
             self._held_bytes.end_hold(trip)
             del self._trips[trip.call.id]
-        self._record_end(trip, receipt)
+        self._reports.ended(trip, receipt)
         return receipt
 
     def _leave(self, trip: Trip, outcome: Outcome) -> None:
@@ -352,13 +361,7 @@ class Gateway:
 
     def _metrics_when_scraped(self) -> Iterable[Metric]:
         pools = self.replicas.pools
-        return (*self.dispatch.metrics(pools), *replica_metrics(pools, self.replica_tokens()))
-
-    def _record_end(self, trip: Trip, receipt: Receipt) -> None:
-        model = trip.call.model
-        self.metrics.count(model, receipt, held_s=trip.held_s, first_token_s=trip.first_token_s)
-        if receipt.outcome == "finished" and model in self._prompts:
-            self._prompts[model].keep(trip.request)
+        return (*self.dispatch.metrics(pools), *replica_metrics(pools, self.replica_tokens()), *self._reports.metrics())
 
     # --- start and stop ---
 
@@ -385,5 +388,4 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.dispatch.stop()
-        for prompts in self._prompts.values():
-            prompts.close()
+        await self._reports.stop()

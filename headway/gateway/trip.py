@@ -12,6 +12,7 @@ from headway.errors import RefusalReason
 from headway.gateway.billing import make_receipt
 from headway.gateway.relay import Relay
 from headway.ledger.books import Account
+from headway.observe.base import Span
 from headway.price import HostedPrice, Price
 from headway.wire import Grant, Meter, Outcome, Receipt, Request, Usage
 
@@ -25,6 +26,7 @@ class Trip:
     seat: asyncio.Future[Engine]
     settled: asyncio.Future[int]  # the call's seat-time in microseconds
     account: Account | None  # None if nothing is billed
+    span: Span | None = None  # None if calls are not traced
     downgraded_at: float | None = None
     epoch: int = 0  # of the core that granted the seat (dispatch/base.py)
     is_sent: bool = False  # to the engine, since the last boarding

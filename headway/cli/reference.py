@@ -8,6 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.metrics import MetricWrapperBase
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
@@ -198,14 +199,37 @@ def _default(parameter: TyperOption | TyperArgument) -> str:
 
 
 def metrics_page() -> str:
-    when_scraped = (*policy_metrics(Machine({}, {}), {}), *gate_metrics({}), *replica_metrics({}, {}), dropped_lines(0))
-    metrics = Metrics(lambda: when_scraped, Supervisor())
-    rows = [
-        f"| `{family.name}{'_total' if family.type == 'counter' else ''}` | {family.type} | {family.documentation} |\n"
-        for family in (*metrics.registry.collect(), unanswered_processes(0))
-    ]
-    head = f"# Metrics\n\n{WRITTEN_BY}`GET /metrics`, in the Prometheus text format.\n\n"
-    return head + HEAD.format("metric", "kind", "meaning") + "".join(sorted(rows))
+    policy = [*policy_metrics(Machine({}, {}), {}), *gate_metrics({})]
+    metrics = Metrics(lambda: (*policy, *replica_metrics({}, {}), dropped_lines(0)), Supervisor())
+    labels = {one._name: one._labelnames for one in vars(metrics).values() if isinstance(one, MetricWrapperBase)}
+    of = {family.name: "policy" for family in policy} | OF_EVERY_PROCESS | {unanswered_processes(0).name: "merged"}
+    rows = []
+    for family in (*metrics.registry.collect(), unanswered_processes(0)):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        named = labels.get(family.name) or tuple(getattr(family, "_labelnames", ()))
+        cells = (f"`{name}`", family.type, ", ".join(f"`{one}`" for one in named))
+        rows.append(f"| {' | '.join(cells)} | {of.get(family.name, 'gateway')} | {family.documentation} |\n")
+    return METRICS_HEAD + "".join(sorted(rows))
+
+
+OF_EVERY_PROCESS = dict.fromkeys(
+    ("headway_config_reads", "headway_loop_lag_seconds", "headway_task_restarts", "headway_tasks"), "process"
+)
+METRICS_HEAD = f"""\
+# Metrics
+
+{WRITTEN_BY}`GET /metrics`, in the Prometheus text format. The names have the units. The column *of* says who counts:
+
+- **gateway**: each gateway, or each relay.
+- **process**: each gateway, each relay and each dispatcher.
+- **policy**: whoever decides: the gateway itself, or with relays the dispatcher (`headway dispatch --metrics`).
+- **merged**: only on the page of `headway serve --relays`, where each relay serves the sums over all processes.
+
+Counters and histograms also have a sample `..._created`, the time of their start.
+
+| metric | kind | labels | of | meaning |
+|---|---|---|---|---|
+"""
 
 
 FIELDS_INTRO = f"""\

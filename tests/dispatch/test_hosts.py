@@ -20,6 +20,7 @@ import pytest
 from headway.dispatch.record import replay
 from headway.engines.scripted import Script, running
 from headway.local.engine_process import free_port
+from tests.metric_table import check_page
 from tests.running import MODEL, post
 
 pytestmark = pytest.mark.anyio
@@ -211,6 +212,11 @@ async def test_operators_see_who_leads_and_read_the_metrics_of_each_dispatcher(t
         assert [(one["name"], one["open"], one["seats"]) for one in status["replicas"]] == [(cell.engine, True, 8)]
         request = b"GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n"
         pages = {name: await cell.ask_port(port, request) for name, port in cell.pages.items()}
+        for name, answer in pages.items():
+            page = answer.partition("\r\n\r\n")[2].encode()
+            check_page(page, "process")
+            if name == leader:
+                check_page(page, "policy")
         assert f'headway_replica_open{{model="{MODEL}",replica="{cell.engine}"}} 1.0' in pages.pop(leader)
         assert all(OK in page and "headway_loop_lag_seconds" in page for page in pages.values())
         for name in cell.dispatchers:

@@ -35,6 +35,7 @@ from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
 from headway.ledger.verify import verify, verify_budgets
 from headway.processes import prepare_ledger
+from tests.metric_table import check_page
 from tests.running import MODEL, post
 
 pytestmark = pytest.mark.anyio
@@ -193,6 +194,7 @@ async def test_calls_over_new_connections_reach_both_relays_and_share_the_seats(
             assert count(page, b"headway_tokens_total") == 40 * 5 + count(page, b'headway_tokens_total{kind="prompt".*')
             assert count(page, b"headway_replica_open") == 1  # the policy's metrics are the dispatcher's
             assert count(page, b"headway_processes_unanswered") == 0
+            check_page(page.partition(b"\r\n\r\n")[2], "gateway", "process", "policy", "merged")
             box.process.terminate()
             assert await asyncio.to_thread(box.process.wait, 30) == 0
     replayed = replay(record)

@@ -14,6 +14,7 @@ from anthropic.types import TextBlock
 
 from headway.dispatch.record import replay
 from headway.engines.scripted import Faults, Script, running
+from tests.metric_table import check_page
 from tests.running import MODEL, config_for, post, raw_server, running_gateway
 
 pytestmark = pytest.mark.anyio
@@ -291,7 +292,9 @@ async def test_metrics_count_what_was_served() -> None:
     async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
         for _ in range(3):
             await here.raw(post("/v1/chat/completions", CHAT))
-        page = (await here.raw(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")).decode()
+        answer = await here.raw(b"GET /metrics HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")
+        check_page(answer.partition(b"\r\n\r\n")[2], "gateway", "process", "policy")
+        page = answer.decode()
         assert 'headway_calls_total{model="scripted",outcome="finished",tier="standard"} 3.0' in page
         assert 'headway_tokens_total{kind="output",model="scripted",tier="standard"} 60.0' in page
         assert 'headway_output_tokens_per_second_count{model="scripted",tier="standard"} 3.0' in page

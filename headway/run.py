@@ -67,7 +67,7 @@ def make_gateway(
     check_engines(config)  # before anything is started
     engines = engines or EngineMaker(config, books)
     billing = Billing(books, prices_in(config), hosted_prices_in(config))
-    observer = open_observer(config.gateway.access_log)
+    observer = open_observer(config.gateway.access_log, config.gateway.otlp_endpoint, __version__)
     return Gateway(dispatch, engines.make, timing, billing, prompts, held_bytes, observer)
 
 

@@ -255,6 +255,7 @@ def test_own_imports_stand_at_the_top(module: str) -> None:
 # Modules that import others by name, each with its reason.
 IMPORTS_BY_NAME = {
     "headway.cli.entry": "loads the module of a command when it runs; cli/commands.py is the table of names",
+    "headway.observe.opening": "loads what needs OpenTelemetry, an optional extra, only if calls are traced",
     "headway.evals.inspect_run": "loads what needs inspect_ai, an optional extra, after checking that it is installed",
 }
 # What `headway --version` and `headway --help` import.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import AfterValidator, Field, StringConstraints
 
 from headway.config.table import Table
+from headway.config.urls import http_url
 
 
 class GatewayTable(Table):
@@ -73,6 +74,13 @@ class GatewayTable(Table):
         description='File that gets one line of JSON for each call that has ended, or `"-"` for standard output. '
         "If not set, there is none.",
     )
+    otlp_endpoint: Annotated[str, AfterValidator(http_url)] | None = Field(
+        None,
+        repr=False,  # it may have a password
+        description='Base URL of an OpenTelemetry collector, such as `"http://127.0.0.1:4318"`, which gets a span for '
+        "each call by OTLP over HTTP. Needs the extra `otel`. If not set, nothing is traced, and a caller's "
+        "`traceparent` is passed on to the engine.",
+    )
     probe_interval_s: float = Field(1.0, gt=0, le=60, description="Time between two health checks of a replica.")
     stall_s: float = Field(
         30.0,
@@ -99,4 +107,4 @@ class GatewayTable(Table):
     @property
     def is_observed(self) -> bool:
         """Whether somebody is told of each call that ends."""
-        return self.access_log is not None
+        return self.access_log is not None or self.otlp_endpoint is not None

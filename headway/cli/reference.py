@@ -226,6 +226,7 @@ METRICS_HEAD = f"""\
 - **merged**: only on the page of `headway serve --relays`, where each relay serves the sums over all processes.
 
 Counters and histograms also have a sample `..._created`, the time of their start.
+[How to observe](../how-to/observe.md) has a dashboard and alerts that use them.
 
 | metric | kind | labels | of | meaning |
 |---|---|---|---|---|

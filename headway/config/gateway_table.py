@@ -72,7 +72,7 @@ class GatewayTable(Table):
     access_log: Annotated[str, StringConstraints(min_length=1, max_length=4096)] | None = Field(
         None,
         description='File that gets one line of JSON for each call that has ended, or `"-"` for standard output. '
-        "If not set, there is none.",
+        "[What is in it](../how-to/observe.md#the-access-log). If not set, there is none.",
     )
     otlp_endpoint: Annotated[str, AfterValidator(http_url)] | None = Field(
         None,

@@ -176,7 +176,8 @@ def serving(
 async def test_calls_over_new_connections_reach_both_relays_and_share_the_seats(tmp_path: Path) -> None:
     record = tmp_path / "events.jsonl"
     async with running(SLOW) as engine:
-        with serving(tmp_path, engine.url, seats=3, options=("--record", str(record))) as box:
+        log_to_stdout, options = 'access_log = "-"\n', ("--record", str(record))
+        with serving(tmp_path, engine.url, seats=3, more=log_to_stdout, options=options) as box:
             await box.until_ready()
             answers = await asyncio.gather(*[box.ask(call(5)) for _ in range(40)])
             assert [answer.split()[1] for answer in answers] == [b"200"] * 40
@@ -197,6 +198,9 @@ async def test_calls_over_new_connections_reach_both_relays_and_share_the_seats(
             check_page(page.partition(b"\r\n\r\n")[2], "gateway", "process", "policy", "merged")
             box.process.terminate()
             assert await asyncio.to_thread(box.process.wait, 30) == 0
+            assert box.process.stdout is not None
+            lines = [json.loads(line) for line in box.process.stdout.read().splitlines()]
+            assert [line["outcome"] for line in lines] == ["finished"] * 40
     replayed = replay(record)
     assert replayed.first_difference is None
     assert replayed.events > 80

@@ -7,7 +7,7 @@ TOOLS := .tools/bin
 SPHINX := .docs/bin/sphinx-build
 PIP_LOCKED := install --quiet --disable-pip-version-check --only-binary :all: --require-hashes
 
-.PHONY: help setup engine check test clients e2e nightly docs format lock audit sbom dist checklist
+.PHONY: help setup engine check test clients page e2e nightly docs format lock audit sbom dist checklist
 help:  ## this list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /: /'
 
@@ -32,8 +32,17 @@ test: setup  ## everything that needs no model and no installed client
 	$(BIN)/pytest -q -m 'not engine and not clients and not docs' -n auto --dist worksteal
 
 # A worker for each client, so that the timeout of one test bounds them all: installing is most of the time.
-clients: setup  ## what must be installed: the SDKs, Claude Code and Codex at pinned versions, and the wheel (needs npm; 4 minutes at most)
-	$(BIN)/pytest -q -m clients -n 4 --timeout 240 --durations 4 tests/runs/test_clients.py tests/test_release.py
+clients: setup  ## what must be installed: the SDKs, Claude Code and Codex at pinned versions, the wheel, and the console's build (needs npm; 4 minutes at most)
+	$(BIN)/pytest -q -m clients -n 4 --timeout 240 --durations 4 tests/runs/test_clients.py tests/test_release.py tests/console/test_page.py
+
+console/node_modules/.package-lock.json: console/package-lock.json
+	npm ci --prefix console
+	@touch $@
+
+page: console/node_modules/.package-lock.json  ## check, test and build the console's page (needs npm)
+	npm run --prefix console check
+	npm test --prefix console
+	npm run --prefix console build
 
 e2e: engine  ## the tests on real vLLM
 	$(BIN)/pytest -q -m engine --timeout 600

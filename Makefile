@@ -7,7 +7,7 @@ TOOLS := .tools/bin
 SPHINX := .docs/bin/sphinx-build
 PIP_LOCKED := install --quiet --disable-pip-version-check --only-binary :all: --require-hashes
 
-.PHONY: help setup engine check test clients page e2e nightly docs format lock audit sbom dist checklist
+.PHONY: help setup engine check test clients browser page e2e nightly docs format lock audit sbom dist checklist
 help:  ## this list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /: /'
 
@@ -29,7 +29,7 @@ check: setup  ## lint, types, and the rules of the house
 	$(BIN)/pytest -q tests/test_architecture.py tests/test_docs.py tests/test_locks.py
 
 test: setup  ## everything that needs no model and no installed client
-	$(BIN)/pytest -q -m 'not engine and not clients and not docs' -n auto --dist worksteal
+	$(BIN)/pytest -q -m 'not engine and not clients and not docs and not browser' -n auto --dist worksteal
 
 # A worker for each client, so that the timeout of one test bounds them all: installing is most of the time.
 clients: setup  ## what must be installed: the SDKs, Claude Code and Codex at pinned versions, the wheel, and the console's build (needs npm; 4 minutes at most)
@@ -43,6 +43,9 @@ page: console/node_modules/.package-lock.json  ## check, test and build the cons
 	npm run --prefix console check
 	npm test --prefix console
 	npm run --prefix console build
+
+browser: setup console/node_modules/.package-lock.json  ## the console in Chromium, on a running gateway (needs chromium and npm)
+	$(BIN)/pytest -q -m browser tests/console/test_browser.py
 
 e2e: engine  ## the tests on real vLLM
 	$(BIN)/pytest -q -m engine --timeout 600

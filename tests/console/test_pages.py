@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from headway.config import load
-from headway.console import pages
+from headway.console import pages, snapshot
 from headway.engines.scripted import Script, running
 from headway.ledger import reading
 from headway.ledger.keys import Key, key_hash
@@ -106,7 +106,7 @@ async def test_the_live_page_says_who_is_aboard_and_what_was_served(tmp_path: Pa
 
 async def test_viewers_share_one_snapshot(tmp_path: Path, monkeypatch: Any) -> None:
     made = 0
-    make = pages.make_snapshot
+    make = snapshot.make_snapshot
 
     def counting(*read: Any) -> Any:
         nonlocal made

@@ -21,7 +21,7 @@ from headway.core.types import Action, Event, Settled
 from headway.engines.base import EngineRequest
 from headway.engines.scripted import Faults, Script, ScriptedEngine, running
 from headway.ledger import books as books_module
-from headway.ledger import usage as usage_module
+from headway.ledger import reading
 from headway.ledger.bill import make_bill
 from headway.ledger.entries import Entry
 from headway.ledger.keys import Key, key_hash
@@ -149,8 +149,8 @@ async def usage_of(here: Running, secret: str) -> tuple[int, Any]:
 
 
 async def test_a_key_sees_its_own_spending_and_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(usage_module, "KEPT_S", 0.0)
-    monkeypatch.setattr(usage_module, "MAX_SHARE", 1e9)
+    monkeypatch.setattr(reading, "KEPT_S", 0.0)
+    monkeypatch.setattr(reading, "MAX_SHARE", 1e9)
     owner = "hw-of-the-owner"
     key = msgspec.structs.replace(KEY, budget_day=10**6, output_tpm=5_000)
     hashes = [key_hash(owner.encode())]

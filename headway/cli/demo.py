@@ -13,7 +13,7 @@ from rich.console import Console
 from headway.cli.options import log_to_stderr
 from headway.config import load
 from headway.local.demo import prepare_demo, run_demo
-from headway.local.race.loop import run_race
+from headway.local.race.scripted import run_scripted
 from headway.run import running_gateway
 from headway.run import serve as run_gateway
 
@@ -43,7 +43,7 @@ def demo(
     prepare_only: Annotated[bool, typer.Option(help="Install the engine and the model, then exit.")] = False,
 ) -> None:
     if scripted:
-        raise typer.Exit(run_race(console, running_gateway, port=port or 0, rounds=rounds))
+        raise typer.Exit(run_scripted(console, running_gateway, port=port or 0, rounds=rounds))
     if prepare_only:
         prepare_demo(console)
         return

@@ -23,7 +23,7 @@ from rich.style import Style
 from rich.terminal_theme import TerminalTheme
 
 from headway.local.race.drawing import draw
-from headway.local.race.loop import race_on
+from headway.local.race.scripted import race_scripted
 from headway.local.race.state import Race, RoundResult
 from headway.run import running_gateway
 
@@ -198,7 +198,7 @@ def _spans(frames: list[int]) -> Spans:
 
 def main() -> int:
     recorder = Recorder()
-    race = uvloop.run(race_on(recorder, running_gateway, port=0, rounds=ROUND))
+    race = uvloop.run(race_scripted(recorder, running_gateway, port=0, rounds=ROUND))
     if len(race.results) < ROUND:
         print(f"round {race.round} has no result: {race.standard.problem or race.fast.problem}")
         return 1

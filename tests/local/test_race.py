@@ -24,9 +24,9 @@ from rich.console import Console
 
 from headway.core.types import Tier
 from headway.local.guard import group_members
-from headway.local.race import stage
 from headway.local.race.calls import AnswerReader
 from headway.local.race.drawing import draw, in_words, round_in_words
+from headway.local.race.scripted import PRICE_MULTIPLE, REPLICAS, STAGE
 from headway.local.race.state import Lane, OfferedTier, Proof, Race, ReplicaSeats
 
 COMMAND = [sys.executable, "-m", "headway", "demo", "--scripted"]
@@ -40,8 +40,10 @@ def proof(tier: Tier, *, tps: float, kept: bool | None = None, served: Tier | No
 def a_race() -> Race:
     standard = Lane(OfferedTier("standard", None, 1.0), 110)
     fast = Lane(OfferedTier("fast", 60.0, 2.1), 110)
-    replicas = [ReplicaSeats(f"http://{number}", [None] * stage.SEATS) for number in (1, 2)]
-    return Race(stage.PROMPT, "http://127.0.0.1:12345", standard, fast, replicas, {"fast": 3, "standard": 35})
+    replicas = [ReplicaSeats(f"http://{number}", [None] * STAGE.seats) for number in (1, 2)]
+    return Race(
+        STAGE.prompt, STAGE.note, "http://127.0.0.1:12345", standard, fast, replicas, {"fast": 3, "standard": 35}
+    )
 
 
 def drawn(race: Race, width: int = 80) -> list[str]:
@@ -141,7 +143,7 @@ def test_the_picture_fits_a_terminal_of_24_lines_and_keeps_its_height(width: int
     lines = drawn(race, width)
     assert {*heights, len(lines)} == {len(lines)}
     assert len(lines) <= 24
-    assert stage.PROMPT in lines[0]
+    assert STAGE.prompt in lines[0]
     assert max(map(len, lines)) <= width
 
 
@@ -177,6 +179,16 @@ def test_the_picture_shows_who_sits_where() -> None:
     assert any("32 of 32 aboard, 26 tok/s each" in line and "2 of 6 aboard, 80 tok/s each" in line for line in lines)
 
 
+def test_many_seats_fit_the_same_terminal() -> None:
+    race = a_race()
+    race.replicas = [ReplicaSeats(f"http://{number}", [None] * 64) for number in (1, 2)]
+    race.replicas[0].update(dict.fromkeys(map(str, range(64)), "standard"), is_light=False, limit=64, stream_tps=2.44)
+    lines = drawn(race)
+    assert len(lines) <= 24
+    assert sum("●" * 32 in line for line in lines) == 2
+    assert any("64 of 64 aboard, 2.4 tok/s each" in line for line in lines)
+
+
 # --- the whole -------------------------------------------------------------------------------------------------------
 
 
@@ -190,7 +202,7 @@ def test_without_a_terminal_it_prints_a_line_for_each_round() -> None:
         re.MULTILINE,
     )
     assert found, run.stdout
-    assert float(found[3]) == stage.PRICE_MULTIPLE
+    assert float(found[3]) == PRICE_MULTIPLE
     assert "served as" in found[4]
     assert run.stdout.splitlines()[-1] == "Engines and gateway have stopped."
 
@@ -259,7 +271,7 @@ def test_a_signal_leaves_nothing_behind(terminal: Terminal, tmp_path: Path, numb
     pid = terminal.process.pid
     terminal.wait_for("round 1")
     ports = listening_ports(pid)
-    assert len(ports) == 1 + stage.REPLICAS, "a gateway and its engines should listen"
+    assert len(ports) == 1 + REPLICAS, "a gateway and its engines should listen"
     terminal.process.send_signal(number)
     assert terminal.process.wait(60) == 0  # only to end a test that hangs: what is tested is what is left
     assert group_members(pid) == [], "a process was left"

@@ -1,10 +1,11 @@
-"""`headway demo --scripted`: the same prompt at standard and at fast, raced side by side in the terminal.
+"""The same prompt at standard and at fast, raced side by side in the terminal through a gateway on this event loop.
 
-The gateway and its HTTP API are the real ones; the engines are scripted, so no model is needed.
-
-    stage.py     what the race runs on: two scripted replicas, the tiers on offer, other callers
+    stage.py     what a race runs on, as a value: the model, the seats, the curve, the prompt, the other callers
+    scripted.py  `headway demo --scripted`: the stage with scripted engines, so that no model is needed
     calls.py     one streamed call, as any client makes it
     state.py     what is measured
     drawing.py   state -> what the terminal shows
-    loop.py      starts all of it, runs the rounds, ends all of it
+    loop.py      runs the rounds on a stage, with the other callers beside them
+
+`headway demo` runs the same race on real engines (local/demo/).
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from rich import box
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.padding import Padding
@@ -15,11 +17,11 @@ from headway.local.race.state import Lane, Proof, Race, ReplicaSeats, RoundResul
 MAX_WIDTH = 110
 TEXT_LINES = 3
 SEAT_ROWS = 2
+SPACED_SEATS = 36  # of a replica, at most: more are drawn without spaces, to fit a terminal of 80 columns
 COLOURS: dict[Tier, str] = {"standard": "deep_sky_blue1", "fast": "orange1"}
 GLYPHS: dict[Tier, str] = {"standard": "●", "fast": "▲"}
 OWN, FREE, CLOSED = "★", "○", "·"
 
-SCRIPTED = "Scripted engines: programmed speed, no model. The gateway in front is real."
 IDEA = (
     "Fast mode runs a call on a replica with few streams aboard, so each stream gets more tokens per second. "
     "The price pays for the seats kept empty."
@@ -38,8 +40,8 @@ def draw(race: Race) -> RenderableType:
     return _AtMost(picture, MAX_WIDTH)
 
 
-def introduction() -> str:
-    return f"{SCRIPTED}\n{IDEA}"
+def introduction(note: str) -> str:
+    return f"{note}\n{IDEA}"
 
 
 def round_in_words(race: Race, result: RoundResult | None) -> str:
@@ -70,7 +72,7 @@ def in_words(race: Race) -> str:
 
 def _heading(race: Race) -> RenderableType:
     title = Text.assemble(("Headway", "bold"), f': two speeds, one prompt: "{race.prompt}"')
-    note = Text(SCRIPTED, style="yellow")
+    note = Text(race.note, style="yellow")
     return Padding(Group(_to_both_ends(title, Text(f"round {race.round}" if race.round else "")), note), (0, 1))
 
 
@@ -145,13 +147,13 @@ def _replica(replica: ReplicaSeats, race: Race) -> Panel:
             tier = replica.tiers[call_id]
             is_own = call_id in own
             cells.append((OWN, f"bold black on {COLOURS[tier]}") if is_own else (GLYPHS[tier], COLOURS[tier]))
-    width = len(cells) // SEAT_ROWS
-    rows = [
-        Text(" ").join(Text(*cell) for cell in cells[start : start + width]) for start in range(0, len(cells), width)
-    ]
+    width = ceil(len(cells) / SEAT_ROWS)
+    space = Text(" " if len(cells) <= SPACED_SEATS else "")
+    rows = [space.join(Text(*cell) for cell in cells[start : start + width]) for start in range(0, len(cells), width)]
     kind, colour = ("light", COLOURS["fast"]) if replica.is_light else ("heavy", COLOURS["standard"])
     title = Text.assemble((f" {kind}", f"bold {colour}"), " replica ")
-    caption = Text(f"{len(replica.tiers)} of {replica.limit} aboard, {replica.stream_tps:.0f} tok/s each")
+    each_tps = f"{replica.stream_tps:.{0 if replica.stream_tps >= 10 else 1}f}"
+    caption = Text(f"{len(replica.tiers)} of {replica.limit} aboard, {each_tps} tok/s each")
     return Panel(Group(*rows, caption), title=title, title_align="left", border_style="bright_black", box=box.ROUNDED)
 
 
@@ -164,7 +166,7 @@ def _legend(race: Race) -> RenderableType:
 
 def _score(race: Race) -> RenderableType:
     others = ", ".join(f"{count} {tier}" for tier, count in race.callers.items())
-    hint = Text(f"Load: {others} callers on {race.url}. Ctrl-C stops.", style="dim")
+    hint = Text(f"Load: {others} callers on {race.url}. Ctrl-C ends the race.", style="dim")
     if not race.results:
         return Group(Text("The first round is running." if race.round else "The load is starting."), hint)
     return Group(Text(in_words(race), style="bold"), hint)

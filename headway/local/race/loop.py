@@ -1,37 +1,32 @@
-"""Runs the race: starts engines and gateway on one event loop, then the other callers, then round after round.
+"""Runs a race: waits for the replicas, starts the other callers, then runs round after round.
 
-Knows: the order in which things start and end. Does not know: how a gateway is made; that is handed in as
-`open_gateway`. Everything runs in this process, so its end leaves nothing behind.
+Knows: the order in which things start and end. Does not know: what the engines are, which the stage says, or how a
+gateway is made and ended; it is handed in running. Whoever cancels a race ends it: its callers leave with it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Protocol
 
-import uvloop
 from rich.console import Console
 from rich.live import Live
 
 from headway.config import Config
 from headway.core.pool import Pool
-from headway.engines.scripted import running
 from headway.gateway.serve import Gateway
 from headway.http1 import ConnectionPool
-from headway.local.engine_process import require_free_port
-from headway.local.race import stage
 from headway.local.race.calls import call, keep_calling, read_offers
 from headway.local.race.drawing import draw, in_words, introduction, round_in_words
+from headway.local.race.stage import Stage
 from headway.local.race.state import Lane, Race, ReplicaSeats, RoundResult
 
 OpenGateway = Callable[[Config], AbstractAsyncContextManager[tuple[Gateway, int]]]
 
 FRAME_S = 0.1
 READING_S = 3.0  # between two rounds, for whoever watches
-ROUNDS_UNWATCHED = 3  # where the output is not a terminal and no number is given
 POLL_S = 0.02
 
 
@@ -74,9 +69,9 @@ class LineScreen:
 
     reading_s = 0.0
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, stage: Stage) -> None:
         self._console = console
-        self._say(introduction())
+        self._say(introduction(stage.note))
 
     def show(self, race: Race) -> None:
         """Nothing moves here."""
@@ -91,60 +86,42 @@ class LineScreen:
         self._console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
-def run_race(console: Console, open_gateway: OpenGateway, *, port: int, rounds: int | None) -> int:
-    """Race until Ctrl-C, or for so many rounds. Returns the exit code: 0 unless a round has no result."""
-    if port:
-        require_free_port(port, "--port")
-    screen: Screen = LiveScreen(console) if console.is_terminal else LineScreen(console)
-    if not console.is_terminal and rounds is None:
-        rounds = ROUNDS_UNWATCHED
-    is_complete = True
-    try:
-        race = uvloop.run(race_on(screen, open_gateway, port=port, rounds=rounds))
-        is_complete = len(race.results) == race.round
-    except (KeyboardInterrupt, asyncio.CancelledError):  # Ctrl-C, SIGTERM: the usual end
-        pass
-    console.print("Engines and gateway have stopped.", highlight=False)
-    return 0 if is_complete else 1
+def screen_for(console: Console, stage: Stage) -> Screen:
+    return LiveScreen(console) if console.is_terminal else LineScreen(console, stage)
 
 
-async def race_on(screen: Screen, open_gateway: OpenGateway, *, port: int, rounds: int | None) -> Race:
-    _end_on_sigterm()
-    async with AsyncExitStack() as stack:
-        engines = [await stack.enter_async_context(running(stage.script())) for _ in range(stage.REPLICAS)]
-        urls = [engine.url for engine in engines]
-        gateway, port = await stack.enter_async_context(open_gateway(stage.config(urls, port)))
-        pool = gateway.machine.pools[stage.MODEL]
-        await _until_up(pool, len(urls))
+async def race_on(
+    stage: Stage, gateway: Gateway, port: int, engine_urls: list[str], screen: Screen, rounds: int | None
+) -> Race:
+    """Race for so many rounds, or until cancelled. The gateway listens on `port`."""
+    with ExitStack() as stack:
+        pool = gateway.machine.pools[stage.model]
+        await _until_up(pool, len(engine_urls))
         gateway_url = f"http://127.0.0.1:{port}"
         client = ConnectionPool(gateway_url)
         stack.callback(client.close)
-        offers = await read_offers(client, stage.MODEL)
-        standard, fast = (Lane(offers[tier], stage.RACE_TOKENS) for tier in ("standard", "fast"))
-        replicas = [ReplicaSeats(url, [None] * stage.SEATS) for url in urls]
-        race = Race(stage.PROMPT, gateway_url, standard, fast, replicas, stage.CALLERS)
+        offers = await read_offers(client, stage.model)
+        standard, fast = (Lane(offers[tier], stage.race_tokens) for tier in ("standard", "fast"))
+        replicas = [ReplicaSeats(url, [None] * stage.seats) for url in engine_urls]
+        race = Race(stage.prompt, stage.note, gateway_url, standard, fast, replicas, stage.callers)
         stack.callback(screen.end, race)
-        await _run_rounds(race, client, pool, screen, rounds)
+        await _run_rounds(stage, race, client, pool, screen, rounds)
         return race
 
 
-def _end_on_sigterm() -> None:
-    this = asyncio.current_task()
-    assert this is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
-
-
-async def _run_rounds(race: Race, client: ConnectionPool, pool: Pool, screen: Screen, rounds: int | None) -> None:
+async def _run_rounds(
+    stage: Stage, race: Race, client: ConnectionPool, pool: Pool, screen: Screen, rounds: int | None
+) -> None:
     async with asyncio.TaskGroup() as group:
-        beside = [group.create_task(_keep_showing(race, pool, screen))]
+        beside = [group.create_task(_keep_showing(stage, race, pool, screen))]
         for tier, count in race.callers.items():
             for _ in range(count):
                 lengths = stage.call_lengths(len(beside))
-                beside.append(group.create_task(keep_calling(client, stage.MODEL, tier, race.prompt, lengths)))
+                beside.append(group.create_task(keep_calling(client, stage.model, tier, race.prompt, lengths)))
             await _until_present(pool, len(beside) - 1)
         while rounds is None or race.round < rounds:
             race.start_round()
-            await asyncio.gather(*(call(client, stage.MODEL, lane, race.prompt) for lane in race.lanes))
+            await asyncio.gather(*(call(client, stage.model, lane, race.prompt) for lane in race.lanes))
             screen.end_round(race, race.end_round())
             await asyncio.sleep(screen.reading_s)
         for task in beside:
@@ -161,14 +138,14 @@ async def _until_present(pool: Pool, calls: int) -> None:
         await asyncio.sleep(POLL_S)
 
 
-async def _keep_showing(race: Race, pool: Pool, screen: Screen) -> None:
+async def _keep_showing(stage: Stage, race: Race, pool: Pool, screen: Screen) -> None:
     while True:
-        _look(race, pool)
+        _look(stage, race, pool)
         screen.show(race)
         await asyncio.sleep(FRAME_S)
 
 
-def _look(race: Race, pool: Pool) -> None:
+def _look(stage: Stage, race: Race, pool: Pool) -> None:
     """Note who sits where, as the gateway's pool has it."""
     race.held = pool.waiting.held
     for replica in race.replicas:
@@ -177,5 +154,5 @@ def _look(race: Race, pool: Pool) -> None:
             replica.update({}, is_light=False, limit=0, stream_tps=0.0)
         else:
             aboard = {call_id: stream.call.tier for call_id, stream in state.aboard.items()}
-            stream_tps = stage.CURVE.speed_tps(max(1, len(aboard)))
+            stream_tps = stage.curve.speed_tps(max(1, len(aboard)))
             replica.update(aboard, is_light=state.light, limit=state.limit, stream_tps=stream_tps)

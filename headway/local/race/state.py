@@ -78,7 +78,7 @@ class ReplicaSeats:
     tiers: dict[str, Tier] = field(default_factory=dict)  # the tier of each call aboard
     is_light: bool = False
     limit: int = 0  # how many streams it may carry as it is now
-    stream_tps: float = 0.0  # what each stream gets among so many, by the programmed curve
+    stream_tps: float = 0.0  # what each stream gets among so many, by the curve
 
     def update(self, aboard: dict[str, Tier], *, is_light: bool, limit: int, stream_tps: float) -> None:
         """Who was aboard before keeps its seat; newcomers take the first free ones."""
@@ -115,6 +115,7 @@ class Race:
     """All there is to show."""
 
     prompt: str
+    note: str  # what the engines are
     url: str  # of the gateway
     standard: Lane
     fast: Lane

@@ -16,7 +16,7 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -73,6 +73,7 @@ class LocalEngine:
     # The core that the CPU build uses. None leaves the choice to vLLM, which puts every engine of a small machine on
     # core 0: two engines on one machine need one core each.
     core: int | None = None
+    gpu: str | None = None  # the GPU that vLLM sees, by its number. None: all of them
     extra_args: tuple[str, ...] = ()
     host: str = "127.0.0.1"
     prompt_chunk: int | None = None  # prompt tokens per step, at most
@@ -102,6 +103,8 @@ class LocalEngine:
             environment["VLLM_CPU_KVCACHE_SPACE"] = "2"  # GiB
             if self.core is not None:
                 environment["VLLM_CPU_OMP_THREADS_BIND"] = str(self.core)
+        if self.gpu is not None:
+            environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": self.gpu}
         return environment
 
 
@@ -154,23 +157,25 @@ class EngineProcess:
                     self.engine.arguments(), env=self.engine.environment(), output=log.fileno()
                 )
             except FileNotFoundError:
-                raise SetupError(f"vLLM cannot be started.\n{self._end_of_log()}") from None
+                raise SetupError(f"vLLM cannot be started.\n{self.end_of_log()}") from None
 
     def wait_ready(self, timeout_s: float, on_progress: Callable[[str], None] | None = None) -> None:
         """Return once /health answers 200. `on_progress` gets the newest message of vLLM's log."""
-        deadline = time.monotonic() + timeout_s
-        shown = ""
-        while not self._healthy():
-            if self._started().has_exited():
-                raise SetupError(f"vLLM exited before it was ready.\n{self._end_of_log()}")
-            if time.monotonic() > deadline:
-                raise SetupError(f"vLLM was not ready after {timeout_s:.0f} s.\n{self._end_of_log()}")
-            newest = LOG_LINE.match("".join(self._log_tail(1)))
-            if on_progress is not None and newest is not None and newest[1] != shown:
-                shown = newest[1]
-                on_progress(shown)
-            time.sleep(POLL_INTERVAL_S)
-        self._was_ready = True
+        wait_all_ready([self], timeout_s, lambda _, message: on_progress(message) if on_progress else None)
+
+    def is_ready(self) -> bool:
+        """Whether /health answers 200. Raises SetupError if the engine has exited."""
+        if self._healthy():
+            self._was_ready = True
+            return True
+        if self._started().has_exited():
+            raise SetupError(f"vLLM exited before it was ready.\n{self.end_of_log()}")
+        return False
+
+    def newest_message(self) -> str:
+        """Of vLLM's log; empty if its last line is none."""
+        newest = LOG_LINE.match("".join(self._log_tail(1)))
+        return newest[1] if newest is not None else ""
 
     def stop(self, grace_s: float = DEFAULT_GRACE_S) -> None:
         """End every process of the engine with SIGTERM, then SIGKILL after `grace_s`. Does nothing if not started."""
@@ -213,7 +218,7 @@ class EngineProcess:
             text = log.read().decode(errors="replace")
         return [line for line in text.splitlines() if line.strip()][-lines:]
 
-    def _end_of_log(self) -> str:
+    def end_of_log(self) -> str:
         tail = "\n".join(f"  {line}" for line in self._log_tail(LOG_TAIL_LINES)) or "  (nothing)"
         return (
             f"Its log ends with:\n{tail}\n"
@@ -229,3 +234,20 @@ class EngineProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def wait_all_ready(
+    engines: Sequence[EngineProcess], timeout_s: float, on_progress: Callable[[int, str], None] | None = None
+) -> None:
+    """Return once all are ready. `on_progress` gets the number of an engine and the newest message of its log."""
+    deadline = time.monotonic() + timeout_s
+    waiting, shown = dict(enumerate(engines)), dict.fromkeys(range(len(engines)), "")
+    while waiting := {number: engine for number, engine in waiting.items() if not engine.is_ready()}:
+        for number, engine in waiting.items():
+            if time.monotonic() > deadline:
+                raise SetupError(f"vLLM was not ready after {timeout_s:.0f} s.\n{engine.end_of_log()}")
+            message = engine.newest_message()
+            if on_progress is not None and message not in ("", shown[number]):
+                shown[number] = message
+                on_progress(number, message)
+        time.sleep(POLL_INTERVAL_S)

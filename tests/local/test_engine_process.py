@@ -16,7 +16,7 @@ import pytest
 
 from headway.errors import SetupError
 from headway.local import engine_process
-from headway.local.engine_process import EngineProcess, LocalEngine, cache_dir, cpu_vllm, free_port
+from headway.local.engine_process import EngineProcess, LocalEngine, cache_dir, cpu_vllm, free_port, wait_all_ready
 from headway.local.guard import GuardedProcess
 from headway.local.guard import group_members as living_in_group
 
@@ -143,6 +143,15 @@ def test_ready_engine_answers_and_stop_leaves_no_process(tmp_path: Path, monkeyp
     assert living_in_group(group) == []
     assert "asked 1 times" in said
     engine.stop()  # again: nothing to do
+
+
+def test_engines_that_start_together_are_told_apart(tmp_path: Path) -> None:
+    said: list[tuple[int, str]] = []
+    with EngineProcess(stand_in(tmp_path)) as first, EngineProcess(stand_in(tmp_path)) as second:
+        wait_all_ready([first, second], 20, lambda number, message: said.append((number, message)))
+        assert first.is_ready()
+        assert second.is_ready()
+    assert {(0, "asked 1 times"), (1, "asked 1 times")} <= set(said)
 
 
 def test_engine_can_be_started_again_after_stop(tmp_path: Path) -> None:

@@ -74,11 +74,7 @@ async def calibrate(
         points = []
         for batch in batches_for(seats):
             on_point(batch)
-            speeds: list[float] = []
-            for _ in range(ceil(STREAMS_PER_POINT / batch)):
-                calls = await asyncio.gather(*[_call(client, PROMPT_TOKENS, TOKENS) for _ in range(batch)])
-                speeds += [1 / call.tpot_s for call in calls]
-            points.append((batch, nine_in_ten_speed(speeds)))
+            points.append((batch, nine_in_ten_speed(await stream_speeds(client, batch))))
         context = long_context(await max_length(url))
         batch = long_batch(seats, context, kv_tokens)
         if not batch:
@@ -89,6 +85,17 @@ async def calibrate(
         return CurveCalibration(points, prompt_tps, (batch, min(1.0, share) * short_tps, held))
     finally:
         client.close()
+
+
+async def stream_speeds(
+    client: LoadClient, batch: int, tokens: int = TOKENS, streams: int = STREAMS_PER_POINT
+) -> list[float]:
+    """Return the speeds of at least so many streams with short contexts, `batch` of them at a time."""
+    speeds: list[float] = []
+    for _ in range(ceil(streams / batch)):
+        calls = await asyncio.gather(*[_call(client, PROMPT_TOKENS, tokens) for _ in range(batch)])
+        speeds += [1 / call.tpot_s for call in calls]
+    return speeds
 
 
 def long_context(max_length: int) -> int:

@@ -121,6 +121,16 @@ ALLOWED = {
         "headway.http1",
         "headway.local.engine_process",
     },
+    # The same on real engines, which it starts, measures and prices.
+    "headway.local.demo": {
+        "headway.bench.calibrate",
+        "headway.bench.client",
+        "headway.bench.fares",
+        "headway.core",
+        "headway.errors",
+        "headway.gateway.serve",
+        "headway.local",
+    },
     # Verdicts are needed wherever a model is compared: by `headway eval`, by the card of a student, by the runs.
     "headway.evals": {
         "headway.config.checks",

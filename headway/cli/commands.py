@@ -24,8 +24,8 @@ COMMANDS = (
         "Serve",
         "demo",
         "headway.cli.demo:demo",
-        "Start a gateway in front of a real vLLM, or race fast against standard on scripted engines.",
-        "headway demo --scripted",
+        "Start two vLLM engines and a gateway, race fast against standard, and print calls to paste.",
+        "headway demo",
     ),
     CommandInfo(
         "Serve",

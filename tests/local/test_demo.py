@@ -1,46 +1,140 @@
-"""The demo from its first line to its last, with a stand-in for vLLM and the official SDKs for what it prints."""
+"""The demo from its first line to its last. A stand-in for vLLM answers with the scripted engine; the gateway, the calls that
+are pasted and the official SDKs are real."""
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import io
-import json
 import os
-import shutil
-import subprocess
+import re
+import signal
+import socket
 import sys
-import threading
-import tomllib
-import urllib.request
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from headway.bench.fares import FrontierPoint
+from headway.config import load, parse
+from headway.engines.scripted import Script, running
 from headway.errors import SetupError
-from headway.local import demo
-from headway.local.demo import calls_to_paste, run_demo
+from headway.gateway.serve import Gateway
+from headway.local.demo import run as demo_run
+from headway.local.demo.calls import calls_to_paste
+from headway.local.demo.engines import cpu_engines, gpu_engines, visible_gpus
+from headway.local.demo.offer import config_text, offer_for, stage_for
+from headway.local.demo.run import DemoOptions, run_demo
+from headway.local.demo.speed import DemoSpeed, keep_speed, measure_speed, read_speed, speed_file
 from headway.local.engine_process import EngineProcess, free_port
 from headway.local.guard import group_members
+from tests.local.demo_process import DemoProcess, assert_all_ended, paste, processes_of, tiers_proved
 from tests.local.test_engine_process import STAND_IN
+
+# Among 16 streams each gets a quarter of the speed of one alone.
+SCRIPTED_VLLM = f"""#!{sys.executable}
+import sys
+from headway.engines.scripted import Script, ScriptedEngine, serve_scripted
+def option(name):
+    return sys.argv[sys.argv.index(name) + 1]
+seats = int(option("--max-num-seqs"))
+script = Script(option("--served-model-name"), 0.01, ((1, 0.004), (16, 0.016)), seats)
+serve_scripted(ScriptedEngine(script), option("--host"), int(option("--port")))
+"""
+MODEL = "it's/mine"  # a quote, to see that what is printed can be pasted
+POINTS = [FrontierPoint(1, 8.0, [9.0]), FrontierPoint(8, 6.0, [7.0]), FrontierPoint(64, 2.0, [2.5])]
+
+
+def add_command(folder: Path, name: str, source: str) -> None:
+    (folder / name).write_text(source)
+    (folder / name).chmod(0o755)
+
+
+def add_gpus(folder: Path, count: int) -> None:
+    gpus = "\n".join(f"GPU {number}: NVIDIA H100 80GB HBM3 (UUID: GPU-{number}a-b)" for number in range(count))
+    add_command(folder, "nvidia-smi", f"#!/bin/sh\necho '{gpus}'\n")
 
 
 @pytest.fixture(autouse=True)
-def box(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A box with a stand-in vLLM: as a module, which is how the CPU one runs, and as a command."""
+def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of stand-ins for `vllm` and `nvidia-smi`, on a machine with two GPUs."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    add_command(folder, "vllm", SCRIPTED_VLLM)
+    add_gpus(folder, 2)
     monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "cache"))
-    module = tmp_path / "modules" / "vllm" / "entrypoints" / "openai" / "api_server.py"
-    module.parent.mkdir(parents=True)
-    module.write_text(STAND_IN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
-    command = tmp_path / "bin" / "vllm"
-    command.parent.mkdir()
-    command.write_text(f"#!{sys.executable}\n{STAND_IN}")
-    command.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{command.parent}:{os.environ['PATH']}")
-    monkeypatch.setattr(demo, "ensure_cpu_engine", lambda say: Path(sys.executable))
-    monkeypatch.setattr(demo, "ensure_smollm2", lambda python, say: tmp_path)
+    monkeypatch.setenv("PATH", f"{folder}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return folder
+
+
+# --- the whole, as a process -----------------------------------------------------------------------------------------
+
+
+def test_the_demo_races_prints_calls_that_run_as_pasted_and_leaves_nothing(tmp_path: Path) -> None:
+    demo = DemoProcess("--model", MODEL, "--seats", "16", "--rounds", "1000")
+    try:
+        demo.wait_for("round 1: ")
+        demo.process.send_signal(signal.SIGINT)  # ends the race, and nothing else
+        demo.wait_for("Ctrl-C stops the gateway and the engines.")
+        calls = calls_to_paste(MODEL, demo.port)
+        for command in calls.values():
+            assert f"\n{command}\n" in demo.output
+            assert tiers_proved(paste(command)) == ["standard", "fast"]
+        config = load(tmp_path / "cache" / "demo" / "headway.toml")
+        found = re.search(rf"http://127\.0\.0\.1:{demo.port}/console#key=(\S+)", demo.output)
+        assert found
+        assert config.gateway.admin_key_hashes == [hashlib.sha256(found[1].encode()).hexdigest()]
+        assert len(processes_of(tmp_path / "cache")) >= 1 + 2
+        assert demo.end(signal.SIGINT) == 0
+    finally:
+        demo.close()
+    assert_all_ended(tmp_path / "cache")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", demo.port), 1)
+    for said in (
+        "1/3",
+        "2/3",
+        "3/3",
+        "Real engines: vLLM with it's/mine, on 2 GPUs.",
+        "ready after",
+        "Nothing is left",
+    ):
+        assert said in demo.output
+    assert "Traceback" not in demo.output
+    assert [tier.name for tier in config.models[0].tiers] == ["standard", "fast", "flex"]
+    assert [replica.seats for replica in config.models[0].replicas] == [16, 16]
+
+
+def test_with_one_gpu_there_is_one_engine_and_no_race(commands: Path, tmp_path: Path) -> None:
+    add_gpus(commands, 1)
+    demo = DemoProcess("--model", MODEL, "--seats", "16")
+    try:
+        demo.wait_for("Ctrl-C stops the gateway and the engines.")
+        assert "There is no race: it needs two engines, and this machine has one GPU." in demo.output
+        assert "round" not in demo.output
+        assert tiers_proved(paste(calls_to_paste(MODEL, demo.port)["curl"])) == ["standard", "fast"]
+        assert demo.end(signal.SIGTERM) == 0
+    finally:
+        demo.close()
+    assert_all_ended(tmp_path / "cache")
+
+
+# --- each end of it --------------------------------------------------------------------------------------------------
+
+
+def options(model: str | None = "owner/model", port: int | None = None) -> DemoOptions:
+    return DemoOptions(model=model, port=port or free_port(), engine_port=None, seats=16, rounds=1)
+
+
+def never_opened(path: Path) -> AbstractAsyncContextManager[tuple[Gateway, int]]:
+    raise SetupError("no gateway")
+
+
+def interrupted(*args: object, **more: object) -> AbstractAsyncContextManager[tuple[Gateway, int]]:
+    raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -57,157 +151,159 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return started
 
 
-class Screen:
-    """Narrow, to see that what is to be pasted is not broken."""
-
-    def __init__(self) -> None:
-        self.console = Console(file=io.StringIO(), width=60)
-
-    @property
-    def text(self) -> str:
-        assert isinstance(self.console.file, io.StringIO)
-        return self.console.file.getvalue()
+def screen() -> Console:
+    return Console(file=io.StringIO(), width=60)
 
 
-def run(screen: Screen, serve: demo.Serve, model: str | None = None) -> int:
-    return run_demo(model=model, port=free_port(), engine_port=None, seats=16, console=screen.console, serve=serve)
-
-
-@pytest.mark.parametrize(("model", "served"), [(None, "smollm2-135m"), ("owner/model", "owner/model")])
-def test_demo_serves_a_healthy_engine_and_stops_it(model: str | None, served: str, groups: list[int]) -> None:
-    screen, configs = Screen(), []
-
-    def serve(config_path: Path, on_ready: Callable[[], None]) -> int:
-        config = tomllib.loads(config_path.read_text())
-        configs.append(config)
-        with urllib.request.urlopen(config["models"][0]["replicas"][0]["url"] + "/health") as answer:
-            assert answer.status == 200
-        on_ready()
-        return 7
-
-    assert run(screen, serve, model) == 7
-    assert group_members(groups[0]) == []
-    (config,) = configs
-    assert config["gateway"]["host"] == "127.0.0.1"
-    assert config["models"][0]["name"] == served
-    assert config["models"][0]["replicas"][0]["seats"] == 16
-    for command in calls_to_paste(served, config["gateway"]["port"]).values():
-        assert command in screen.text
-
-
-def test_demo_says_what_takes_how_long() -> None:
-    screen = Screen()
-    run(screen, lambda config_path, on_ready: 0)
-    for text in ("1/4", "3.6 GB", "2/4", "269 MB", "3/4", "40 s", "4/4", "ready after"):
-        assert text in screen.text
-
-
-def interrupted(*args: object) -> int:
-    raise KeyboardInterrupt
+def text_of(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 @pytest.mark.parametrize(
-    ("place", "name"),
-    [(demo, "ensure_cpu_engine"), (demo, "ensure_smollm2"), (EngineProcess, "wait_ready"), (None, "serve")],
+    ("place", "engines", "code"),
+    [
+        ("ensure_cpu_engine", 0, 130),
+        ("ensure_smollm2", 0, 130),
+        ("wait_all_ready", 2, 130),
+        ("measure_speed", 2, 130),
+        ("", 2, 0),  # when the gateway opens
+    ],
 )
 def test_interrupt_at_any_step_ends_quietly(
-    place: object, name: str, monkeypatch: pytest.MonkeyPatch, groups: list[int]
+    place: str, engines: int, code: int, monkeypatch: pytest.MonkeyPatch, groups: list[int], commands: Path
 ) -> None:
-    if place is not None:
-        monkeypatch.setattr(place, name, interrupted)
-    screen = Screen()
-    assert run(screen, interrupted) == 130
-    assert "Stopped." in screen.text
-    assert [group_members(group) for group in groups] == ([] if place is demo else [[]])
+    monkeypatch.setattr(demo_run, "ensure_cpu_engine", lambda say: Path(sys.executable))
+    if place.startswith("measure"):
+        add_command(commands, "vllm", f"#!{sys.executable}\n{STAND_IN}")
+    if place:
+        monkeypatch.setattr(demo_run, place, interrupted)
+    console = screen()
+    on_cpu = place.startswith("ensure")
+    assert run_demo(options(None if on_cpu else "owner/model"), console, interrupted) == code
+    assert "Stopped." in text_of(console)
+    assert [group_members(group) for group in groups] == [[]] * engines
 
 
-def test_engine_is_stopped_when_the_gateway_fails(groups: list[int]) -> None:
-    def broken(config_path: Path, on_ready: Callable[[], None]) -> int:
-        raise SetupError("no")
-
-    with pytest.raises(SetupError):
-        run(Screen(), broken)
-    assert group_members(groups[0]) == []
+def test_engines_are_stopped_when_the_gateway_fails(groups: list[int]) -> None:
+    with pytest.raises(SetupError, match="no gateway"):
+        run_demo(options(), screen(), never_opened)
+    assert [group_members(group) for group in groups] == [[], []]
 
 
 def test_named_model_without_vllm_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(SetupError, match="pip install vllm"):
-        run(Screen(), interrupted, "owner/model")
+        run_demo(options(), screen(), never_opened)
 
 
-def test_taken_gateway_port_is_reported_first(monkeypatch: pytest.MonkeyPatch, sse_port: int) -> None:
-    monkeypatch.setattr(demo, "ensure_cpu_engine", interrupted)
-    with pytest.raises(SetupError, match="--port"):
-        run_demo(model=None, port=sse_port, engine_port=None, seats=1, console=Screen().console, serve=lambda *_: 0)
+def test_taken_gateway_port_is_reported_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo_run, "ensure_cpu_engine", interrupted)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SetupError, match="--port"):
+        run_demo(options(None, taken.getsockname()[1]), screen(), never_opened)
 
 
-OPENAI_EVENTS: list[object] = [
-    {"id": "1", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": choices}
-    for choices in (
-        [{"index": 0, "delta": {"role": "assistant", "content": "It "}}],
-        [{"index": 0, "delta": {"content": "scatters."}, "finish_reason": "stop"}],
-        [],
+# --- its engines -----------------------------------------------------------------------------------------------------
+
+
+def test_each_engine_has_a_core_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {7, 3, 5})
+    both = cpu_engines(Path("/python"), Path("/model"), 9000, 64)
+    assert [(engine.core, engine.port, engine.seats) for engine in both.engines] == [(3, 9000, 64), (5, 9001, 64)]
+    assert both.why_one == ""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    single = cpu_engines(Path("/python"), Path("/model"), None, 64)
+    assert [engine.core for engine in single.engines] == [0]
+    assert "one core" in single.why_one
+
+
+def test_each_engine_has_a_gpu_of_its_own(commands: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add_gpus(commands, 4)
+    both = gpu_engines("owner/model", None, 64)
+    assert [engine.environment()["CUDA_VISIBLE_DEVICES"] for engine in both.engines] == ["0", "1"]
+    assert both.hardware == "NVIDIA H100 80GB HBM3, NVIDIA H100 80GB HBM3"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2, 3")
+    assert [engine.gpu for engine in gpu_engines("owner/model", None, 64).engines] == ["2", "3"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert [engine.gpu for engine in gpu_engines("owner/model", None, 64).engines] == [None]
+
+
+@pytest.mark.parametrize("source", ["#!/bin/sh\nexit 9\n", "#!/bin/sh\necho 'No devices were found'\n"])
+def test_a_machine_that_does_not_list_gpus_has_one_engine(source: str, commands: Path) -> None:
+    add_command(commands, "nvidia-smi", source)
+    assert visible_gpus() == []
+    assert [engine.gpu for engine in gpu_engines("owner/model", None, 64).engines] == [None]
+
+
+# --- their speed -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_an_engine_is_measured_while_the_other_one_is_full() -> None:
+    script = Script("m", 0.002, ((1, 0.002), (8, 0.008)), max_num_seqs=8)
+    said: list[str] = []
+    async with running(script) as measured, running(script) as other:
+        speed = await measure_speed([measured.url, other.url], "m", 8, ["settings"], said.append)
+        assert other.steps.highest_running == measured.steps.highest_running == 8
+        async with asyncio.timeout(20):  # its calls have left
+            while other.steps.running:
+                await asyncio.sleep(0.01)
+    assert said == ["reading prompts", "one stream", "3 streams", "8 streams"]
+    assert [point.streams for point in speed.points] == [1, 3, 8]
+
+
+def test_a_measured_speed_is_kept_for_the_same_settings() -> None:
+    one = cpu_engines(Path("/python"), Path("/model"), None, 64).speed_depends_on()
+    assert one == cpu_engines(Path("/python"), Path("/model"), None, 64).speed_depends_on()
+    speed = DemoSpeed(one, 150.0, POINTS)
+    assert read_speed(one) is None
+    keep_speed(speed)
+    assert read_speed(one) == speed
+    assert read_speed(cpu_engines(Path("/python"), Path("/model"), None, 32).speed_depends_on()) is None
+
+
+def test_a_broken_file_is_measured_again() -> None:
+    keep_speed(DemoSpeed(["settings"], 150.0, POINTS))
+    speed_file(["settings"]).write_text("{")
+    assert read_speed(["settings"]) is None
+
+
+# --- what it offers --------------------------------------------------------------------------------------------------
+
+
+def test_the_floor_is_above_the_standard_speed_and_kept_by_several_streams() -> None:
+    offer = offer_for(POINTS)
+    assert offer.standard_tps == 2.0
+    assert 1.3 * offer.standard_tps < offer.floor_tps < offer.target_tps < 8.0
+    assert offer.light_seats == 6
+    assert offer.curve.speed_tps(offer.light_seats) >= offer.target_tps
+    assert offer.price_multiple > 1
+
+
+def test_engines_without_a_faster_speed_have_nothing_to_offer() -> None:
+    with pytest.raises(SetupError, match="hardly faster than 4: there is no speed to sell"):
+        offer_for([FrontierPoint(1, 8.0, [8.0]), FrontierPoint(2, 8.0, [8.0]), FrontierPoint(4, 7.5, [7.5])])
+
+
+def test_the_configuration_is_valid_and_has_what_was_measured() -> None:
+    offer = offer_for(POINTS)
+    text = config_text(
+        offer, DemoSpeed([], 150.0, POINTS), 'a "model"', 64, ["http://h:1", "http://h:2"], 8000, "a" * 64
     )
-]
-MESSAGE: dict[str, object] = {
-    "id": "1",
-    "type": "message",
-    "role": "assistant",
-    "model": "m",
-    "content": [],
-    "stop_reason": None,
-}
-ANTHROPIC_EVENTS: list[object] = [
-    {"type": "message_start", "message": {**MESSAGE, "usage": {"input_tokens": 1, "output_tokens": 1}}},
-    {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
-    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "It "}},
-    {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "scatters."}},
-    {"type": "content_block_stop", "index": 0},
-    {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 2}},
-    {"type": "message_stop"},
-]
+    model = parse(text, "demo").models[0]
+    assert model.name == 'a "model"'
+    assert model.price is not None
+    assert [(tier.name, tier.floor_tps, tier.target_tps) for tier in model.tiers] == [
+        ("standard", None, None),
+        ("fast", offer.floor_tps, offer.target_tps),
+        ("flex", None, None),
+    ]
+    assert [replica.curve for replica in model.replicas] == [[(1, 8.0), (8, 6.0), (64, 2.0)]] * 2
 
 
-class SseHandler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        assert body["model"] == "it's/mine"
-        assert body["stream"] is True
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.end_headers()
-        if self.path == "/v1/messages":
-            for event in ANTHROPIC_EVENTS:
-                assert isinstance(event, dict)
-                self.wfile.write(f"event: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
-        elif self.path == "/v1/chat/completions":
-            for event in [*map(json.dumps, OPENAI_EVENTS), "[DONE]"]:
-                self.wfile.write(f"data: {event}\n\n".encode())
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
-@pytest.fixture
-def sse_port() -> Iterator[int]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), SseHandler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.parametrize("client", ["curl", "openai", "anthropic"])
-def test_pasted_call_streams_the_answer(client: str, sse_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if client == "curl" and shutil.which("curl") is None:
-        pytest.skip("curl is not installed")
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
-    command = calls_to_paste("it's/mine", sse_port)[client]
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    if client == "curl":
-        assert "scatters." in done.stdout
-    else:
-        assert done.stdout == "It scatters.\n"
+@pytest.mark.parametrize(("times", "tokens"), [(0.5, 24), (1.0, 30), (100.0, 200)])
+def test_a_round_takes_about_as_long_on_any_engine(times: float, tokens: int) -> None:
+    points = [FrontierPoint(one.streams, times * one.nine_in_ten_tps, [times]) for one in POINTS]
+    stage = stage_for(offer_for(points), "m", 64, "note")
+    assert stage.race_tokens == tokens
+    assert stage.callers["standard"] > 64

@@ -25,7 +25,6 @@ from headway.local.race.state import Lane, Race, ReplicaSeats, RoundResult
 
 OpenGateway = Callable[[Config], AbstractAsyncContextManager[tuple[Gateway, int]]]
 
-FRAME_S = 0.1
 READING_S = 3.0  # between two rounds, for whoever watches
 POLL_S = 0.02
 
@@ -142,7 +141,7 @@ async def _keep_showing(stage: Stage, race: Race, pool: Pool, screen: Screen) ->
     while True:
         _look(stage, race, pool)
         screen.show(race)
-        await asyncio.sleep(FRAME_S)
+        await asyncio.sleep(stage.frame_s)
 
 
 def _look(stage: Stage, race: Race, pool: Pool) -> None:

@@ -21,6 +21,7 @@ class Stage:
     callers: dict[Tier, int]  # how many others call meanwhile, in the order in which they come
     call_tokens: tuple[int, int]  # of their answers, from and to
     prompt: str = PROMPT
+    frame_s: float = 0.1  # between two pictures
 
     def call_lengths(self, caller: int) -> list[int]:
         """The lengths of a caller's answers. The first is any, or all callers would leave their seats at the same

@@ -26,6 +26,7 @@ NAVIGATION = {
         "how-to/kubernetes",
         "how-to/ray-cluster",
         "how-to/console",
+        "how-to/observe",
         "how-to/change-a-running-gateway",
         "how-to/lora-adapters",
         "how-to/other-engines",

@@ -12,7 +12,6 @@ MOST_BYTES = 600_000
 ALLOWED_SKIPS = {
     "tests/dispatch/conftest.py": ['pytest.skip("etcd is not installed: apt-get install etcd-server")'],
     "tests/dispatch/test_endpoints.py": ['pytest.skip("this machine has no IPv6")'],
-    "tests/local/test_demo.py": ['pytest.skip("curl is not installed")'],
 }
 SKIPS = re.compile(r"pytest\.(?:skip|importorskip)\(.*\)|@?pytest\.mark\.skip.*")
 

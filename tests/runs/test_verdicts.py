@@ -25,6 +25,7 @@ from runs.express.demand import CELLS
 from runs.failover import run as failover
 from runs.fleet import adapters, discovery, other_engines, real_engines, reload, rolling, scaling_live, upgrade
 from runs.fleet import torture as fleet
+from runs.front_door import console_pictures
 from runs.gateway import console_cost, leaks, neighbours, relay_change, soak, tax, websocket
 from runs.gateway.tenant import HOSTILE, Work
 from runs.hostile import run as hostile
@@ -504,6 +505,12 @@ def console_cost_case() -> Case:
     return Case(console_cost.verdict, good, [*bad, console_cost.WatchedPairs([alone], [watched])])
 
 
+def console_pictures_case() -> Case:
+    good = console_pictures.Looked(4, [], [])
+    bad = each(good, pictures=3, errors=["refused to load"], too_wide=["console-390-light"])
+    return Case(console_pictures.verdict, good, bad)
+
+
 CASES = {
     "adapters": adapters_case(),
     "discovery": discovery_case(),
@@ -515,6 +522,7 @@ CASES = {
     "cell-limits": cell_limits_case(),
     "clients": clients_case(),
     "console-cost": console_cost_case(),
+    "console-pictures": console_pictures_case(),
     "dispatcher": dispatcher_case(),
     "distill": distill_case(),
     "drafter": drafter_case(),

@@ -269,8 +269,8 @@ class RelayStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
 class ReplicaStatus(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     """`aboard` are the seats taken. `is_behind`: a stream is behind its floor there, so no call boards. `is_silent`: it
     is up and not open, because its engine does not say how many streams it runs. `is_light`: it keeps a floor, and has
-    only `light_seats`. `is_retiring`: it does so until its express streams have left. `by_tier` are the seats of calls
-    aboard by their tier, `strangers` those of streams that belong to no call; both are told of the first SHOWN."""
+    only `light_seats`. `is_retiring`: it does so until its express streams have left. `strangers` are streams that
+    belong to no known call. `by_tier` has the seats taken by calls of each tier, for the first SHOWN replicas only."""
 
     name: str
     pool: str

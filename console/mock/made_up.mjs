@@ -220,7 +220,7 @@ export class MadeUp {
     return {
       keys: names.map((name, index) => ({
         id: `key-${"3f9ac2d17b"[index]}81c0e4`, name, is_revoked: index === 3, calls_today: [1204, 377, 90, 0][index],
-        spent_today_micro: [812_345, 4_120_000, 5_000_000, 0][index] ?? 0, spent_month_micro: [20_812_345, 71_000_000, 65_000_000, 1_200][index] ?? 0,
+        spent_today_micro: [812_345, 4_120_000, 5_000_000, 0][index] ?? 0, reserved_month_micro: [20_812_345, 71_000_000, 65_000_000, 1_200][index] ?? 0,
         budget_day_micro: [null, 5_000_000, 5_000_000, null][index] ?? null, budget_month_micro: [100_000_000, null, 100_000_000, null][index] ?? null,
         requests_per_minute: [600, null, 60, null][index] ?? null, fast_requests_per_minute: [60, 120, 0, null][index] ?? null,
       })),

@@ -54,7 +54,7 @@ function admin(request, response, path) {
   const name = path.slice("/admin/".length);
   if (!["live", "offers", "money", "keys", "mistakes"].includes(name)) return fail(response, 404, "There is no such page.");
   const body = madeUp[name]();
-  return body === null ? fail(response, 404, "There is no ledger.") : answer(response, 200, body);
+  return answer(response, 200, body ?? { not_kept: "There is no ledger." });
 }
 
 async function chat(request, response) {

@@ -107,7 +107,7 @@ export function Table({ caption, children }: { caption: string; children: Compon
 
 /** The gateway has no such figures, and says why. */
 export function isNotKept(polled: Polled<unknown>): boolean {
-  return polled.problem?.status === 404;
+  return polled.problem?.isNotKept ?? false;
 }
 
 /** What a section shows instead of, or above, its figures while there are none or only old ones. */

@@ -127,8 +127,8 @@ export interface KeyRow {
   is_revoked: boolean;
   calls_today: number;
   spent_today_micro: number;
-  spent_month_micro?: number; // not told by every gateway
   budget_day_micro: number | null;
+  reserved_month_micro: number | null; // spent, or held by gateways for calls; null without a budget
   budget_month_micro: number | null;
   requests_per_minute: number | null;
   fast_requests_per_minute: number | null;

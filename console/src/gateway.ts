@@ -8,6 +8,7 @@ export class Problem extends Error {
     readonly status: number, // 0: no answer at all
     message: string,
     readonly retryAfterS = 0,
+    readonly isNotKept = false, // the gateway has no such figures: its answer is complete
   ) {
     super(message);
   }
@@ -45,5 +46,7 @@ export async function ask<Answer>(path: string, key: string, left: AbortSignal):
     signal: AbortSignal.any([left, AbortSignal.timeout(TIMEOUT_MS)]),
   });
   if (!response.ok) throw await problemOf(response);
-  return (await response.json()) as Answer;
+  const body = (await response.json()) as Answer & { not_kept?: string };
+  if (body.not_kept !== undefined) throw new Problem(response.status, body.not_kept, 0, true);
+  return body;
 }

@@ -27,7 +27,7 @@ function KeysTable({ rows }: { rows: KeyRow[] }) {
           <th scope="col">Key</th>
           <Column title="Calls today" />
           <Column title="Spent today" unit="of its budget" />
-          <Column title="Spent this month" unit="of its budget" />
+          <Column title="Reserved this month" unit="of its budget" />
           <Column title="Limit" unit="calls per minute" />
           <Column title="Limit, fast" unit="calls per minute" />
         </tr>
@@ -47,7 +47,7 @@ function KeysTable({ rows }: { rows: KeyRow[] }) {
               <Spent micro={row.spent_today_micro} budget={row.budget_day_micro} label="today" />
             </td>
             <td class="number">
-              <Spent micro={row.spent_month_micro ?? null} budget={row.budget_month_micro} label="this month" />
+              <Spent micro={row.reserved_month_micro} budget={row.budget_month_micro} label="this month" />
             </td>
             <td class="number">
               <Figure value={row.requests_per_minute === null ? "no limit" : count(row.requests_per_minute)} />
@@ -73,7 +73,7 @@ function Spent({ micro, budget, label }: SpentProps) {
     return (
       <>
         <Figure value={null} />
-        <span class="under">{budget === null ? "no budget" : `budget ${money(budget)}`}</span>
+        <span class="under">no budget</span>
       </>
     );
   if (budget === null)

@@ -10,7 +10,7 @@ export interface Polled<Answer> {
 }
 
 const LONGEST_WAIT_MS = 5000;
-const NOT_OFFERED_MS = 60_000; // what this gateway does not have, it gets only with another configuration
+const NOT_KEPT_MS = 60_000; // what this gateway does not have, it gets only with another configuration
 
 /** `everyMs`: from one request to the next. Fails more slowly, and goes on. */
 export function usePolled<Answer>(path: string, key: string, everyMs: number, isRunning: boolean): Polled<Answer> {
@@ -32,7 +32,7 @@ export function usePolled<Answer>(path: string, key: string, everyMs: number, is
         const problem = problemFrom(error);
         failures.current += 1;
         const slower = Math.min(LONGEST_WAIT_MS, 500 * 2 ** failures.current);
-        wait = problem.status === 404 ? NOT_OFFERED_MS : Math.max(everyMs, slower, 1e3 * problem.retryAfterS);
+        wait = problem.isNotKept ? NOT_KEPT_MS : Math.max(everyMs, slower, 1e3 * problem.retryAfterS);
         setPolled((before) => ({ ...before, problem }));
       }
       timer = window.setTimeout(() => void poll(), Math.max(0, began + wait - Date.now()));

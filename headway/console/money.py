@@ -6,11 +6,12 @@ hashes of keys are not shown.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from headway.config import Config
 from headway.ledger.bill import HOUR_US
-from headway.ledger.entries import day_of, now_us
+from headway.ledger.entries import day_of, month_of, now_us
 from headway.ledger.keys import Key
 from headway.ledger.reading import StoreReader
 from headway.ledger.store import EarnedRow, Store
@@ -46,29 +47,39 @@ def _tier(row: EarnedRow, replica_hour: int | None) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _KeysOfDay:
+    keys: list[Key]
+    spent: dict[str, tuple[int, int]]  # by key: its calls, and their amount
+    leased: dict[str, int]  # by key, of its budget of the month
+    store_now_us: int
+
+
 async def keys_today(reader: StoreReader) -> dict[str, Any]:
     """Those that spent the most first. Raises Refused while the store is away."""
     day = day_of(now_us())
-    keys, spent, now = await reader.read(f"keys {day}", lambda store: _keys(store, day))
-    rows = sorted(keys, key=lambda key: (-spent.get(key.id, (0, 0))[1], key.name, key.id))
-    shown = [_key(key, *spent.get(key.id, (0, 0)), now) for key in rows[:MAX_KEYS]]
-    return {"keys": shown, "more_keys": len(rows) - len(shown)}
+    read = await reader.read(f"keys {day}", lambda store: _read_keys(store, day))
+    rows = [_key(key, read) for key in read.keys]
+    rows.sort(key=lambda row: (-row["spent_today_micro"], row["name"], row["id"]))
+    return {"keys": rows[:MAX_KEYS], "more_keys": len(rows[MAX_KEYS:])}
 
 
-def _keys(store: Store, day: str) -> tuple[list[Key], dict[str, tuple[int, int]], int]:
-    """The keys, the calls and the spending of each, and the store's time."""
+def _read_keys(store: Store, day: str) -> _KeysOfDay:
     spent = {key: (calls, amount) for key, calls, amount in store.spent_by_key(day)}
-    return store.keys_since(0), spent, store.now_us()
+    return _KeysOfDay(store.keys_since(0), spent, store.leased_by_key(month_of(day)), store.now_us())
 
 
-def _key(key: Key, calls: int, amount: int, store_now_us: int) -> dict[str, Any]:
+def _key(key: Key, read: _KeysOfDay) -> dict[str, Any]:
+    calls, spent_micro = read.spent.get(key.id, (0, 0))
     return {
         "id": key.id,
         "name": key.name,
-        "is_revoked": key.revoked_us is not None and key.revoked_us <= store_now_us,
+        "is_revoked": key.revoked_us is not None and key.revoked_us <= read.store_now_us,
         "calls_today": calls,
-        "spent_today_micro": amount,
+        "spent_today_micro": spent_micro,
         "budget_day_micro": key.budget_day,
+        # A month's entries are too many to add up for each viewer; what was leased of a budget is known.
+        "reserved_month_micro": read.leased.get(key.id, 0) if key.budget_month is not None else None,
         "budget_month_micro": key.budget_month,
         "requests_per_minute": key.requests_pm,
         "fast_requests_per_minute": key.fast_requests_pm,

@@ -60,10 +60,14 @@ class Operated(Protocol):
     async def policy(self) -> PolicyReading: ...
 
 
-class NotKept(InvalidRequest):
-    """There are no such figures here."""
+class NoFile(InvalidRequest):
+    """The console has no such file."""
 
     status = 404
+
+
+class NotKept(Exception):
+    """Why this gateway has no such figures. Told with status 200: a browser reports any other as an error."""
 
 
 class ConsolePages:
@@ -103,7 +107,7 @@ class ConsolePages:
 
     def _file(self, name: str) -> Page:
         if (body := self._files.get(name)) is None:
-            raise NotKept("The console has no such file.")
+            raise NoFile("The console has no such file.")
         return 200, TYPES.get(Path(name).suffix, b"application/octet-stream"), body
 
     # --- figures ---
@@ -134,24 +138,35 @@ class ConsolePages:
         return 200, JSON, msgspec.json.encode({"pools": list(_pools(models)), "models": rows})
 
     async def _money(self, _params: Params, _key: Key | None) -> Page:
-        return 200, JSON, msgspec.json.encode(await money_today(self._books(), self._operated.config))
+        return await _kept(lambda: money_today(self._books(), self._operated.config))
 
     async def _keys(self, _params: Params, _key: Key | None) -> Page:
-        return 200, JSON, msgspec.json.encode(await keys_today(self._books()))
+        return await _kept(lambda: keys_today(self._books()))
+
+    async def _mistakes(self, _params: Params, _key: Key | None) -> Page:
+        return await _kept(self._last_mistakes)
 
     def _books(self) -> StoreReader:
         if self._reader is None:
             raise NotKept("Nothing is billed: there is no [ledger] in headway.toml.")
         return self._reader
 
-    async def _mistakes(self, _params: Params, _key: Key | None) -> Page:
+    async def _last_mistakes(self) -> dict[str, Any]:
         results = self._operated.config.gateway.eval_results
         if results is None:
             raise NotKept("No results are configured: run `headway eval` and set `eval_results` in [gateway].")
         try:
-            return 200, JSON, msgspec.json.encode(await asyncio.to_thread(read_mistakes, Path(results)))
+            return await asyncio.to_thread(read_mistakes, Path(results))
         except SetupError as error:
             raise NotKept(error.message) from None
+
+
+async def _kept(read: Callable[[], Awaitable[dict[str, Any]]]) -> Page:
+    try:
+        figures = await read()
+    except NotKept as why:
+        figures = {"not_kept": str(why)}
+    return 200, JSON, msgspec.json.encode(figures)
 
 
 def _pools(models: Sequence[ModelTable]) -> Iterator[dict[str, Any]]:

@@ -272,6 +272,12 @@ class Store:
             (slice_id, key, period, gateway, amount, at_us),
         )
 
+    def leased_by_key(self, period: str) -> dict[str, int]:
+        """Return what was leased of each key's budget of this day or month, spent or not."""
+        with self.transaction() as cursor:
+            cursor.execute("SELECT key, SUM(amount) FROM slices WHERE period = ? GROUP BY key", (period,))
+            return {key: int(amount) for key, amount in cursor.fetchall()}
+
     def slices(self) -> list[tuple[str, str, str, int]]:
         """Return (key, period, gateway, amount leased)."""
         with self.transaction() as cursor:

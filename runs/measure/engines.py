@@ -12,15 +12,17 @@ from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, f
 
 
 @contextlib.contextmanager
-def two_smollm2(console: Console, seats: int, flags: tuple[str, ...] = ()) -> Iterator[list[str]]:
-    """Start two engines with SmolLM2-135M, after installing what is missing. Yields their URLs when they are ready."""
+def two_smollm2(console: Console, seats: int, flags: tuple[str, ...] = (), niceness: int = 0) -> Iterator[list[str]]:
+    """Start two engines with SmolLM2-135M, after installing what is missing. Yields their URLs when they are ready.
+    `niceness` above 0 lets other processes on the same cores go first."""
     python = ensure_cpu_engine(console.print)
     model = str(ensure_smollm2(python, console.print))
+    command = ("nice", "-n", str(niceness), *cpu_vllm(python))
     with contextlib.ExitStack() as stack:
         engines = []
         for core in (0, 1):
             engine = LocalEngine(
-                cpu_vllm(python), model, MODEL_NAME, free_port(), seats, on_cpu=True, core=core, extra_args=flags
+                command, model, MODEL_NAME, free_port(), seats, on_cpu=True, core=core, extra_args=flags
             )
             engines.append(stack.enter_context(EngineProcess(engine)))
         with console.status("starting two engines (about a minute)"):

@@ -5,32 +5,22 @@ Needs nothing but Python: Headway is what it installs.
 
 from __future__ import annotations
 
-import fcntl
-import os
-import pty
 import re
-import signal
-import struct
 import subprocess
 import sys
 import tempfile
-import termios
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from select import select
+
+from runs.front_door.terminal import Terminal, TimedOut, without_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 RACE = "headway demo --scripted"
 INSTALL = "pip install"
 FINISHED = re.compile(r"(?<!\d)1 round: ")  # the demo's score after its first round
-DONE = re.compile(r"^::(\d+)::", re.MULTILINE)  # what the script prints after each line
-KEPT_CHARACTERS = 20_000  # of the output: more than a frame of the race
-CTRL_C = b"\x03"
 MAX_RACE_S = 60.0
 GIVE_UP_S = 900.0
-MAX_STOP_S = 15.0
 
 
 @dataclass
@@ -40,7 +30,7 @@ class Visit:
     lines: list[str]
     done_s: dict[int, float] = field(default_factory=dict)
     raced_s: float | None = None
-    exit_code: int | None = None  # of the shell; None: it did not end
+    exit_code: int | None = None  # of the race; None: it did not end
     output: str = ""  # the end of it
 
     @property
@@ -78,32 +68,23 @@ def commands(readme: str) -> list[str]:
 def visit(clone: Path) -> Visit:
     """Run the commands in a terminal, wait for the first finished race, press Ctrl-C."""
     here = Visit(commands((clone / "README.md").read_text(encoding="utf-8")))
-    script = "set -e\n" + "".join(f"{line}\necho '::{number}::'\n" for number, line in enumerate(here.lines))
-    pid, terminal = pty.fork()
-    if pid == 0:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # ignored if this run is a shell's background job
-        os.chdir(clone)
-        env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
-        os.execvpe("bash", ["bash", "-c", script], {**env, "TERM": "xterm-256color"})
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    began, limit_s = time.monotonic(), GIVE_UP_S
-    while (now_s := time.monotonic() - began) < limit_s:
-        if not select([terminal], [], [], 0.1)[0]:
-            continue
-        try:
-            here.output = (here.output + os.read(terminal, 65536).decode(errors="replace"))[-KEPT_CHARACTERS:]
-        except OSError:  # the other end is closed: the shell has ended
-            here.exit_code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            break
-        for number in DONE.findall(here.output):
-            here.done_s.setdefault(int(number), now_s)
-        if here.raced_s is None and FINISHED.search(here.output):
-            here.raced_s, limit_s = now_s, now_s + MAX_STOP_S
-            os.write(terminal, CTRL_C)
-    else:
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)
-    os.close(terminal)
+    terminal = Terminal(clone, without_environment())
+    began = time.monotonic()
+    try:
+        for number, line in enumerate(here.lines[:-1]):
+            if terminal.run(line, GIVE_UP_S) != 0:
+                return here
+            here.done_s[number] = time.monotonic() - began
+        terminal.begin(here.lines[-1])
+        terminal.wait_for(FINISHED, GIVE_UP_S)
+        here.raced_s = time.monotonic() - began
+        here.exit_code = terminal.interrupt()
+        here.done_s[len(here.lines) - 1] = time.monotonic() - began
+    except TimedOut as late:
+        print(f"failed: {late}")
+    finally:
+        here.output = terminal.output
+        terminal.close()
     return here
 
 

@@ -350,7 +350,7 @@ class Machine:
     def _preempt(self, call_ids: Iterable[str], actions: list[Action]) -> None:
         for call_id in call_ids:
             journey = self._journeys[call_id]
-            journey.call = replace(journey.call, was_preempted=True)  # set now: its replica may fail first
+            journey.call = replace(journey.call, moves=journey.call.moves + 1)  # set now: its replica may fail first
             actions.append(Preempt(call_id))
 
     def _refuse_or_downgrade(self, journey: Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:

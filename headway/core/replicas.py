@@ -195,7 +195,7 @@ class ReplicaState:
         if floor_tps:
             self.express[floor_tps] = self.express.get(floor_tps, 0) + call.choices
             self.express_seats += call.choices
-        elif call.tier == "flex" and not call.was_preempted:
+        elif call.tier == "flex" and not call.moves:
             self.flex[call.id] = call.choices
 
     def leave(self, call_id: str, now: float) -> tuple[Stream, int]:

@@ -20,7 +20,7 @@ from headway.errors import RefusalReason
 Tier = Literal["ultrafast", "fast", "standard", "flex"]
 TIERS: tuple[Tier, ...] = get_args(Tier)  # in the order in which their held calls board
 EXPRESS: Final[tuple[Tier, ...]] = ("ultrafast", "fast")  # the tiers with a promised floor
-Stage = Literal["connect", "full", "waiting", "preempted", "unsent"]
+Stage = Literal["connect", "full", "waiting", "streaming", "preempted", "unsent"]
 MIN_TOKENS_FOR_PROMISE = 16  # a shorter answer is too short to measure its speed
 TICK_S = 0.1  # the drivers send Ticked this often
 
@@ -35,7 +35,8 @@ class Call:
     tenant: str = ""
     falls_back: bool = False  # if no express seat is free in time: served as standard instead of refused
     affinity: str = ""  # calls with the same key share a prompt prefix, which an engine may have cached
-    was_preempted: bool = False  # a flex call is preempted at most once
+    is_continuable: bool = False  # a stream that has begun can go on at another replica
+    moves: int = 0  # how often it was taken off a replica, or lost it after it had begun
     prompt_tokens: int = 0  # estimated from the body's length; the engine reports the real count
     choices: int = 1  # answers to the same prompt; each is a separate stream and takes a seat
     may_overflow: bool = False  # the servers of an overflow pool understand it
@@ -94,6 +95,7 @@ class PoolPolicy:
     margin: float = 0.1  # how far above a floor the curve must be, as a share of the floor: the time for prompts
     kept_target: float = 0.995  # the share of streams that should keep their floor (feedback.py)
     express_wait_s: float = 0.4  # 19 of 20 express calls should wait less; inf keeps no seats ready (reserve.py)
+    moves_streams: bool = False  # continuable streams are moved to make a replica light at once
 
 
 @dataclass(slots=True)
@@ -143,26 +145,30 @@ class Finished:
 
 @dataclass(slots=True)
 class Delivering:
-    """The first part of the answer is being sent to the client: the call can no longer be restarted elsewhere."""
+    """The first part of the answer is being or was sent to the client, and the call cannot go on elsewhere: it stays
+    where it is. Of a continuable call this is told only if it can no longer go on elsewhere."""
 
     call_id: str
 
 
 @dataclass(slots=True)
 class Failed:
-    """A boarded call lost its engine before anything was delivered to the client. `stage` says how far it got:
+    """A boarded call has lost its engine, and can go on at another one. `stage` says how far it got:
 
     connect    the engine did not receive the call
     full       the engine refused the call because it was full
-    waiting    the engine had accepted the call
+    waiting    the engine had accepted the call, and nothing was delivered to the client
+    streaming  the answer had begun; the call is continuable
     preempted  nothing failed: the call was taken off its engine because core answered Preempt
     unsent     nothing failed: the call was not sent, because the core that boarded it may no longer decide
 
-    A call that loses its engine in the middle of its answer cannot be retried; the driver reports Left instead.
+    `output_tokens` were delivered until now, by all its engines. The next one reads them with the prompt and goes on.
+    If a call that is not continuable loses its engine in the middle of its answer, the driver reports Left instead.
     """
 
     call_id: str
     stage: Stage
+    output_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -346,8 +352,9 @@ class Cut:
 
 @dataclass(slots=True)
 class Preempt:
-    """Take this flex call off its replica to make room for an express call. It keeps its seat until the driver reports,
-    by Failed with the stage `preempted`, that the engine has stopped it. Then it is held until it can board again."""
+    """Take this call off its replica: to make room for an express call, or because the replica drains. It keeps its
+    seat until the driver reports, by Failed with the stage `preempted`, that the engine has stopped it. Then it boards
+    another replica, or is held until it can."""
 
     call_id: str
 

@@ -17,7 +17,7 @@ from select import select
 CTRL_C = b"\x03"
 PROMPT = re.compile(r"::(\d+)::")  # the exit code of the last command; also said by Python, see `python`
 ROWS, COLUMNS = 30, 110
-KEPT_CHARACTERS = 200_000
+KEPT_CHARACTERS = 8_000_000  # a race draws a hundred thousand in a few seconds
 STOP_S = 15.0
 
 

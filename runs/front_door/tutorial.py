@@ -84,10 +84,7 @@ def paste(terminal: Terminal, block: str, limit_s: float) -> None:
 
 def proof_of(answer: str) -> dict[str, object]:
     """What an answer of chat completions proves."""
-    found = json.loads(answer)
-    proof: dict[str, object] = found["usage"]["headway"]
-    if found["service_tier"] != proof["tier_served"]:
-        raise WentWrong(f"the answer says two tiers: {answer}")
+    proof: dict[str, object] = json.loads(answer)["usage"]["headway"]
     return proof
 
 

@@ -27,7 +27,7 @@ def without_environment() -> dict[str, str]:
 
 
 class TimedOut(Exception):
-    """A command took too long, or the shell has ended."""
+    """A command took too long, or has ended before it said what it was waited for."""
 
 
 class Terminal:
@@ -64,6 +64,8 @@ class Terminal:
     def wait_for(self, pattern: re.Pattern[str], limit_s: float) -> re.Match[str]:
         until = time.monotonic() + limit_s
         while (found := pattern.search(self.output)) is None:
+            if pattern is not PROMPT and PROMPT.search(self.output) is not None:
+                raise TimedOut(f"the command has ended, and said nothing like {pattern.pattern!r}")
             if time.monotonic() > until:
                 raise TimedOut(f"nothing said {pattern.pattern!r} within {limit_s:.0f} s")
             if select([self._terminal], [], [], 0.1)[0]:

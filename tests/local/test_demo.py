@@ -108,7 +108,8 @@ def test_the_demo_races_prints_calls_that_run_as_pasted_and_leaves_nothing(tmp_p
     assert [replica.seats for replica in config.models[0].replicas] == [16, 16]
 
 
-def test_with_one_gpu_there_is_one_engine_and_no_race(commands: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_with_one_gpu_there_is_one_engine_and_no_race(commands: Path, tmp_path: Path, number: signal.Signals) -> None:
     add_gpus(commands, 1)
     demo = DemoProcess("--model", MODEL, "--seats", "16")
     try:
@@ -116,7 +117,7 @@ def test_with_one_gpu_there_is_one_engine_and_no_race(commands: Path, tmp_path: 
         assert "There is no race: it needs two engines, and this machine has one GPU." in demo.output
         assert "round" not in demo.output
         assert tiers_proved(paste(calls_to_paste(MODEL, demo.port)["curl"])) == ["standard", "fast"]
-        assert demo.end(signal.SIGTERM) == 0
+        assert demo.end(number) == 0
     finally:
         demo.close()
     assert_all_ended(tmp_path / "cache")

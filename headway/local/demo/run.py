@@ -130,6 +130,8 @@ async def _race_and_serve(prepared: Prepared, rounds: int, console: Console, ope
     assert this is not None
     loop.add_signal_handler(signal.SIGTERM, this.cancel)
     async with open_gateway(prepared.config_path) as (gateway, port):
+        # A gateway reads its configuration again at this signal. Here it says that the terminal was closed.
+        loop.add_signal_handler(signal.SIGHUP, this.cancel)
         if prepared.engines.why_one:
             console.print(prepared.engines.why_one)
         else:

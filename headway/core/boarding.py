@@ -8,9 +8,11 @@ from typing import Final
 
 from headway.core.fairness import FairQueue
 from headway.core.pool import Pool
-from headway.core.types import EXPRESS, Call, Tier
+from headway.core.types import EXPRESS, TIERS, Call, Tier
 
+UNPROMISED: Final[tuple[Tier, ...]] = tuple(tier for tier in TIERS if tier not in EXPRESS)
 # The most held calls of a tier that are tried in one step and do not fit:
+RETURNED: Final = 8  # returned calls
 TRIED_AGAIN: Final = 4  # calls that were set aside in earlier steps
 SET_ASIDE: Final = 4  # other calls,
 SET_ASIDE_OF_ONE: Final = 2  # of one tenant
@@ -22,20 +24,36 @@ def board_held(pool: Pool, now: float) -> Iterator[tuple[Call, str]]:
     A call may not fit where others would: it has several choices, a long prompt or a stricter floor. It does not
     delay them: it is set aside, and tried again before the others in later steps until its deadline.
 
-    Each step tries all calls that an engine returned. For each tier it tries at most TRIED_AGAIN calls that were
-    set aside before, then the others until SET_ASIDE of them did not fit, SET_ASIDE_OF_ONE of one tenant. If there
-    is room after that, a call that fits may be behind those that were not tried, so the shortest prompts are tried.
-    So a call finds its seat however many others do not fit; only a call that must avoid a replica may have to wait
-    until it is tried again.
+    Each step tries the returned calls until RETURNED of them did not fit; these are tried after the others in later
+    steps. For each tier it tries at most TRIED_AGAIN calls that were set aside before, then the others until SET_ASIDE
+    of them did not fit, SET_ASIDE_OF_ONE of one tenant. If there is room after that, a call that fits may be behind
+    those that were not tried, so the shortest prompts are tried. So a call finds its seat however many others do not
+    fit; only a returned call, or one that must avoid a replica, may have to wait until it is tried again.
+
+    Calls with a floor come first, also before a stream that was taken off a light replica to make room for them.
     """
-    if pool.waiting.returned:
-        for held in list(pool.waiting.returned.values()):
-            if (replica := pool.seat(held.call, held.avoid, now)) is not None:
-                del pool.waiting.returned[held.call.id]
-                yield held.call, replica
-    for tier, queue in pool.waiting.queues.items():
-        if len(queue):
-            yield from _board_queue(pool, tier, queue, now)
+    waiting = pool.waiting
+    for tiers in (EXPRESS, UNPROMISED):
+        for tier in tiers:
+            if waiting.returned[tier]:
+                yield from _board_returned(pool, tier, now)
+        for tier in tiers:
+            queue = waiting.queues.get(tier)
+            if queue is not None and len(queue):
+                yield from _board_queue(pool, tier, queue, now)
+
+
+def _board_returned(pool: Pool, tier: Tier, now: float) -> Iterator[tuple[Call, str]]:
+    returned = pool.waiting.returned[tier]
+    misses = 0
+    while misses < min(RETURNED, len(returned)) and _has_room(pool, tier, now):
+        held = next(iter(returned.values()))
+        if (replica := pool.seat(held.call, held.avoid, now)) is not None:
+            pool.waiting.drop(held.call)
+            yield held.call, replica
+        else:
+            returned.move_to_end(held.call.id)
+            misses += 1
 
 
 def _board_queue(pool: Pool, tier: Tier, queue: FairQueue, now: float) -> Iterator[tuple[Call, str]]:

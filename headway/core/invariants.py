@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Set
 
-from headway.core.boarding import TRIED_AGAIN
+from headway.core.boarding import RETURNED, TRIED_AGAIN
 from headway.core.doors import Doors
 from headway.core.fairness import HeldCall
 from headway.core.fare import FINE
@@ -28,7 +28,8 @@ def check_pool(pool: Pool, now: float) -> None:
     leaving = sum(sum(state.leaving.values()) for state in states)
     assert pool.preemption.leaving == leaving, "seats of preempted calls are miscounted"
     _check_seat_time(pool)
-    _check_held(pool, list(pool.waiting.returned.values()), now)
+    for returned in pool.waiting.all_returned():
+        _check_held(pool, returned if len(returned) <= RETURNED else [], now)
     for queue in pool.waiting.queues.values():
         queue.check(now)
         is_short = len(queue) <= TRIED_AGAIN  # boarding.py

@@ -65,9 +65,6 @@ from headway.core.types import (
 )
 from headway.errors import RefusalReason
 
-# A call is refused after so many engines accepted it and failed: one that crashes engines must not crash all of them.
-MAX_ENGINES_REACHED = 2
-
 
 class Machine:
     def __init__(self, pools: dict[str, PoolPolicy], offers: dict[str, Offer]) -> None:
@@ -172,69 +169,54 @@ class Machine:
             return
         else:
             journey.give_back(now)
-        journey.call, journey.reason, journey.replica = call, event.reason, event.replica
+        journey.adopt(call, event.replica, event.waited_s, now, is_delivering=event.is_delivering)
+        journey.reason = event.reason
         pool = journey.pool = pool_aboard(journey, self.pools)
-        journey.arrived_at = now - event.waited_s
         journey.count_express(now)
         if event.replica is None:
-            avoid, waited_s = journey.avoid, event.waited_s
-            hold_s = pool.waiting.hold(call, now, avoid, returned=bool(avoid), waited_s=waited_s)
+            hold_s = journey.hold(now, returned=bool(journey.avoid), waited_s=event.waited_s)
             actions.append(Hold(call.id, hold_s))
-        elif not pool.adopt(call, event.replica, now, is_delivering=event.is_delivering):
+        elif not pool.adopt(journey.call, event.replica, now, is_delivering=event.is_delivering):
             actions.append(Cut(call.id))
-        elif event.is_delivering:
+        elif event.is_delivering and not call.is_continuable:
             pool.stays(call.id, event.replica, now)
         self._settle(pool, now, actions)
 
     def _delivering(self, event: Delivering, now: float, _actions: list[Action]) -> None:
         journey = self._journeys.get(event.call_id)
-        if journey is not None and journey.replica is not None:
-            journey.pool.stays(event.call_id, journey.replica, now)
+        if journey is not None:
+            if journey.call.is_continuable:
+                journey.call = replace(journey.call, is_continuable=False)
+            if journey.replica is not None:
+                journey.pool.stays(event.call_id, journey.replica, now)
 
     def _finished(self, event: Finished, now: float, actions: list[Action]) -> None:
         journey = self._journeys.get(event.call_id)
         if journey is not None and journey.replica is not None:
-            pool, call = journey.pool, journey.call
-            pool.pace.learn(event.output_tokens, call.choices, pool.seat_s(event.call_id, journey.replica, now))
-            pool.answer_seen(journey.replica)
+            journey.learn_pace(event.output_tokens, now)
         self._end(event.call_id, (event.prompt_tokens, event.output_tokens), now, actions, speed_tps=event.speed_tps)
 
     def _left(self, event: Left, now: float, actions: list[Action]) -> None:
-        """In the fair queue a call that is left costs its tenant at least its time aboard. Else a client that always
-        leaves would take more of the seats than others: while its prompts are read, and until engines notice."""
         journey = self._journeys.get(event.call_id)
-        output_tokens, estimated_tokens = event.output_tokens, 0
-        if journey is not None and journey.replica is not None:
-            pool = journey.pool
-            if output_tokens is None:
-                estimated_tokens = pool.tokens_given(event.call_id, journey.replica, now)
-                if event.max_output_tokens is not None:
-                    estimated_tokens = min(estimated_tokens, event.max_output_tokens)
-                output_tokens = estimated_tokens
-            in_that_time = pool.pace.tokens(pool.seat_s(event.call_id, journey.replica, now))
-            pool.waiting.charge(journey.call, max(0, in_that_time - output_tokens))
-        tokens = (event.prompt_tokens, output_tokens or 0)
+        output_tokens, estimated_tokens = journey.tokens_left(event, now) if journey is not None else (0, 0)
+        tokens = (event.prompt_tokens, output_tokens)
         self._end(event.call_id, tokens, now, actions, estimated_tokens=estimated_tokens)
 
     def _failed(self, event: Failed, now: float, actions: list[Action]) -> None:
         journey = self._journeys.get(event.call_id)
         if journey is None or journey.replica is None:
             return
-        failed, journey.replica = journey.replica, None
-        journey.seat_us += journey.pool.free(journey.call.id, failed, now)
-        pool = journey.pool = journey.home
+        failed = journey.lose_engine(event, now)
+        pool = journey.pool
         if event.stage in ("preempted", "unsent"):
             waited_s = now - journey.arrived_at if event.stage == "unsent" else 0.0  # then it has only waited
-            hold_s = pool.waiting.hold(journey.call, now, journey.avoid, returned=False, waited_s=waited_s)
-            actions.append(Hold(event.call_id, hold_s))
+            # A flex call that has not begun waits as it did before.
+            is_returned = event.stage == "preempted" and journey.call.tier != "flex"
+            actions.append(Hold(event.call_id, journey.hold(now, returned=is_returned, waited_s=waited_s)))
             self._settle(pool, now, actions)
             return
-        journey.avoid.add(failed)
-        journey.engines_reached += event.stage == "waiting"
-        if journey.engines_reached >= MAX_ENGINES_REACHED:
-            self._refuse(journey, "engine_failed", now, actions)
-        elif event.stage == "full" and not pool.is_any_open(journey.avoid):
-            self._refuse(journey, "engine_full", now, actions)
+        if (reason := journey.refused_after(event.stage, failed)) is not None:
+            self._refuse(journey, reason, now, actions)
         else:
             self._board_or_hold(journey, now, actions, returned=True)
         self._settle(pool, now, actions)
@@ -247,8 +229,8 @@ class Machine:
             self._replica_gone(ReplicaRemoved(name), now, actions)
         self._pool_of_replica[name] = pool
         pool.replica_up(event.replica, now)
-        for call_id in pool.waiting.returned:
-            self._journeys[call_id].avoid.discard(name)
+        for held in (held for calls in pool.waiting.all_returned() for held in calls):
+            self._journeys[held.call.id].avoid.discard(name)
         self._settle(pool, now, actions)
 
     def _replica_known(self, event: ReplicaKnown, now: float, _actions: list[Action]) -> None:
@@ -306,6 +288,9 @@ class Machine:
             for call in pool.waiting.expired(now):
                 reason: RefusalReason = "hold_timeout" if pool.open_replicas else "no_replica"
                 journey = self._journeys[call.id]
+                if journey.has_begun:
+                    self._end_pause(journey, reason, now, actions)
+                    continue
                 if call.tier in EXPRESS:
                     pool.express_waited(now - journey.arrived_at, now)
                 self._refuse_or_downgrade(journey, reason, now, actions)
@@ -328,11 +313,12 @@ class Machine:
         elif pool.waiting.is_full(call) and not returned:
             self._refuse_or_downgrade(journey, "full", now, actions)
         else:
-            actions.append(Hold(call.id, pool.waiting.hold(call, now, journey.avoid, returned=returned)))
+            actions.append(Hold(call.id, journey.hold(now, returned=returned)))
 
     def _board(self, journey: Journey, now: float) -> Board:
         call, replica = journey.call, journey.replica
         assert replica is not None
+        journey.boarded_at = now
         floor_tps = journey.pool.floor_tps(call.model, call.tier)
         if floor_tps and not journey.seat_us:
             journey.pool.express_waited(now - journey.arrived_at, now)
@@ -350,6 +336,7 @@ class Machine:
     def _preempt(self, call_ids: Iterable[str], actions: list[Action]) -> None:
         for call_id in call_ids:
             journey = self._journeys[call_id]
+            journey.is_leaving = True
             journey.call = replace(journey.call, moves=journey.call.moves + 1)  # set now: its replica may fail first
             actions.append(Preempt(call_id))
 
@@ -363,6 +350,16 @@ class Machine:
         self._downgrade(journey, reason, now, actions)
         # A call that must avoid a replica waits outside the queue, so that it does not delay the calls behind it.
         self._board_or_hold(journey, now, actions, returned=bool(journey.avoid))
+
+    def _end_pause(self, journey: Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
+        """A stream that has begun found no seat in time. If it had a floor it may take any seat, but only at once."""
+        if journey.call.tier in EXPRESS:
+            self._downgrade(journey, reason, now, actions)
+        journey.replica = journey.pool.seat(journey.call, journey.avoid, now)
+        if journey.replica is not None:
+            actions.append(self._board(journey, now))
+        else:
+            self._refuse(journey, reason, now, actions)
 
     def _downgrade(self, journey: Journey, reason: RefusalReason, now: float, actions: list[Action]) -> None:
         journey.uncount_express(now)

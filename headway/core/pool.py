@@ -312,11 +312,6 @@ class Pool:
             return self.pace.tokens(state.seat_s(call_id, now))
         return state.tokens_given(call_id, now)
 
-    def seat_s(self, call_id: str, replica: str, now: float) -> float:
-        """How long the call has taken its seats, added up."""
-        state = self.doors.replicas.get(replica)
-        return state.seat_s(call_id, now) if state is not None and call_id in state.aboard else 0.0
-
     def _leave(self, state: ReplicaState, call_id: str, now: float) -> tuple[Stream, int]:
         self.preemption.left(call_id, state)
         stream, seat_us = state.leave(call_id, now)

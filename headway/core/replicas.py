@@ -15,7 +15,7 @@ from typing import Final
 from headway.core.fare import SeatTime
 from headway.core.feedback import Feedback
 from headway.core.pace import Pace
-from headway.core.types import Call, Replica
+from headway.core.types import MAX_MOVES, Call, Replica
 
 LOOKED_AT: Final = 4  # replicas of a bucket, if the first cannot take a call
 
@@ -195,7 +195,7 @@ class ReplicaState:
         if floor_tps:
             self.express[floor_tps] = self.express.get(floor_tps, 0) + call.choices
             self.express_seats += call.choices
-        elif call.tier == "flex" and not call.moves:
+        elif call.tier == "flex" and call.moves < (MAX_MOVES if call.is_continuable else 1):
             self.flex[call.id] = call.choices
 
     def leave(self, call_id: str, now: float) -> tuple[Stream, int]:

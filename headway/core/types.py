@@ -22,6 +22,8 @@ TIERS: tuple[Tier, ...] = get_args(Tier)  # in the order in which their held cal
 EXPRESS: Final[tuple[Tier, ...]] = ("ultrafast", "fast")  # the tiers with a promised floor
 Stage = Literal["connect", "full", "waiting", "streaming", "preempted", "unsent"]
 MIN_TOKENS_FOR_PROMISE = 16  # a shorter answer is too short to measure its speed
+MAX_MOVES = 2  # how often a stream may be taken off a replica or lose it, and go on at another one
+MAX_PAUSE_S = 5.0  # for which a stream that has begun may wait for a seat elsewhere
 TICK_S = 0.1  # the drivers send Ticked this often
 
 
@@ -123,7 +125,8 @@ class Arrived:
 class Adopted:
     """A driver says where one of its calls is: aboard `replica`, or held if that is None. A core that has just taken
     over learns its calls this way. If it knows the call, what the driver says replaces it: an action may have been lost
-    between them. `call` is as it is served now, and `reason` says why that differs from what was asked."""
+    between them. `call` is as it is served now, with the prompt that came, and `reason` says why that differs from what
+    was asked. A call that is delivering and held is paused: it is to go on, and `waited_s` is since its last token."""
 
     call: Call
     replica: str | None = None

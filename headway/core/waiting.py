@@ -1,14 +1,16 @@
 """The calls that wait for a seat of one pool, and their order.
 
-Calls whose engine failed come first, then the tiers from fastest to slowest. Within a tier the order is fair between
-tenants, whichever of the pool's models they request. The offer sets how many calls may be held, and for how long.
-pool.py knows which seats are free.
+The tiers are in the order from fastest to slowest. *Returned* calls come first: those whose engine failed or that were
+taken off it, those with a floor before the held calls with a floor, the others before the held calls without one.
+Within a tier the order is fair between tenants, whichever of the pool's models they request. The offer sets how many
+calls may be held, and for how long. pool.py knows which seats are free.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Set
+from itertools import chain
 
 from headway.core.fairness import FairQueue, HeldCall
 from headway.core.learnt import LearntQueue, LearntWaiting, within
@@ -19,7 +21,8 @@ MAX_RETRY_AFTER_S = 60
 
 class WaitingRoom:
     def __init__(self, offers: dict[str, Offer]) -> None:
-        self.returned: OrderedDict[str, HeldCall] = OrderedDict()  # calls whose engine failed; tried before all others
+        self.returned: dict[Tier, OrderedDict[str, HeldCall]] = {tier: OrderedDict() for tier in TIERS}
+        self.returned_seats = 0  # that the returned calls without a floor need
         self.queues: dict[Tier, FairQueue] = {}  # the fastest first, flex last
         self.change(offers)
         self._pace_s = 1.0  # smoothed time between two freed seats
@@ -33,7 +36,7 @@ class WaitingRoom:
 
     @property
     def held(self) -> int:
-        return len(self.returned) + sum(len(queue) for queue in self.queues.values())
+        return sum(map(len, self.returned.values())) + sum(map(len, self.queues.values()))
 
     @property
     def express_seats(self) -> int:
@@ -48,38 +51,46 @@ class WaitingRoom:
 
     def all_held(self) -> list[HeldCall]:
         """Those of each queue in the order in which they came."""
-        return [*self.returned.values(), *(held for queue in self.queues.values() for held in queue)]
+        return [*chain.from_iterable(self.all_returned()), *chain.from_iterable(self.queues.values())]
+
+    def all_returned(self) -> list[list[HeldCall]]:
+        """The returned calls, by tier."""
+        return [list(calls.values()) for calls in self.returned.values() if calls]
 
     def is_held(self, call: Call) -> bool:
-        return call.id in self.returned or call.id in self.queues[call.tier]
+        return call.id in self.returned[call.tier] or call.id in self.queues[call.tier]
 
     def is_anyone_held(self, tier: Tier) -> bool:
-        """Whether a call of this tier, or any call whose engine failed, is held."""
-        return bool(self.returned) or len(self.queues[tier]) > 0
+        """Whether a call of this tier, or any returned call, is held."""
+        return any(self.returned.values()) or len(self.queues[tier]) > 0
 
     def is_full(self, call: Call) -> bool:
         max_held = self._offers[call.model].tiers[call.tier].max_held
         return self.queues[call.tier].by_model.get(call.model, 0) >= max_held
 
-    def hold(self, call: Call, now: float, avoid: Set[str], *, returned: bool, waited_s: float = 0.0) -> float:
-        """Hold the call, which has waited for so long already. Returns for how much longer."""
-        max_hold_s = max(0.0, self._offers[call.model].tiers[call.tier].max_hold_s - waited_s)
-        held = HeldCall(call, now + max_hold_s, avoid)
+    def max_hold_s(self, call: Call) -> float:
+        return self._offers[call.model].tiers[call.tier].max_hold_s
+
+    def hold(self, call: Call, until: float, avoid: Set[str], *, returned: bool) -> None:
+        held = HeldCall(call, until, avoid)
         if returned:
-            self.returned[call.id] = held
+            self.returned[call.tier][call.id] = held
+            self._count_returned(call, +1)
         else:
             self.queues[call.tier].push(held)
-        return max_hold_s
 
     def drop(self, call: Call) -> None:
-        if not self.queues[call.tier].remove(call.id):
-            self.returned.pop(call.id, None)
+        if not self.queues[call.tier].remove(call.id) and self.returned[call.tier].pop(call.id, None) is not None:
+            self._count_returned(call, -1)
+
+    def _count_returned(self, call: Call, change: int) -> None:
+        self.returned_seats += 0 if call.tier in EXPRESS else change * call.choices
 
     def expired(self, now: float) -> list[Call]:
         """Remove and return the held calls whose deadline has passed."""
-        due = [held.call for held in self.returned.values() if held.until <= now]
+        due = [held.call for calls in self.returned.values() for held in calls.values() if held.until <= now]
         for call in due:
-            del self.returned[call.id]
+            self.drop(call)
         return due + [call for queue in self.queues.values() for call in queue.expired(now)]
 
     # --- tokens served to tenants ---

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 
-from headway.core.machine import MAX_ENGINES_REACHED, Machine
+from headway.core.journey import MAX_ENGINES_REACHED
+from headway.core.machine import Machine
 from headway.core.types import (
     Action,
     Arrived,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from dataclasses import replace
 from math import inf
 
 import pytest
@@ -21,7 +22,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from headway.core.boarding import SET_ASIDE, TRIED_AGAIN
+from headway.core.boarding import RETURNED, SET_ASIDE, TRIED_AGAIN
 from headway.core.curve import Curve
 from headway.core.learnt import (
     Learnt,
@@ -39,6 +40,8 @@ from headway.core.machine import Machine
 from headway.core.pool import Pool
 from headway.core.types import (
     EXPRESS,
+    MAX_MOVES,
+    MAX_PAUSE_S,
     TIERS,
     Adopted,
     Arrived,
@@ -196,6 +199,10 @@ class Walk(RuleBasedStateMachine):
         self.boarded: set[str] = set()  # at least once
         self.arrivals: list[str] = []
         self.delivering: set[str] = set()
+        self.tokens = Counter[str]()  # delivered, of the continuable calls
+        self.lost_at = Counter[str]()  # of these, when the last engine was lost
+        self.paused_at: dict[str, float] = {}
+        self.moves = Counter[str]()
         self.was_preempted: set[str] = set()
         self.being_preempted: set[str] = set()
         self.is_misled = False  # by another core
@@ -227,7 +234,10 @@ class Walk(RuleBasedStateMachine):
                     self.where[call_id] = replica
                     self.deadline.pop(call_id, None)
                 case Hold(for_s=for_s):
+                    paused_at = self.paused_at.get(call_id)
                     max_hold_s = self.policy(call_id).max_hold_s
+                    if paused_at is not None:
+                        max_hold_s = max(0.0, MAX_PAUSE_S - (self.now - paused_at))
                     assert 0.0 <= for_s <= max_hold_s if isinstance(event, Adopted) else for_s == max_hold_s
                     self.where[call_id] = None
                     self.deadline[call_id] = self.now + for_s
@@ -237,6 +247,8 @@ class Walk(RuleBasedStateMachine):
                     self.deadline.pop(call_id, None)
                 case Refuse(retry_after_s=retry_after_s, reason=reason):
                     assert retry_after_s >= 1
+                    if call_id in self.paused_at:
+                        assert reason in ("engine_failed", "hold_timeout", "no_replica")
                     if reason == "too_many_choices":
                         assert self.choices(call_id) > self.most_choices(self.policy(call_id)) > 0
                     self.end(call_id, "refused")
@@ -246,7 +258,9 @@ class Walk(RuleBasedStateMachine):
                 case Preempt():
                     assert self.tier[call_id] == "flex"
                     assert self.where[call_id] is not None
-                    assert call_id not in self.delivering | self.was_preempted
+                    assert call_id not in self.delivering | self.being_preempted
+                    assert self.is_continuable(call_id) or call_id not in self.was_preempted
+                    self.moves[call_id] += 1
                     is_for_held = any(self.tier[held] in EXPRESS for held in self.deadline)
                     assert is_for_held or isinstance(event, ReplicaBehind), "preempted for nobody"
                     self.was_preempted.add(call_id)
@@ -272,6 +286,9 @@ class Walk(RuleBasedStateMachine):
     def policy(self, call_id: str) -> TierPolicy:
         """Of its model and tier: the one that is offered now, or was offered last."""
         return self.policies[self.calls_told[call_id].model, self.tier[call_id]]
+
+    def is_continuable(self, call_id: str) -> bool:
+        return self.calls_told[call_id].is_continuable and call_id not in self.delivering
 
     def choices(self, call_id: str) -> int:
         return self.calls_told[call_id].choices
@@ -341,11 +358,21 @@ class Walk(RuleBasedStateMachine):
         prompt_tokens=st.sampled_from([0, 0, 100, 5_000]),
         choices=st.sampled_from([1, 1, 1, 2, 3, 7]),
         overflows=st.booleans(),
+        goes_on=st.booleans(),
     )
     def arrive_one(
-        self, tier: Tier, model: str, tenant: str, falls_back: bool, prompt_tokens: int, choices: int, overflows: bool
+        self,
+        tier: Tier,
+        model: str,
+        tenant: str,
+        falls_back: bool,
+        prompt_tokens: int,
+        choices: int,
+        overflows: bool,
+        goes_on: bool,
     ) -> str:
-        return self.arrive(tier, model, tenant, prompt_tokens, choices, falls_back=falls_back, overflows=overflows)
+        call = Call("", model, tier, tenant, falls_back, "", goes_on, 0, prompt_tokens, choices, overflows)
+        return self.arrive(call)
 
     @rule(
         target=calls, tier=st.sampled_from(["fast", "standard"]), does_not_fit=st.sampled_from([(2_000_000, 1), (0, 3)])
@@ -354,27 +381,16 @@ class Walk(RuleBasedStateMachine):
         """A tenant sends more calls that do not fit than are tried in one step."""
         prompt_tokens, choices = does_not_fit
         tries = range(SET_ASIDE + TRIED_AGAIN)
-        return multiple(*[self.arrive(tier, "m", "many", prompt_tokens, choices, falls_back=False) for _ in tries])
+        call = Call("", "m", tier, "many", prompt_tokens=prompt_tokens, choices=choices)
+        return multiple(*[self.arrive(replace(call)) for _ in tries])
 
-    def arrive(
-        self,
-        tier: Tier,
-        model: str,
-        tenant: str,
-        prompt_tokens: int,
-        choices: int,
-        *,
-        falls_back: bool,
-        overflows: bool = False,
-    ) -> str:
-        call_id = f"c{len(self.arrivals)}"
+    def arrive(self, call: Call) -> str:
+        call_id = call.id = f"c{len(self.arrivals)}"
         self.arrivals.append(call_id)
-        call = Call(call_id, model, tier, tenant, falls_back, prompt_tokens=prompt_tokens, choices=choices)
-        call.may_overflow = overflows
-        self.calls_told[call_id], self.tier[call_id] = call, tier
+        self.calls_told[call_id], self.tier[call_id] = call, call.tier
         self.tell(Arrived(call))
         if call_id not in self.ended:
-            assert choices == 1 or choices <= (self.most_choices(self.policy(call_id)) or choices)
+            assert call.choices == 1 or call.choices <= (self.most_choices(self.policy(call_id)) or call.choices)
         return call_id
 
     @rule(call_id=consumes(calls), leaves=st.booleans(), speed_tps=st.sampled_from([None, 1.0, 25.0, 50.0, 100.0]))
@@ -385,11 +401,16 @@ class Walk(RuleBasedStateMachine):
         self.end(call_id, "left" if leaves else "finished")
         self.tell(Left(call_id, 3, 2) if leaves else Finished(call_id, 3, 5, speed_tps))
 
-    @rule(target=calls, call_id=consumes(calls))
-    def deliver(self, call_id: str) -> str:
-        if self.where.get(call_id) is not None and call_id not in self.being_preempted:
-            self.delivering.add(call_id)
-            self.tell(Delivering(call_id))
+    @rule(target=calls, call_id=consumes(calls), is_fixed=st.sampled_from([False, False, True]))
+    def deliver(self, call_id: str, is_fixed: bool) -> str:
+        """A continuable call goes on elsewhere if it must, until the driver says that it can no longer."""
+        replica = self.where.get(call_id)
+        if replica is not None and call_id not in self.being_preempted:
+            if self.is_continuable(call_id) and not is_fixed and replica != OVERFLOW:
+                self.tokens[call_id] += 5
+            else:
+                self.delivering.add(call_id)
+                self.tell(Delivering(call_id))
         return call_id
 
     @rule()
@@ -397,8 +418,16 @@ class Walk(RuleBasedStateMachine):
         """The engines let go of those that were preempted."""
         for call_id in sorted(self.being_preempted):
             self.being_preempted.discard(call_id)
-            self.where[call_id] = None
-            self.tell(Failed(call_id, "preempted"))
+            self.lose_engine(call_id, "preempted")
+
+    def lose_engine(self, call_id: str, stage: Stage) -> None:
+        """The call is to go on elsewhere."""
+        tokens = self.tokens[call_id]
+        if tokens and (call_id not in self.paused_at or tokens > self.lost_at[call_id]):
+            self.paused_at[call_id] = self.now
+        self.lost_at[call_id] = tokens
+        self.where[call_id] = None
+        self.tell(Failed(call_id, stage, tokens))
 
     @rule(target=calls, call_id=consumes(calls), stage=st.sampled_from(["connect", "full", "waiting"]))
     def fail_call(self, call_id: str, stage: Stage) -> object:
@@ -483,23 +512,26 @@ class Walk(RuleBasedStateMachine):
 
     def lose(self, call_id: str, stage: Stage) -> None:
         """The call's engine failed it. With part of its answer delivered it is over."""
-        self.being_preempted.discard(call_id)
         if call_id in self.delivering:
             self.end(call_id, "left")
             self.tell(Left(call_id, 3, 2))
-        else:
-            self.where[call_id] = None
-            self.tell(Failed(call_id, stage))
+            return
+        if self.tokens[call_id] and stage == "waiting":
+            stage = "streaming"
+            self.moves[call_id] += call_id not in self.being_preempted
+        self.being_preempted.discard(call_id)
+        self.lose_engine(call_id, stage)
 
     @precondition(lambda self: self.where)
     @rule(data=st.data(), is_lost=st.booleans())
     def a_driver_says_where_its_call_is(self, data: st.DataObject, is_lost: bool) -> None:
         """It agrees with core, or the action that boarded the call was lost on the way: then it is held again."""
         call_id = data.draw(st.sampled_from(sorted(self.where)), label="call")
-        call = self.machine._journeys[call_id].call
-        where = self.where[call_id]
+        journey = self.machine._journeys[call_id]
+        call, where = replace(journey.call, prompt_tokens=journey.prompt_tokens), self.where[call_id]
+        has_new_tokens = self.tokens[call_id] > self.lost_at[call_id]
         is_open = where in self.open or (where == OVERFLOW and self.overflow_seats)
-        if is_lost and is_open and call_id not in self.being_preempted | self.delivering:
+        if is_lost and is_open and call_id not in self.being_preempted | self.delivering and not has_new_tokens:
             self.where[call_id] = None
             self.boarded_again.add(call_id)
             self.tell(Adopted(call, None))
@@ -579,12 +611,21 @@ class Walk(RuleBasedStateMachine):
     @invariant()
     def nobody_waits_past_the_deadline(self) -> None:
         assert all(until > self.now for until in self.deadline.values())
+        assert all(self.deadline.get(one, 0.0) <= at + MAX_PAUSE_S + 1e-9 for one, at in self.paused_at.items())
+
+    @invariant()
+    def no_stream_is_moved_too_often(self) -> None:
+        assert max(self.moves.values(), default=0) <= MAX_MOVES + 1
+        for call_id in self.where:
+            assert self.machine._journeys[call_id].call.moves == self.moves[call_id] <= MAX_MOVES
 
     def is_tried_in_each_step(self, call_id: str) -> bool:
         """A call that must avoid a replica and was set aside may have to wait its turn (boarding.py)."""
         waiting = self.machine.pools["p"].waiting
-        is_short = len(waiting.queues[self.tier[call_id]]) <= TRIED_AGAIN
-        return is_short or call_id in waiting.returned or not self.machine._journeys[call_id].avoid
+        tier = self.tier[call_id]
+        if call_id in waiting.returned[tier]:
+            return len(waiting.returned[tier]) <= RETURNED
+        return len(waiting.queues[tier]) <= TRIED_AGAIN or not self.machine._journeys[call_id].avoid
 
     @invariant()
     def no_standard_call_is_held_beside_an_open_seat_on_a_heavy_replica(self) -> None:
@@ -623,7 +664,8 @@ class Walk(RuleBasedStateMachine):
                 taken[stream.call.model, stream.call.tier] += stream.call.choices
         assert +pool.taken == taken
         assert pool.waiting.held == len(self.deadline)
-        uncounted = pool.waiting.returned.keys() | self.was_preempted | self.boarded_again | self.held_at_a_change
+        returned = {held.call.id for calls in pool.waiting.all_returned() for held in calls}
+        uncounted = returned | self.was_preempted | self.boarded_again | self.held_at_a_change
         in_line = [one for one in self.deadline if one not in uncounted]
         for call_id in in_line:
             model, tier = self.calls_told[call_id].model, self.tier[call_id]

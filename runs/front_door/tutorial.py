@@ -30,7 +30,7 @@ INSTALLED = re.compile(r"[12]/5.*?ready after ([\d.]+) s", re.DOTALL)  # the eng
 OFFERS_CALLS = re.compile(r"Ctrl-C stops the gateway and the engines")
 CURL = re.compile(r"^(for tier in standard fast; do curl .*?; done)\s*$", re.MULTILINE)
 KEY = re.compile(r"\bhw-[\w-]{20,}")
-SERVES = re.compile(r"http://127\.0\.0\.1:8000")
+SERVES = re.compile(r"listens on port 8000")
 
 
 class WentWrong(Exception):

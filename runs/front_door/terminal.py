@@ -83,7 +83,11 @@ class Terminal:
         return self.wait_done(STOP_S)
 
     def close(self) -> None:
-        """End the shell and what runs in it."""
+        """End the shell and what runs in it. A server would take the end of its terminal for an order to read its
+        configuration again."""
+        with suppress(TimedOut, OSError):
+            self.output = ""
+            self.interrupt()
         os.close(self._terminal)  # the kernel sends SIGHUP to what runs there
         until = time.monotonic() + STOP_S
         while os.waitpid(self._pid, os.WNOHANG) == (0, 0):

@@ -78,7 +78,7 @@ def _has_room(pool: Pool, tier: Tier, now: float) -> bool:
     that any offer promises in this tier."""
     doors = pool.doors
     if tier not in EXPRESS:
-        return doors.free_heavy > 0 or doors.free_retiring > 0 or pool.spare(now) > 0
+        return doors.free_heavy > 0 or doors.free_retiring > 0 or pool.finder.spare(now) > 0
     floor_tps = pool.loosest[tier]
     if any(state.load < state.caps[floor_tps] for state in doors.light.from_highest(frozenset())):
         return True

@@ -12,12 +12,16 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Set
+from itertools import chain, islice
+from typing import Final
 
 from headway.core.replicas import BucketQueue, ReplicaState
 
+LOOKED_AT: Final = 8  # replicas that are compared, at most
+
 
 class Doors:
-    def __init__(self, standard_share: float) -> None:
+    def __init__(self, standard_share: float, *, moves_streams: bool = False) -> None:
         self.replicas: dict[str, ReplicaState] = {}
         self.open_replicas = 0
         self.light_replicas = 0  # except those that are draining
@@ -32,13 +36,19 @@ class Doors:
         self.heavy_by_free = BucketQueue()  # heavy and open, by free seats; full ones are in bucket 0
         self.light = BucketQueue()  # light, open, not retiring, with a free light seat, by free seats
         self.retiring = BucketQueue()  # retiring and open, by free seats
+        self.retiring_by_express = BucketQueue()  # the same, by the seats that streams with a floor take
         self.free_retiring = 0  # free light seats of open replicas that retire
         self._by_express = BucketQueue()  # light, open, not retiring, with express streams aboard, by their seats
-        self.light_with_flex: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, with a flex call to preempt
+        # Light, open, not retiring, with a call that may make way for one with a floor, by how many streams must leave
+        # before a seat is free.
+        self.removable = BucketQueue()
+        self.coming = 0  # light seats that will be free when the calls that are being preempted have left
         self.idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, no express stream aboard
         self.full_heavy: OrderedDict[str, ReplicaState] = OrderedDict()  # heavy, open and full, and could be light
         self.draining: set[str] = set()
+        self.draining_movable: OrderedDict[str, ReplicaState] = OrderedDict()  # draining, with calls that may leave
         self.standard_share = standard_share
+        self.moves_streams = moves_streams
         self._placed = 0
 
     # --- replicas come and go ---
@@ -68,6 +78,7 @@ class Doors:
         self.set_light(state, now, value=False)
         self._count_light(state)
         self.draining.discard(name)
+        self.draining_movable.pop(name, None)
         del self.replicas[name]
 
     def _set_open(self, state: ReplicaState, now: float, *, value: bool) -> None:
@@ -103,14 +114,12 @@ class Doors:
     def provide(self, wanted: int, now: float) -> None:
         """Make replicas light or heavy until there are as many light seats, taken or ready, as wanted, if possible."""
         while self.light_seats - self.emptying_seats < wanted:
-            state = next(self.retiring.from_highest(frozenset()), None)
-            if state is None:
+            if (state := self._next_called_back()) is None:
                 break
             state.retiring = False
             self.place(state, now)
         while self.light_seats < wanted and self.may_another_be_light:
-            state = self.emptiest_heavy() or next(iter(self.full_heavy.values()), None)
-            if state is None:
+            if (state := self._next_light()) is None:
                 break
             self.set_light(state, now, value=True)
             self.place(state, now)
@@ -127,6 +136,20 @@ class Doors:
             least.retiring = True
             self.place(least, now)
 
+    def _next_called_back(self) -> ReplicaState | None:
+        """The retiring replica that takes express calls again: the one with the most free seats, or if those of other
+        calls can be had at once, the one that would have been light for longest."""
+        queue = self.retiring_by_express if self.moves_streams else self.retiring
+        return next(queue.from_highest(frozenset()), None)
+
+    def _next_light(self) -> ReplicaState | None:
+        """The heavy replica whose doors are closed next. If its streams can move, of a few it is the one with the
+        fewest streams that cannot, then the fewest that must leave, then the least that they read again."""
+        if not self.moves_streams:
+            return self.emptiest_heavy() or next(iter(self.full_heavy.values()), None)
+        few = islice(chain(self.heavy.from_lowest(), self.full_heavy.values()), LOOKED_AT)
+        return min(few, key=_cost_of_emptying, default=None)
+
     def set_light(self, state: ReplicaState, now: float, *, value: bool) -> None:
         """The caller must call `place` afterwards."""
         if state.light != value:
@@ -141,6 +164,10 @@ class Doors:
         state.retiring = state.retiring and state.light
         if state.light or state.counted_seats or state.counted_replicas:
             self._count_light(state)
+        if state.draining and (state.movable or state.movable_express):
+            self.draining_movable[state.replica.name] = state
+        elif self.draining_movable:
+            self.draining_movable.pop(state.replica.name, None)
         if not state.open:
             return
         state.free = max(0, state.limit - state.load)
@@ -150,14 +177,16 @@ class Doors:
             if state.retiring:
                 self.free_retiring += state.free
                 self.retiring.put(state, state.free)
+                self.retiring_by_express.put(state, state.express_seats)
+                state.retiring_bucket = state.express_seats
             elif state.free:
                 self.light.put(state, state.free)
                 self.ready += state.free
             state.express_bucket = 0 if state.retiring else state.express_seats
             if state.express_bucket:
                 self._by_express.put(state, state.express_bucket)
-            if state.flex and not state.retiring:
-                self.light_with_flex[state.replica.name] = state
+            if not state.retiring:
+                self._place_removable(state)
             if not state.express_seats:
                 self.idle_light[state.replica.name] = state
         else:
@@ -171,6 +200,15 @@ class Doors:
                 self.free_heavy += state.free
             elif state.light_seats:
                 self.full_heavy[state.replica.name] = state
+
+    def _place_removable(self, state: ReplicaState) -> None:
+        state.is_among_removable = bool(state.flex or (self.moves_streams and state.movable))
+        if state.is_among_removable:
+            state.removable_bucket = max(0, state.staying - state.limit)
+            self.removable.put(state, state.removable_bucket)
+        if state.leaving:
+            state.counted_coming = max(0, state.limit - state.staying) - state.free
+            self.coming += state.counted_coming
 
     def _take_out(self, state: ReplicaState) -> None:
         if state.is_among_heavy:
@@ -186,25 +224,38 @@ class Doors:
             if state.is_among_retiring:
                 self.free_retiring -= state.free
                 self.retiring.take(state, state.free)
+                self.retiring_by_express.take(state, state.retiring_bucket)
             elif state.free:
                 self.light.take(state, state.free)
                 self.ready -= state.free
             if state.express_bucket:
                 self._by_express.take(state, state.express_bucket)
-            self.light_with_flex.pop(state.replica.name, None)
+            if state.is_among_removable:
+                state.is_among_removable = False
+                self.removable.take(state, state.removable_bucket)
+            self.coming -= state.counted_coming
+            state.counted_coming = 0
             self.idle_light.pop(state.replica.name, None)
         state.free = 0
 
     def _count_light(self, state: ReplicaState) -> None:
         """Update the counts of light replicas and light seats. A draining replica takes no calls: only the seats taken
-        by its express streams are counted, and another replica may be light in its place."""
+        by its express streams are counted, and another replica may be light in its place. The same for a replica that
+        retires; but if streams move, those seats should be had elsewhere, so that it need not stay light for them."""
         replicas = seats = emptying = 0
         if state.light:
             replicas = 0 if state.draining else 1
-            seats = state.express_seats if state.draining or state.retiring else state.light_seats
+            seats = state.light_seats
+            if state.draining or state.retiring:
+                seats = 0 if state.retiring and self.moves_streams else state.express_seats
             emptying = max(0, seats - state.express_seats) if state.load > state.light_seats else 0
         self.emptying_seats += emptying - state.counted_emptying
         state.counted_emptying = emptying
         self.light_replicas += replicas - state.counted_replicas
         self.light_seats += seats - state.counted_seats
         state.counted_replicas, state.counted_seats = replicas, seats
+
+
+def _cost_of_emptying(state: ReplicaState) -> tuple[int, int, int]:
+    fixed = state.load - sum(state.movable.values())
+    return max(0, fixed - state.light_seats), max(0, state.load - state.light_seats), state.context

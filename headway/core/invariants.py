@@ -16,7 +16,7 @@ from headway.core.fare import FINE
 from headway.core.journey import Journey
 from headway.core.pool import Pool
 from headway.core.replicas import ReplicaState
-from headway.core.types import EXPRESS
+from headway.core.types import EXPRESS, MAX_MOVES
 
 
 def check_pool(pool: Pool, now: float) -> None:
@@ -27,9 +27,13 @@ def check_pool(pool: Pool, now: float) -> None:
     _check_counts(pool.doors)
     leaving = sum(sum(state.leaving.values()) for state in states)
     assert pool.preemption.leaving == leaving, "seats of preempted calls are miscounted"
+    with_floor = sum(s.leaving[call_id] for s in states for call_id in s.leaving if s.aboard[call_id].floor_tps)
+    assert pool.preemption.leaving_express == with_floor, "seats of preempted calls with a floor are miscounted"
+    returned = sum(one.call.choices for calls in pool.waiting.all_returned() for one in calls if not _has_floor(one))
+    assert pool.waiting.returned_seats == returned, "seats that returned calls need are miscounted"
     _check_seat_time(pool)
-    for returned in pool.waiting.all_returned():
-        _check_held(pool, returned if len(returned) <= RETURNED else [], now)
+    for calls in pool.waiting.all_returned():
+        _check_held(pool, calls if len(calls) <= RETURNED else [], now)
     for queue in pool.waiting.queues.values():
         queue.check(now)
         is_short = len(queue) <= TRIED_AGAIN  # boarding.py
@@ -65,9 +69,18 @@ def _check_replica(state: ReplicaState, promised_floors: Set[float]) -> None:
     assert state.express == by_floor, f"{name} carries {by_floor} by floor, not {state.express}"
     assert state.express_seats == sum(by_floor.values()), f"{name} miscounts its streams with a floor"
     assert state.light or not state.express, f"{name} is heavy and carries streams with a floor"
-    for call_id, seats in (*state.flex.items(), *state.leaving.items()):
+    movable = state.movable | state.movable_express
+    for call_id, seats in (*state.flex.items(), *movable.items(), *state.leaving.items()):
         assert seats == state.aboard[call_id].call.choices, f"{name} miscounts the seats of {call_id}"
-    assert not state.flex.keys() & state.leaving.keys(), f"{name} would preempt a call twice"
+    removable = state.flex.keys() | movable.keys()
+    assert not removable & state.leaving.keys(), f"{name} would preempt a call twice"
+    can_move = {
+        call_id
+        for call_id, stream in state.aboard.items()
+        if stream.call.is_continuable and stream.call.moves < MAX_MOVES
+    }
+    assert movable.keys() <= can_move, f"{name} would move a call that cannot go on elsewhere"
+    assert state.leaving_seats == sum(state.leaving.values()), f"{name} miscounts the seats of calls that leave"
     light_seats = max([state.caps[floor_tps] for floor_tps in promised_floors], default=0)
     assert state.light_seats == light_seats, f"{name} has other light seats than its caps allow"
     assert state.time.seats == state.replica.seats, f"{name} shares its time between other seats than it has"
@@ -90,8 +103,10 @@ def _check_place(state: ReplicaState, doors: Doors) -> None:
     assert (state in doors.light) == (is_for_express and has_free), f"{name} is wrongly among the light replicas"
     assert (state in doors.retiring) == (is_light and state.retiring), f"{name} is wrongly among the retiring replicas"
     assert (name in doors.idle_light) == (is_light and not state.express), f"{name} is wrongly among the idle ones"
-    has_flex = is_for_express and bool(state.flex)
-    assert (name in doors.light_with_flex) == has_flex, f"{name} is wrongly among those with calls to preempt"
+    has_removable = is_for_express and bool(state.flex or (doors.moves_streams and state.movable))
+    assert (state in doors.removable) == has_removable, f"{name} is wrongly among those with calls to preempt"
+    has_movable = state.draining and bool(state.movable or state.movable_express)
+    assert (name in doors.draining_movable) == has_movable, f"{name} is wrongly among those whose streams may leave"
     assert (name in doors.draining) == state.draining, f"{name} is wrongly among the draining ones"
 
 
@@ -116,6 +131,12 @@ def _check_counts(doors: Doors) -> None:
         if not state.retiring and state.load > state.light_seats
     )
     assert doors.emptying_seats == emptying, "seats of replicas that empty are miscounted"
+    coming = sum(
+        max(0, state.limit - state.load + sum(state.leaving.values())) - max(0, state.limit - state.load)
+        for state in light
+        if state.open and not state.retiring
+    )
+    assert doors.coming == coming, "light seats of calls that leave are miscounted"
     assert doors.ready == ready, "free light seats are miscounted"
     assert doors.free_retiring == retiring, "free seats of retiring replicas are miscounted"
     assert doors.free_heavy == sum(free.values()) - ready - retiring, "free seats are miscounted"
@@ -136,9 +157,13 @@ def _check_seat_time(pool: Pool) -> None:
     assert pool.reserve_us >= 0, "the reserve has paid for calls"
 
 
+def _has_floor(held: HeldCall) -> bool:
+    return held.call.tier in EXPRESS
+
+
 def _check_held(pool: Pool, held: list[HeldCall], now: float) -> None:
     """Check that no call without a floor is held while a heavy replica has seats for it. Light seats are not checked:
     whether a call may take them depends on the time."""
     for one in held:
-        if one.call.tier not in EXPRESS and (state := pool.heavy_seat(one.call, one.avoid, now)) is not None:
+        if one.call.tier not in EXPRESS and (state := pool.finder.heavy_seat(one.call, one.avoid, now)) is not None:
             raise AssertionError(f"{one.call.id} is held while {state.replica.name} has seats for it")

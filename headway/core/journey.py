@@ -126,7 +126,7 @@ class Journey:
             self.pool.waiting.drop(self.call)
         else:
             speed_tps = None if self.call.moves else speed_tps
-            self.seat_us += self.pool.free(self.call.id, self.replica, now, speed_tps)
+            self.seat_us += self.pool.free(self.call.id, self.replica, now, speed_tps, has_ended=True)
         self.uncount_express(now)
 
     # --- how much the call was given ---
@@ -135,7 +135,7 @@ class Journey:
         """The call was served to its end, aboard."""
         assert self.replica is not None
         self.pool.pace.learn(output_tokens, self.call.choices, self._seat_s(now))
-        self.pool.answer_seen(self.replica)
+        self.pool.answer_seen(self.replica, now)
 
     def tokens_left(self, event: Left, now: float) -> tuple[int, int]:
         """The output tokens of a call that is left, and how many of them are an estimate.

@@ -1,4 +1,5 @@
-"""How many output tokens a seat gives in a second, and how many an answer has, by the calls served to their end.
+"""How many output tokens a seat gives in a second, and how many an answer has, by the calls served to their end; and
+how many seats are freed in a second.
 
 A seat is also taken while a prompt is read, and until an engine notices that a client has left. So the time that a call
 was aboard says more about what it cost others than the tokens that came of it.
@@ -6,6 +7,7 @@ was aboard says more about what it cost others than the tokens that came of it.
 
 from __future__ import annotations
 
+from math import exp
 from typing import Final
 
 from headway.core.learnt import LearntPace, within
@@ -15,6 +17,7 @@ from headway.core.learnt import LearntPace, within
 UNKNOWN_TPS: Final = 40.0
 FIRST_ANSWER_TOKENS: Final = 300.0
 KEPT: Final = 0.99  # of the past, with each call
+FREED_WITHIN_S: Final = 2.0
 
 
 class Pace:
@@ -40,3 +43,18 @@ class Pace:
     def tokens(self, seat_s: float) -> int:
         """The output tokens of this time aboard."""
         return int(seat_s * (self._tokens / self._seat_s if self._seat_s > 0 else UNKNOWN_TPS))
+
+
+class FreedSeats:
+    """The seats freed in a second, over the last few seconds."""
+
+    def __init__(self) -> None:
+        self._per_s = 0.0
+        self._at = 0.0
+
+    def add(self, seats: int, now: float) -> None:
+        self._per_s = self.per_s(now) + seats / FREED_WITHIN_S
+        self._at = now
+
+    def per_s(self, now: float) -> float:
+        return self._per_s * exp((self._at - now) / FREED_WITHIN_S)

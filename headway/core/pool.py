@@ -24,11 +24,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Set
-from typing import Final
 
 from headway.core.caps import Caps
 from headway.core.doors import Doors
 from headway.core.fare import SeatTime
+from headway.core.finder import Finder
 from headway.core.learnt import LearntPool
 from headway.core.offers import adapters_of, loosest_floors, targets_of, with_withdrawn
 from headway.core.pace import Pace
@@ -39,9 +39,6 @@ from headway.core.reserve import Reserve
 from headway.core.types import EXPRESS, Call, Offer, PoolPolicy, Replica, Tier
 from headway.core.waiting import WaitingRoom
 
-# A call accepts this many more streams than on the emptiest replica if its prefix was read there.
-AFFINITY_SLACK: Final = 2
-
 
 class Pool:
     """The seats of a pool's replicas and the calls that wait for them."""
@@ -49,26 +46,27 @@ class Pool:
     def __init__(self, policy: PoolPolicy, offers: dict[str, Offer]) -> None:
         self.policy = policy
         self.offers = offers  # by model
-        self.doors = Doors(policy.standard_share)
+        self.doors = Doors(policy.standard_share, moves_streams=policy.moves_streams)
         self.waiting = WaitingRoom(offers)
         # The seat-time charged to calls that have left, by model and tier.
         self.seat_us: dict[str, dict[Tier, int]] = {}
         self._count_seat_time()
         self.taken: Counter[tuple[str, Tier]] = Counter()  # seats of the calls aboard, by model and tier
         self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that were removed
-        self.preemption = Preemption(self.doors)
         self.pace = Pace()
+        self.preemption = Preemption(self.doors, self.waiting, self.pace)
         self._affinity = PrefixAffinity(adapters_of(offers))
         self.loosest = loosest_floors(offers)
         self._caps = Caps(targets_of(offers), policy, self.doors)
         self.reserve = Reserve(policy.express_wait_s)
+        self.finder = Finder(self.doors, self.reserve, self._affinity)
 
     def change(self, policy: PoolPolicy, offers: dict[str, Offer], in_use: Set[tuple[str, Tier]], now: float) -> None:
         """Another policy and other offers from now on. `in_use` has the model and the tier of each call that is here:
         if these are not offered any more, they stay as they were for these calls."""
         self.policy = policy
         self.offers = with_withdrawn(offers, self.offers, in_use)
-        self.doors.standard_share = policy.standard_share
+        self.doors.standard_share, self.doors.moves_streams = policy.standard_share, policy.moves_streams
         self.waiting.change(self.offers)
         self._count_seat_time()
         self.loosest = loosest_floors(self.offers)
@@ -192,7 +190,7 @@ class Pool:
         if self.waiting.is_anyone_held(tier):
             return 0
         if tier not in EXPRESS:
-            return self.doors.free_heavy + self.doors.free_retiring + self.spare(now)
+            return self.doors.free_heavy + self.doors.free_retiring + self.finder.spare(now)
         room = self.doors.ready
         if self.doors.may_another_be_light and (emptiest := self.doors.emptiest_heavy()) is not None:
             room += max(0, emptiest.caps[self.floor_tps(model, tier)] - emptiest.load)
@@ -200,9 +198,12 @@ class Pool:
 
     def seat(self, call: Call, avoid: Set[str], now: float) -> str | None:
         """Board the call and return its replica; None if there are no seats that it may take."""
-        state = self._find(call, self.floor_tps(call.model, call.tier), avoid, now)
+        floor_tps = self.floor_tps(call.model, call.tier)
+        state = self._find(call, floor_tps, avoid, now)
         if state is None:
             return None
+        if state.light and not state.retiring and not floor_tps:
+            self.reserve.ridden(now)
         self._take_seats(state, call, now)
         return state.replica.name
 
@@ -227,70 +228,12 @@ class Pool:
 
     def _find(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
         if floor_tps:
-            return self._express_seat(call, floor_tps, avoid, now)
-        return self.heavy_seat(call, avoid, now) or self._ride(call, avoid, now)
+            return self.finder.express_seat(call, floor_tps, avoid, now)
+        return self.finder.heavy_seat(call, avoid, now) or self.finder.ride(call, avoid, now)
 
-    def _express_seat(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
-        # Prefer a replica that has express streams aboard and has read this prompt prefix before. Otherwise best fit:
-        # the light replica with the fewest free seats, so that others keep room for calls that need more.
-        known = self._known(call, avoid, now)
-        if known is not None and (known.retiring or not known.express_seats):
-            known = None
-        for candidate in (known, self.doors.light.lowest(avoid, call.choices)):
-            if candidate is not None and candidate.has_room_for(call, floor_tps, now):
-                return candidate
-        # A call with a stricter floor or a long prompt may need an emptier replica, or one that retires. Without free
-        # seats elsewhere none is called back for it: the reserve decides that.
-        for queue in (self.doors.light, self.doors.retiring) if self.doors.ready else ():
-            for state in queue.from_highest(avoid, call.choices):
-                if state.has_room_for(call, floor_tps, now):
-                    return state
-        if self.doors.may_another_be_light:
-            emptiest = self.doors.emptiest_heavy(avoid)
-            if emptiest is not None and emptiest.has_room_for(call, floor_tps, now):
-                return emptiest
-        return None
-
-    def heavy_seat(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
-        """The heavy replica that a call without a floor would board; None if there is none."""
-        emptiest = self.doors.emptiest(avoid)
-        if emptiest is not None and not (emptiest.free >= call.choices and emptiest.has_memory_for(call)):
-            # A larger replica may have more free seats and more memory.
-            larger = self.doors.heavy_by_free.from_highest(avoid, call.choices)
-            emptiest = next((state for state in larger if state.has_memory_for(call)), None)
-        known = self._known(call, avoid, now)
-        if emptiest is None or known is None or not known.is_among_heavy or known.free < call.choices:
-            return emptiest
-        if not known.has_memory_for(call):
-            return emptiest
-        return known if known.load <= emptiest.load + AFFINITY_SLACK else emptiest
-
-    def _known(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
-        """The open replica that the last call with the same affinity key boarded, if it was not long ago."""
-        name = self._affinity.last(call, now)
-        state = self.doors.replicas.get(name) if name is not None and name not in avoid else None
-        return state if state is not None and state.open else None
-
-    def _ride(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
-        """A light replica for a call without a floor, if enough light seats are ready beyond the reserve."""
-        for state in self.doors.retiring.from_highest(avoid, call.choices):
-            if state.can_take(call, now):
-                return state
-        if self.spare(now) < call.choices:
-            return None
-        fits = self.doors.light.lowest(avoid, call.choices)
-        if fits is not None and not fits.can_take(call, now):
-            emptier = self.doors.light.from_highest(avoid, call.choices)
-            fits = next((state for state in emptier if state.can_take(call, now)), None)
-        if fits is not None:
-            self.reserve.ridden(now)
-        return fits
-
-    def spare(self, now: float) -> int:
-        """The number of light seats that are ready beyond the reserve."""
-        return max(0, self.doors.ready - self.reserve.wanted_free(now))
-
-    def free(self, call_id: str, replica: str, now: float, speed_tps: float | None = None) -> int:
+    def free(
+        self, call_id: str, replica: str, now: float, speed_tps: float | None = None, *, has_ended: bool = False
+    ) -> int:
         """Free the call's seats. `speed_tps` is the measured speed of its stream, if known. Returns its seat-time in
         microseconds."""
         state = self.doors.replicas.get(replica)
@@ -301,6 +244,8 @@ class Pool:
             self._caps.learn(state, slowness, now, is_missed=speed_tps < stream.floor_tps)
         self.doors.place(state, now)
         self.waiting.seat_freed(now)
+        if has_ended:
+            self.preemption.ended(state, stream.call.choices, now)
         return seat_us
 
     def tokens_given(self, call_id: str, replica: str, now: float) -> int:
@@ -313,7 +258,7 @@ class Pool:
         return state.tokens_given(call_id, now)
 
     def _leave(self, state: ReplicaState, call_id: str, now: float) -> tuple[Stream, int]:
-        self.preemption.left(call_id, state)
+        self.preemption.left(state.aboard[call_id], state)
         stream, seat_us = state.leave(call_id, now)
         self.taken[stream.call.model, stream.call.tier] -= stream.call.choices
         self.seat_us[stream.call.model][stream.call.tier] += seat_us
@@ -328,17 +273,21 @@ class Pool:
     def reserve_us(self) -> int:
         return self._gone_reserve_us + sum(state.time.reserve_us for state in self.doors.replicas.values())
 
-    # --- preemption of flex calls ---
+    # --- calls that are taken off their replica ---
 
     def stays(self, call_id: str, replica: str, now: float) -> None:
-        """The call's answer is being delivered: it can no longer be preempted."""
+        """The call's answer is being delivered, and it cannot go on elsewhere."""
         if state := self.doors.replicas.get(replica):
             self.preemption.stays(call_id, state, now)
 
     def preempt(self, now: float) -> Iterator[str]:
-        """Choose flex calls to preempt for the held express calls; yields their ids."""
-        if self.waiting.express_seats and self.doors.light_with_flex:
+        """Choose calls to take off, for the held express calls and because replicas drain; yields their ids."""
+        if self.waiting.express_seats and self.doors.removable:
             yield from self.preemption.make_room(self.waiting.express_seats, self.waiting.fewest_express_choices, now)
+        if self.doors.moves_streams and self.doors.retiring_by_express:
+            yield from self.preemption.leave_retiring(now)
+        if self.doors.draining_movable:
+            yield from self.preemption.leave_draining(self.finder.spare(now), self._find, now)
 
     # --- the pace of running streams ---
 
@@ -358,12 +307,12 @@ class Pool:
     def express_waited(self, waited_s: float, now: float) -> None:
         self.reserve.waited(waited_s, now)
 
-    def answer_seen(self, replica: str) -> None:
+    def answer_seen(self, replica: str, now: float) -> None:
         """An answer has ended: the mean length of answers has changed, and with it how long replicas take to empty."""
         state = self.doors.replicas.get(replica)
         if state is not None and state.replica.curve is not None and state.light_seats:
             emptying_s = state.replica.curve.emptying_s(state.replica.seats, state.light_seats)
-            self.reserve.lead_s = self.pace.answer_tokens * emptying_s
+            self.reserve.lead_s = self.preemption.lead_s(state, self.pace.answer_tokens * emptying_s, now)
 
     def express_present(self, by: int, now: float) -> None:
         """Change the number of streams with a floor that are aboard or held."""

@@ -72,8 +72,11 @@ class ReplicaState:
     context: int = 0  # tokens that the streams aboard are expected to read in each step
     express: dict[float, int] = field(default_factory=dict)  # seats taken by streams with a floor, by floor; no zeros
     express_seats: int = 0  # the sum of `express`
-    flex: dict[str, int] = field(default_factory=dict)  # seats of calls that may be preempted, newest last
+    flex: dict[str, int] = field(default_factory=dict)  # seats of flex calls that may be preempted, newest last
+    movable: dict[str, int] = field(default_factory=dict)  # seats of calls that may move to another, without a floor
+    movable_express: dict[str, int] = field(default_factory=dict)  # the same, with one
     leaving: dict[str, int] = field(default_factory=dict)  # seats of calls being preempted, still taken
+    leaving_seats: int = 0  # the sum of `leaving`
     is_behind: bool = False  # a stream with a floor falls behind: no call boards
     caps_slowness: float = 1.0  # how slow streams may be, compared with the curve, by the caps
     given: float = 0.0  # tokens that one stream got since the start, according to the curve without correction
@@ -85,6 +88,10 @@ class ReplicaState:
     is_among_retiring: bool = False
     is_among_heavy: bool = False
     is_never_light: bool = False
+    is_among_removable: bool = False
+    removable_bucket: int = 0
+    retiring_bucket: int = 0
+    counted_coming: int = 0
     express_bucket: int = 0
     bucket: int = 0
     placed: int = 0  # orders replicas of the same bucket
@@ -159,21 +166,29 @@ class ReplicaState:
         While an engine reads a prompt, no stream gets tokens; the total delay is the same if the prompt is read in
         chunks. So this is how long the prompts of calls that board now may take."""
         self.advance(now)
-        unread_s = max(0.0, self.read_until - now)
-        slowness = self.feedback.slowness
         slack_s = inf
         for stream in self.aboard.values():
             if stream.floor_tps:
-                delay_s = self.read_s - stream.boarded_read_s  # by calls that boarded later
-                decoding_s = now - stream.first_at - max(0.0, delay_s - unread_s)
-                ahead_s = -delay_s
-                if decoding_s > 0.0:
-                    given = (self.given - stream.boarded_given) / slowness
-                    ahead_s += decoding_s * (given / (now - stream.boarded_at) / stream.floor_tps - 1.0)
-                slack_s = min(slack_s, ahead_s)
+                slack_s = min(slack_s, self._ahead_s(stream, now))
                 if slack_s < enough_s:
                     break
         return slack_s
+
+    def _ahead_s(self, stream: Stream, now: float) -> float:
+        """By how many seconds the stream is ahead of its floor."""
+        delay_s = self.read_s - stream.boarded_read_s  # by calls that boarded later
+        decoding_s = now - stream.first_at - max(0.0, delay_s - max(0.0, self.read_until - now))
+        if decoding_s <= 0.0:
+            return -delay_s
+        given = (self.given - stream.boarded_given) / self.feedback.slowness
+        return decoding_s * (given / (now - stream.boarded_at) / stream.floor_tps - 1.0) - delay_s
+
+    def can_pause(self, call_id: str, pause_s: float, now: float) -> bool:
+        """Whether a stream with a floor keeps it even if it pauses for so long, and for as long as its tokens are read
+        again."""
+        self.advance(now)
+        read_s = self.read_again(call_id, now) / self.replica.prompt_tps if self.replica.prompt_tps else 0.0
+        return self._ahead_s(self.aboard[call_id], now) >= pause_s + read_s
 
     def _prompt_s(self, call: Call) -> float:
         return call.prompt_tokens / self.replica.prompt_tps if self.replica.prompt_tps else 0.0
@@ -195,8 +210,30 @@ class ReplicaState:
         if floor_tps:
             self.express[floor_tps] = self.express.get(floor_tps, 0) + call.choices
             self.express_seats += call.choices
-        elif call.tier == "flex" and call.moves < (MAX_MOVES if call.is_continuable else 1):
+        may_move = call.is_continuable and call.moves < MAX_MOVES
+        if may_move:
+            (self.movable_express if floor_tps else self.movable)[call.id] = call.choices
+        if call.tier == "flex" and (may_move or not (call.is_continuable or call.moves)):
             self.flex[call.id] = call.choices
+
+    def stays(self, call_id: str) -> None:
+        """The call can no longer be preempted."""
+        self.flex.pop(call_id, None)
+        self.movable.pop(call_id, None)
+        self.movable_express.pop(call_id, None)
+
+    def take_off(self, call_id: str) -> Stream:
+        """The call is being preempted."""
+        stream = self.aboard[call_id]
+        self.stays(call_id)
+        self.leaving[call_id] = stream.call.choices
+        self.leaving_seats += stream.call.choices
+        return stream
+
+    @property
+    def staying(self) -> int:
+        """Seats taken by calls that are not being preempted."""
+        return self.load - self.leaving_seats
 
     def leave(self, call_id: str, now: float) -> tuple[Stream, int]:
         """Remove the stream. Returns it and its seat-time in microseconds."""
@@ -208,8 +245,8 @@ class ReplicaState:
         self.load -= seats
         self.kv_taken -= stream.kv_tokens
         self.context -= stream.context
-        self.flex.pop(call_id, None)
-        self.leaving.pop(call_id, None)
+        self.stays(call_id)
+        self.leaving_seats -= self.leaving.pop(call_id, 0)
         if floor_tps:
             self.express_seats -= seats
             self.express[floor_tps] -= seats
@@ -227,6 +264,10 @@ class ReplicaState:
         """How long the call has taken its seats, added up."""
         stream = self.aboard[call_id]
         return (now - stream.boarded_at) * stream.call.choices
+
+    def read_again(self, call_id: str, now: float) -> float:
+        """The tokens that the next replica would read if the call moved: its prompt, and its answer until now."""
+        return self.aboard[call_id].call.prompt_tokens + self.tokens_given(call_id, now)
 
     def slowness_of(self, stream: Stream, speed_tps: float, now: float) -> float:
         """How many times as long as the curve predicts the stream took for each token; 0 if there is no prediction, as
@@ -270,6 +311,9 @@ class BucketQueue:
         """Searches all buckets. Only for invariants.py."""
         return any(state is one for replicas in self._buckets for one in replicas.values())
 
+    def __bool__(self) -> bool:
+        return self._mask != 0
+
     def put(self, state: ReplicaState, bucket: int) -> None:
         while len(self._buckets) <= bucket:
             self._buckets.append(OrderedDict())
@@ -293,6 +337,12 @@ class BucketQueue:
                     return state
             mask &= mask - 1
         return None
+
+    def from_lowest(self) -> Iterator[ReplicaState]:
+        mask = self._mask
+        while mask:
+            yield from self._buckets[(mask & -mask).bit_length() - 1].values()
+            mask &= mask - 1
 
     def from_highest(self, avoid: Set[str], least: int = 0) -> Iterator[ReplicaState]:
         """A few replicas, not in `avoid`, of each bucket, from the highest down to `least`."""

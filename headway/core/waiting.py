@@ -41,13 +41,15 @@ class WaitingRoom:
     @property
     def express_seats(self) -> int:
         """The number of seats that the held express calls need."""
-        return sum(self.queues[tier].seats for tier in EXPRESS if tier in self.queues)
+        returned = sum(held.call.choices for tier in EXPRESS for held in self.returned[tier].values())
+        return returned + sum(self.queues[tier].seats for tier in EXPRESS if tier in self.queues)
 
     @property
     def fewest_express_choices(self) -> int:
         """The smallest number of choices of any held express call; 0 if none is held."""
+        returned = [held.call.choices for tier in EXPRESS for held in self.returned[tier].values()]
         queues = [self.queues[tier] for tier in EXPRESS if tier in self.queues]
-        return min((n for queue in queues for n, calls in queue.by_choices.items() if calls), default=0)
+        return min([*returned, *(n for queue in queues for n, calls in queue.by_choices.items() if calls)], default=0)
 
     def all_held(self) -> list[HeldCall]:
         """Those of each queue in the order in which they came."""

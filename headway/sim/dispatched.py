@@ -19,6 +19,7 @@ from math import log
 
 from headway.core.machine import Machine
 from headway.core.types import (
+    MAX_PAUSE_S,
     Action,
     Adopted,
     Arrived,
@@ -156,7 +157,8 @@ class DispatchedSimulation(Simulation):
         elif isinstance(event, Arrived):
             self._hold(event.call.id, self._max_hold_s(self.trips[event.call.id]))
         elif isinstance(event, Failed):
-            self._hold(event.call_id, self._max_hold_s(self.trips[event.call_id]))
+            paused = self.trips[event.call_id]
+            self._hold(event.call_id, MAX_PAUSE_S if paused.has_begun else self._max_hold_s(paused))
         return []  # what else happens without a dispatcher is told by the report to the next one, or is over
 
     def _send(self, relay: int, items: list[QueueItem]) -> None:
@@ -183,7 +185,7 @@ class DispatchedSimulation(Simulation):
         if isinstance(action, Board):
             self._deadlines.pop(call_id, None)
             if action.replica in self._down:
-                return self._step(trip.relay, Failed(call_id, "connect"))
+                return self._goes_on(trip, "connect")
             takeover = self._dispatchers[cell].takeover
             if takeover is not None and takeover.boarded_at is None and self._dispatchers[cell].is_alive:
                 takeover.boarded_at = self.now
@@ -197,8 +199,8 @@ class DispatchedSimulation(Simulation):
                 self._do(action, trip, ended)
         elif isinstance(action, Downgrade):
             self._do(action, trip, ended)
-        elif isinstance(action, Preempt) and call_id in self._aboard and self.now < trip.first_at:
-            return self._take_off(call_id, trip, is_preempted=True)
+        elif isinstance(action, Preempt) and call_id in self._aboard and self._may_go_on(trip):
+            self._preempt(trip)
         return ended  # the relay has seen itself that an engine died, before any Cut
 
     def _forget(self, call_id: str) -> None:
@@ -250,11 +252,7 @@ class DispatchedSimulation(Simulation):
         return self._probers[name]
 
     def _replica_dies(self, name: str) -> list[SimTrip]:
-        ended = [
-            trip
-            for call_id in list(self._replicas[name].streams)
-            for trip in self._take_off(call_id, self.trips[call_id], is_preempted=False)
-        ]
+        ended = [trip for call_id in list(self._replicas[name].streams) for trip in self._lose(self.trips[call_id])]
         return ended + self._step(self._prober(name), ReplicaDown(name))
 
     # --- a dispatcher ---
@@ -347,6 +345,8 @@ class DispatchedSimulation(Simulation):
     def _adopted(self, trip: SimTrip) -> Adopted:
         call, aboard = _as_served(trip), self._aboard.get(trip.job.call.id)
         waited_s = self.now - (trip.job.at if trip.downgraded_at is None else trip.downgraded_at)
+        if aboard is None and trip.has_begun:
+            return Adopted(call, None, self.now - trip.given_at, is_delivering=True)
         if aboard is None:
             return Adopted(call, None, waited_s)
         return Adopted(call, aboard.name, waited_s, is_delivering=self.now >= trip.first_at)
@@ -395,4 +395,6 @@ class DispatchedSimulation(Simulation):
 
 def _as_served(trip: SimTrip) -> Call:
     call = trip.job.call
-    return call if trip.tier == call.tier else replace(call, tier=trip.tier, falls_back=False)
+    if trip.tier == call.tier and not trip.moves:
+        return call
+    return replace(call, tier=trip.tier, falls_back=call.falls_back and trip.tier == call.tier, moves=trip.moves)

@@ -10,7 +10,7 @@ stream's life, the prompt and half of the answer. This module knows the curve, b
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from headway.core.curve import Curve
 
@@ -82,8 +82,12 @@ class SimReplica:
         choices = self._gone(call_id)
         self._ends_of.pop(call_id, None)
         self._context -= self._contexts.pop(call_id, 0)
-        if not any(joining == call_id for _, joining, _ in self._joins):
+        joins = [one for one in self._joins if one[1] != call_id]
+        if len(joins) == len(self._joins):
             self._decoding -= choices
+        else:
+            heapify(joins)
+            self._joins = joins
         self.version += 1
 
     def slow_down(self, slowness: float, now: float) -> None:

@@ -38,6 +38,7 @@ from headway.core.types import (
     ReplicaDown,
     ReplicaRecovered,
     ReplicaUp,
+    Stage,
     Ticked,
     Tier,
     own_pools,
@@ -46,6 +47,7 @@ from headway.sim.engine import SimReplica
 from headway.sim.noise import Noise
 
 How = Literal["finished", "refused", "cut"]
+SEAT_RELEASE_S = 0.1  # an engine stops a stream so long after its driver stopped reading (gateway/replicas.py)
 
 
 @dataclass(slots=True)
@@ -59,7 +61,8 @@ class Job:
 
 @dataclass(slots=True)
 class SimTrip:
-    """The result of a job."""
+    """The result of a job. A stream that was moved has boarded several replicas; `boarded_at` and `first_at` are of the
+    first, so that its speed includes the pauses."""
 
     job: Job
     tier: Tier  # as served
@@ -69,6 +72,17 @@ class SimTrip:
     first_at: float = 0.0
     ended_at: float | None = None
     how: How = "finished"
+    moves: int = 0
+    paused_s: float = 0.0  # between the last token of one replica and the first of the next, all pauses
+    given: int = 0  # tokens of each choice, when it left the last replica
+    given_at: float = 0.0  # when that was
+    resumed_at: float = 0.0  # of the first token of this replica
+    is_leaving: bool = False  # its engine has not stopped it yet
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it has left a replica that gave it tokens."""
+        return self.given > 0
 
     @property
     def speed_tps(self) -> float:
@@ -97,6 +111,14 @@ class Fault:
 
 class Message:
     """Something that arrives at its time in the heap (messages.py)."""
+
+
+@dataclass(slots=True)
+class Released(Message):
+    """An engine has stopped a stream that left it."""
+
+    trip: SimTrip
+    moves: int  # when it left
 
 
 class Simulation:
@@ -203,13 +225,15 @@ class Simulation:
             if replica in self._aboard and (flex := self.trips[replica]).first_at <= self.now:
                 return self._step(flex.relay, Delivering(replica))
             return []
+        if isinstance(replica, Released):
+            return self._released(replica)
         if isinstance(replica, Message):
             return self._delivered(replica)
         if version != replica.version:
             return []
         call_id = replica.due(self.now)
         self._expect(replica)
-        if call_id is None:
+        if call_id is None or self.trips[call_id].is_leaving:
             return []
         del self._aboard[call_id]
         self._progress.pop(call_id, None)
@@ -236,38 +260,86 @@ class Simulation:
     def _do(self, action: Action, trip: SimTrip, ended: list[SimTrip]) -> None:
         match action:
             case Board(replica=name, tier=tier, floor_tps=floor_tps):
-                replica = self._aboard[action.call_id] = self._replicas[name]
-                trip.boarded_at, trip.tier = self.now, tier
-                call, tokens = trip.job.call, trip.job.tokens
-                trip.first_at = replica.board(call.id, call.prompt_tokens, tokens, self.now, call.choices, floor_tps)
-                self._expect(replica)
-                if floor_tps and self._is_watched:
-                    self._progress[call.id] = StreamProgress(floor_tps)
-                if tier == "flex":  # preemptible until its first token; core does not need this event for others
-                    heappush(self._heap, (trip.first_at, next(self._order), action.call_id, 0))
+                self._board(trip, name, tier, floor_tps)
             case Hold(for_s=for_s):
                 heappush(self._heap, (self.now + for_s, next(self._order), None, 0))
             case Downgrade():
                 trip.tier, trip.downgraded_at = "standard", self.now
             case Refuse():
-                trip.how = "refused"
+                trip.how = "cut" if trip.has_begun else "refused"
                 trip.ended_at = self.now
                 ended.append(self.trips.pop(action.call_id))
-            case Preempt() | Cut():
-                ended += self._take_off(action.call_id, trip, is_preempted=isinstance(action, Preempt))
+            case Preempt():
+                self._preempt(trip)
+            case Cut():
+                ended += self._lose(trip)
 
-    def _take_off(self, call_id: str, trip: SimTrip, *, is_preempted: bool) -> list[SimTrip]:
-        """Take the call off its replica. If it has no token yet, it may board another."""
+    def _board(self, trip: SimTrip, name: str, tier: Tier, floor_tps: float) -> None:
+        """The replica reads the prompt with what was given before, and gives the rest."""
+        replica = self._aboard[trip.job.call.id] = self._replicas[name]
+        trip.tier, call = tier, trip.job.call
+        prompt_tokens, tokens = call.prompt_tokens + trip.given, trip.job.tokens - trip.given
+        trip.resumed_at = replica.board(call.id, prompt_tokens, tokens, self.now, call.choices, floor_tps)
+        if trip.has_begun:
+            trip.paused_s += trip.resumed_at - trip.given_at
+        else:
+            trip.boarded_at, trip.first_at = self.now, trip.resumed_at
+        self._expect(replica)
+        if floor_tps and self._is_watched:
+            self._progress[call.id] = StreamProgress(floor_tps)
+        if tier == "flex" and not call.is_continuable:  # preemptible until its first token
+            heappush(self._heap, (trip.first_at, next(self._order), call.id, 0))
+
+    def _preempt(self, trip: SimTrip) -> None:
+        """Stop reading the stream. Its engine notices later; what it gives meanwhile is lost."""
+        self._count_given(trip)
+        trip.is_leaving = True
+        trip.moves += 1
+        heappush(self._heap, (self.now + SEAT_RELEASE_S, next(self._order), Released(trip, trip.moves), 0))
+
+    def _released(self, released: Released) -> list[SimTrip]:
+        trip = released.trip
+        if not trip.is_leaving or trip.moves != released.moves:
+            return []  # its replica died meanwhile
+        self._leave(trip)
+        return self._goes_on(trip, "preempted")
+
+    def _lose(self, trip: SimTrip) -> list[SimTrip]:
+        """The call's replica has died. It may board another if it has no token yet, or if it can go on."""
+        is_counted, may_go_on = trip.is_leaving, self._may_go_on(trip)
+        if not is_counted:
+            self._count_given(trip)
+        self._leave(trip)
+        if may_go_on:
+            trip.moves += trip.has_begun and not is_counted
+            return self._goes_on(trip, "streaming" if trip.has_begun else "waiting")
+        trip.how, trip.ended_at = "cut", self.now
+        del self.trips[trip.job.call.id]
+        return [trip, *self._step(trip.relay, Left(trip.job.call.id))]
+
+    def _goes_on(self, trip: SimTrip, stage: Stage) -> list[SimTrip]:
+        trip.boarded_at = trip.boarded_at if trip.has_begun else None
+        return self._step(trip.relay, Failed(trip.job.call.id, stage, trip.given * trip.job.call.choices))
+
+    def _may_go_on(self, trip: SimTrip) -> bool:
+        return trip.job.call.is_continuable or self.now < trip.resumed_at
+
+    def _leave(self, trip: SimTrip) -> None:
+        call_id = trip.job.call.id
         replica = self._aboard.pop(call_id)
         self._progress.pop(call_id, None)
-        replica.leave(call_id, self.now)
-        self._expect(replica)
-        if is_preempted or self.now < trip.first_at:
-            trip.boarded_at = None
-            return self._step(trip.relay, Failed(call_id, "preempted" if is_preempted else "waiting"))
-        trip.how, trip.ended_at = "cut", self.now
-        del self.trips[call_id]
-        return [trip, *self._step(trip.relay, Left(call_id))]
+        if call_id in replica.streams:  # else it came to its end there while it was leaving
+            replica.leave(call_id, self.now)
+            self._expect(replica)
+        trip.is_leaving = False
+
+    def _count_given(self, trip: SimTrip) -> None:
+        """What the client has now, if the replica has given the stream anything."""
+        call_id = trip.job.call.id
+        left = self._aboard[call_id].tokens_left(call_id, self.now)
+        if left is not None and self.now >= trip.resumed_at:
+            trip.given = min(trip.job.tokens - 1, int(trip.job.tokens - left))
+            trip.given_at = self.now
 
     # --- floors of running streams ---
 
@@ -292,9 +364,9 @@ class Simulation:
 
     def _is_late(self, call_id: str, progress: StreamProgress) -> bool:
         trip, left = self.trips[call_id], self._aboard[call_id].tokens_left(call_id, self.now)
-        if left is None or self.now <= trip.first_at:
+        if left is None or self.now <= trip.resumed_at:
             return False
-        return progress.falls_behind(trip.job.tokens - left, trip.first_at, self.now, self.now)
+        return progress.falls_behind(trip.job.tokens - trip.given - left, trip.resumed_at, self.now, self.now)
 
     # --- replicas ---
 

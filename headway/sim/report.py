@@ -88,6 +88,23 @@ def money(outcomes: list[Outcome]) -> dict[str, Figure]:
     }
 
 
+def moved(outcomes: list[Outcome]) -> dict[str, tuple[Figure, str]]:
+    """How many calls went on at another replica after they had begun, and the time that it added; each with its
+    format."""
+    seeds = [list(one.tallies.values()) for one in outcomes]
+    took: dict[str, tuple[list[float], str]] = {
+        "moved": ([_share(sum(t.moved for t in one), sum(t.calls for t in one)) for one in seeds], ".2%"),
+        "added p50, s": ([_added_s(one, 0.5) for one in seeds], ".2f"),
+        "added p99, s": ([_added_s(one, 0.99) for one in seeds], ".2f"),
+    }
+    return {name: (figure(values), form) for name, (values, form) in took.items()}
+
+
+def _added_s(tallies: list[Tally], part: float) -> float:
+    """Of the tier in which the most calls were moved."""
+    return max(tallies, key=lambda one: one.moved).added_s.quantile(part)
+
+
 def auto(outcomes: list[Outcome]) -> dict[str, tuple[Figure, str]]:
     """The figures of the auto calls, each with its format."""
     seeds = [one.auto for one in outcomes if one.auto is not None]

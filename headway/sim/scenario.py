@@ -27,11 +27,13 @@ class Tally:
     waits_s: Sample
     first_tokens_s: Sample
     speeds_tps: Sample
+    added_s: Sample  # by the pauses of each stream that was moved
     calls: int = 0
     finished: int = 0
     downgraded: int = 0
     refused: int = 0
     cut: int = 0
+    moved: int = 0  # calls that went on at another replica after they had begun
     promised: int = 0
     kept: int = 0
     longest_wait_s: float = 0.0  # of the calls that boarded
@@ -41,7 +43,7 @@ class Tally:
 
     @classmethod
     def empty(cls, seed: str) -> Tally:
-        return cls(Sample(f"{seed} wait"), Sample(f"{seed} first"), Sample(f"{seed} speed"))
+        return cls(Sample(f"{seed} wait"), Sample(f"{seed} first"), Sample(f"{seed} speed"), Sample(f"{seed} added"))
 
     def add(self, trip: SimTrip, floor_tps: float, price: Price) -> None:
         job = trip.job
@@ -50,6 +52,9 @@ class Tally:
         if trip.how == "refused":
             self.refused += 1
             return
+        if trip.has_begun:
+            self.moved += 1
+            self.added_s.add(trip.paused_s)
         self.waits_s.add(trip.waited_s)
         self.longest_wait_s = max(self.longest_wait_s, trip.waited_s)
         if trip.how == "cut":

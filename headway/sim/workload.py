@@ -112,6 +112,13 @@ def synthesize(recipe: Recipe, seed: int, model: str = "m", prefix: str = "c") -
         heapreplace(heap, (at + _interval(client, at, recipe), number, client))
 
 
+def continuable(jobs: Iterator[Job]) -> Iterator[Job]:
+    """The same calls; their streams can go on at another replica."""
+    for job in jobs:
+        job.call.is_continuable = True
+        yield job
+
+
 def _interval(client: _SimClient, at: float, recipe: Recipe) -> float:
     if at >= client.until:
         factor = recipe.hours[int(at / HOUR_S) % 24] * recipe.week[int(at / DAY_S) % 7]

@@ -174,10 +174,14 @@ class Walk(RuleBasedStateMachine):
     calls = Bundle("calls")
 
     @initialize(
-        share=st.sampled_from([0.0, 0.25, 0.5, 1.0]), express_wait_s=st.sampled_from([0.4, inf]), up=st.integers(0, 3)
+        share=st.sampled_from([0.0, 0.25, 0.5, 1.0]),
+        express_wait_s=st.sampled_from([0.4, inf]),
+        up=st.integers(0, 3),
+        moves=st.booleans(),
     )
-    def begin(self, share: float, express_wait_s: float, up: int) -> None:
-        policy = PoolPolicy(standard_share=share, margin=0.0, express_wait_s=express_wait_s)
+    def begin(self, share: float, express_wait_s: float, up: int, moves: bool) -> None:
+        policy = PoolPolicy(standard_share=share, margin=0.0, express_wait_s=express_wait_s, moves_streams=moves)
+        self.moves_streams = moves
         self.machine = Machine({"p": policy, "o": PoolPolicy()}, OFFERS)
         self.overflow_seats = 0  # while its server is open
         self.removed_us = 0  # what calls have paid to pools that are gone
@@ -256,13 +260,15 @@ class Walk(RuleBasedStateMachine):
                     assert isinstance(event, ReplicaDown | ReplicaRemoved)
                     assert self.where[call_id] == event.name
                 case Preempt():
-                    assert self.tier[call_id] == "flex"
                     assert self.where[call_id] is not None
+                    is_moved = self.moves_streams and self.tier[call_id] not in EXPRESS
+                    drains = self.where[call_id] in self.draining
+                    assert self.tier[call_id] == "flex" or ((drains or is_moved) and self.is_continuable(call_id))
                     assert call_id not in self.delivering | self.being_preempted
                     assert self.is_continuable(call_id) or call_id not in self.was_preempted
                     self.moves[call_id] += 1
                     is_for_held = any(self.tier[held] in EXPRESS for held in self.deadline)
-                    assert is_for_held or isinstance(event, ReplicaBehind), "preempted for nobody"
+                    assert is_for_held or drains or isinstance(event, ReplicaBehind), "preempted for nobody"
                     self.was_preempted.add(call_id)
                     self.being_preempted.add(call_id)
         pool = self.machine.pools["p"]
@@ -558,14 +564,16 @@ class Walk(RuleBasedStateMachine):
     def core_is_told_what_it_has_learnt_itself(self, age_s: float) -> None:
         self.tell(Remembered(self.machine.learnt(self.now), age_s))
 
-    @rule(offers=st.sampled_from(CHANGED_OFFERS), share=st.sampled_from([0.0, 0.25, 0.5, 1.0]))
-    def the_owner_changes_the_policy(self, offers: dict[str, Offer], share: float) -> None:
+    @rule(offers=st.sampled_from(CHANGED_OFFERS), share=st.sampled_from([0.0, 0.25, 0.5, 1.0]), moves=st.booleans())
+    def the_owner_changes_the_policy(self, offers: dict[str, Offer], share: float, moves: bool) -> None:
         paid_before = {name: paid_us(pool) for name, pool in self.machine.pools.items()}
         here = [(model, offer) for model, offer in offers.items() if offer.pool == "p"]  # what calls have that stay
         self.policies |= {(model, tier): one for model, offer in here for tier, one in offer.tiers.items()}
         self.held_at_a_change |= self.deadline.keys()
         overflows = {offer.overflow for offer in offers.values() if offer.overflow}
-        pools = {name: PoolPolicy(standard_share=share, margin=0.0) for name in ["p", "q", *overflows]}
+        names = ["p", "q", *overflows]
+        pools = {name: PoolPolicy(standard_share=share, margin=0.0, moves_streams=moves) for name in names}
+        self.moves_streams = moves
         self.tell(PolicyChanged(pools, offers))
         self.removed_us += sum(paid for name, paid in paid_before.items() if name not in self.machine.pools)
 

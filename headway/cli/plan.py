@@ -50,6 +50,7 @@ def plan(
         float | None, typer.Option(min=0.01, help="Calls per second at peak. Finds the cheapest fleet.")
     ] = None,
     share: Annotated[list[str] | None, typer.Option(help="Share of the demand for a floor, such as 100=0.2.")] = None,
+    moves: Annotated[bool, typer.Option(help="With --demand: let streams go on at another replica.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder for a chart of cost and speed with error bands.")] = None,
     bench: Annotated[Path | None, typer.Option(help="bench.json, to use measurements instead of predictions.")] = None,
     replica_hour: Annotated[float | None, typer.Option(min=0, help="With --bench: cost of a replica per hour.")] = None,
@@ -83,7 +84,8 @@ def plan(
         candidates = candidates_of(setups, standard)
         if bench is not None:
             candidates.append(measured_candidate(points, replica_hour, standard))
-        show_fleets(console, candidates, demand_of(demand, share or [], floors, prompt_tokens, output_tokens))
+        wanted = demand_of(demand, share or [], floors, prompt_tokens, output_tokens)
+        show_fleets(console, candidates, replace(wanted, moves_streams=moves))
 
 
 def _drawn(setup: Setup) -> tuple[str, list[PricedFloor], float, Band]:

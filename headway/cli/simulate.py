@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from pathlib import Path
@@ -24,11 +25,11 @@ from headway.sim.arguments import auto_rungs, dispatcher_dies, replica_fault
 from headway.sim.dispatcher import DispatcherTimes
 from headway.sim.loop import Job
 from headway.sim.picture import draw
-from headway.sim.report import SHOWN, as_csv, by_tier, figure, money
+from headway.sim.report import SHOWN, as_csv, by_tier, figure, money, moved
 from headway.sim.report import auto as auto_calls
 from headway.sim.scenario import Outcome, Scenario, play
 from headway.sim.traces import read_trace
-from headway.sim.workload import FLAT_HOURS, OFFICE_HOURS, Lengths, Recipe, synthesize
+from headway.sim.workload import FLAT_HOURS, OFFICE_HOURS, Lengths, Recipe, continuable, synthesize
 
 console = Console()
 DispatcherMs = Annotated[
@@ -65,6 +66,7 @@ def simulate(
     cells: Annotated[int, typer.Option(min=1, max=1000, help="Cells that share replicas and calls equally.")] = 1,
     summary_s: Annotated[float, typer.Option(min=0.01, help="Seconds between the cells' summaries.")] = 0.5,
     auto: AutoRates = None,
+    moves: Annotated[bool, typer.Option(help="Let streams go on at another replica: all calls can.")] = False,
     model: Annotated[str | None, typer.Option(help="Model to simulate.", show_default="the first one")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for a chart over time and a CSV file.")] = None,
     config: ConfigPath = DEFAULT_CONFIG,
@@ -79,10 +81,10 @@ def simulate(
         answers=Lengths(answer_tokens, 1.0, 16_000),
         tiers=_shares(share or [], table),
     )
-    jobs = partial(_replayed, trace, table.name) if trace is not None else partial(synthesize, recipe, model=table.name)
+    jobs = partial(_jobs, trace, recipe, table.name, moves)
     replica_hour = table.price.replica_hour if table.price is not None else None
     scenario = Scenario(
-        policy_of(table),
+        replace(policy_of(table), moves_streams=moves),
         fleet,
         jobs,
         hours * 3600,
@@ -122,12 +124,16 @@ def _show(outcomes: list[Outcome], title: str) -> None:
     if any(outcome.handed_on for outcome in outcomes):
         handed_on = figure([outcome.handed_on / outcome.calls for outcome in outcomes])
         console.print(f"handed on between cells: {handed_on:.1%} of the calls", highlight=False)
+    if any(tally.moved for outcome in outcomes for tally in outcome.tallies.values()):
+        shares = [f"{name} {one:{form}}" for name, (one, form) in moved(outcomes).items()]
+        console.print("streams that went on at another replica:", "; ".join(shares), highlight=False)
     for name, one in money(outcomes).items():
         console.print(f"{name}: {format(one, '.1%' if 'of' in name else ',.2f')}", highlight=False)
 
 
-def _replayed(trace: Path, model: str, _seed: int) -> Iterator[Job]:
-    return read_trace(trace, model)
+def _jobs(trace: Path | None, recipe: Recipe, model: str, moves: bool, seed: int) -> Iterator[Job]:
+    jobs = read_trace(trace, model) if trace is not None else synthesize(recipe, seed, model)
+    return continuable(jobs) if moves else jobs
 
 
 def _model(settings: Config, name: str | None) -> ModelTable:

@@ -9,6 +9,7 @@ Invariant: the returned fleet kept its promises with every seed, with one replic
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -18,9 +19,9 @@ from headway.core.types import EXPRESS, ModelPolicy, Replica, Tier, TierPolicy
 from headway.errors import SetupError
 from headway.plan.answers import CALIBRATED, Band, PlannedReplica, band_of
 from headway.price import Price
-from headway.sim.loop import Fault
+from headway.sim.loop import Fault, Job
 from headway.sim.scenario import Outcome, Scenario, play
-from headway.sim.workload import Lengths, Recipe, synthesize
+from headway.sim.workload import Lengths, Recipe, continuable, synthesize
 
 MODEL = "m"
 SECONDS = 600.0  # of the busiest hour, simulated once per seed
@@ -39,6 +40,7 @@ class Demand:
     floors: dict[Tier, float]
     prompt_tokens: float  # on average
     answer_tokens: float
+    moves_streams: bool = False  # all calls can go on at another replica, and the policy counts on it
 
 
 @dataclass(slots=True)
@@ -162,7 +164,7 @@ def _policy(demand: Demand) -> ModelPolicy:
     """Build the policy, fastest tier first."""
     by_floor = sorted(demand.floors.items(), key=lambda one: -one[1])
     tiers: dict[Tier, TierPolicy] = {tier: TierPolicy(10_000, 2.0, floor_tps) for tier, floor_tps in by_floor}
-    return ModelPolicy({**tiers, "standard": TierPolicy(10_000, 30.0)})
+    return ModelPolicy({**tiers, "standard": TierPolicy(10_000, 30.0)}, moves_streams=demand.moves_streams)
 
 
 def _recipe(demand: Demand) -> Recipe:
@@ -180,4 +182,9 @@ def _scenario(candidate: Candidate, demand: Demand, policy: ModelPolicy, replica
         for number in range(replicas)
     ]
     dies = Fault(SECONDS / 2, "0", SECONDS)
-    return Scenario(policy, fleet, partial(synthesize, _recipe(demand)), SECONDS, UNPAID, faults=(dies,))
+    return Scenario(policy, fleet, partial(_jobs, demand), SECONDS, UNPAID, faults=(dies,))
+
+
+def _jobs(demand: Demand, seed: int) -> Iterator[Job]:
+    jobs = synthesize(_recipe(demand), seed)
+    return continuable(jobs) if demand.moves_streams else jobs

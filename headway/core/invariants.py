@@ -113,9 +113,14 @@ def _check_place(state: ReplicaState, doors: Doors) -> None:
 def _check_counts(doors: Doors) -> None:
     states = doors.replicas.values()
     light = [state for state in states if state.light and not state.draining]
-    # Of replicas that take no express calls only the seats taken by their express streams count as light seats.
+    # Of replicas that take no express calls only the seats taken by their express streams count as light seats, or none
+    # if those streams should move.
     light_seats = sum(
-        state.express_seats if state.draining or state.retiring else state.light_seats
+        state.light_seats
+        if not (state.draining or state.retiring)
+        else state.express_seats
+        if not (state.retiring and doors.moves_streams)
+        else 0
         for state in states
         if state.light
     )

@@ -281,7 +281,8 @@ class Machine:
         for learnt in event.learnt.pools:
             if (pool := self.pools.get(learnt.name)) is not None:
                 pool.recall(learnt, age_s, now)
-                self._settle(pool, now, actions)
+        for pool in self.pools.values():
+            self._settle(pool, now, actions)
 
     def _ticked(self, _event: Ticked, now: float, actions: list[Action]) -> None:
         for pool in self.pools.values():
@@ -373,7 +374,7 @@ class Machine:
         retry_after_s = journey.pool.waiting.retry_after_s(journey.call.tier)
         if reason == "over_limit" and journey.rate_limit is not None:
             retry_after_s = journey.rate_limit.retry_after_s
-        actions.append(Refuse(journey.call.id, reason, retry_after_s, journey.rate_limit))
+        actions.append(Refuse(journey.call.id, reason, retry_after_s, journey.rate_limit, journey.seat_us))
 
     def _end(
         self,

@@ -29,10 +29,7 @@ MOVE_S: Final = 0.15  # until the seats of a call that is taken off are free: th
 EXPECTED_PAUSE_S: Final = 1.0
 EXPRESS_PAUSE_S: Final = 0.3
 RETIRING_LOOKED_AT: Final = 2
-MISSES: Final = (
-    4  # calls of a draining replica that find no seat elsewhere, before it is left alone until the next step
-)
-WORTH: Final = 1.0  # seats must be free so many times sooner than if the streams were left to end
+MISSES: Final = 4  # calls of a draining replica that find no seat elsewhere, before the others wait for the next step
 
 Find = Callable[[Call, float, Set[str], float], ReplicaState | None]
 
@@ -85,7 +82,7 @@ class Preemption:
             calls = self._calls_of(state, now)
             gained = min(wanted, state.limit - state.staying + sum(state.aboard[one].call.choices for one in calls))
             most_left = state.limit - gained
-            if gained < fewest or not self._is_worth_it(state, most_left, now):
+            if gained < fewest or not self._is_worth_it(state, calls, most_left, now):
                 continue  # too full even without these calls
             for call_id in calls:
                 if state.staying <= most_left or (room <= 0 and call_id not in state.flex):
@@ -107,13 +104,26 @@ class Preemption:
             calls += sorted(others, key=lambda one: state.read_again(one, now))
         return calls
 
-    def _is_worth_it(self, state: ReplicaState, most_left: int, now: float) -> bool:
-        """Whether the seats are free much sooner if streams are moved than if they are left to end."""
+    def _is_worth_it(self, state: ReplicaState, calls: list[str], most_left: int, now: float) -> bool:
+        """Whether the first of these calls are moved for less than it gains, until so many streams are left: the seats
+        are free sooner than if the streams were left to end, by more than the time for which others read them again."""
         curve = state.replica.curve
         if not self._doors.moves_streams or curve is None:
             return True
         ends_s = curve.emptying_s(state.staying, most_left) + (0.0 if most_left else curve.seconds_per_token(1))
-        return WORTH * self._moved_s(state.staying - most_left, now) <= self._pace.answer_tokens * ends_s
+        moved_s = self._moved_s(state.staying - most_left, now) + self._read_again_s(state, calls, most_left, now)
+        return moved_s <= self._pace.answer_tokens * ends_s
+
+    def _read_again_s(self, state: ReplicaState, calls: list[str], most_left: int, now: float) -> float:
+        """How long other replicas read what they are given of these calls, if they are as fast as this one. What they
+        have in their caches is not known."""
+        tokens, staying = 0.0, state.staying
+        for call_id in calls if state.replica.prompt_tps else ():
+            if staying <= most_left:
+                break
+            tokens += state.read_again(call_id, now)
+            staying -= state.aboard[call_id].call.choices
+        return tokens / state.replica.prompt_tps if tokens else 0.0
 
     def _moved_s(self, streams: int, now: float) -> float:
         """In how many seconds so many streams could have seats elsewhere."""

@@ -340,10 +340,13 @@ class Hold:
 
 @dataclass(slots=True)
 class Refuse:
+    """The call gets no seat. `seat_us` is its seat-time on the replicas that failed it before."""
+
     call_id: str
     reason: RefusalReason
     retry_after_s: int
     rate_limit: RateLimit | None = None
+    seat_us: int = 0
 
 
 @dataclass(slots=True)

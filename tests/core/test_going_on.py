@@ -76,7 +76,7 @@ def test_after_its_pause_a_stream_is_refused() -> None:
     begin(m, "s")
     fail(m, "s", 5, 1.0)
     m.step(Ticked(), 5.9)
-    assert m.step(Ticked(), 6.0) == [Refuse("s", "hold_timeout", 1)]
+    assert m.step(Ticked(), 6.0) == [Refuse("s", "hold_timeout", 1, seat_us=1_000_000)]
     assert m.calls == 0
 
 
@@ -86,7 +86,7 @@ def test_a_failure_before_a_new_token_does_not_start_the_pause_again() -> None:
     assert fail(m, "s", 5, 1.0) == [Board("s", "r1", "standard")]
     assert fail(m, "s", 5, 4.0, "connect") == [Board("s", "r2", "standard")]
     assert fail(m, "s", 5, 5.0, "full") == [Hold("s", 1.0)]
-    assert m.step(Ticked(), 6.0) == [Refuse("s", "hold_timeout", 1)]
+    assert m.step(Ticked(), 6.0) == [Refuse("s", "hold_timeout", 1, seat_us=5_000_000)]
     again = machine(replicas=2)
     begin(again, "s")
     fail(again, "s", 5, 1.0)
@@ -98,7 +98,7 @@ def test_more_moves_than_allowed_are_not_tried() -> None:
     begin(m, "s")
     for number in range(MAX_MOVES):
         assert isinstance(fail(m, "s", 5 + number, 1.0)[0], Board)
-    assert fail(m, "s", 9, 1.0) == [Refuse("s", "engine_failed", 1)]
+    assert fail(m, "s", 9, 1.0) == [Refuse("s", "engine_failed", 1, seat_us=1_000_000)]
 
 
 def test_after_its_pause_a_fast_stream_takes_any_seat() -> None:
@@ -112,7 +112,10 @@ def test_after_its_pause_a_fast_stream_takes_any_seat() -> None:
     begin(full, "f", "fast")
     board_many(full, 10)
     fail(full, "f", 5, 1.0)
-    assert full.step(Ticked(), 6.0) == [Downgrade("f", "hold_timeout"), Refuse("f", "hold_timeout", 1)]
+    assert full.step(Ticked(), 6.0) == [
+        Downgrade("f", "hold_timeout"),
+        Refuse("f", "hold_timeout", 1, seat_us=1_000_000),
+    ]
 
 
 def test_a_fast_stream_goes_on_at_a_light_seat() -> None:

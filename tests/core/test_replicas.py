@@ -154,4 +154,4 @@ def test_a_full_engine_is_not_the_last_one_while_another_is_open() -> None:
     m.step(ReplicaSuspect("r0"), 1.0)
     assert m.step(Failed("a", "connect"), 1.0) == [Board("a", "r1", "standard")]
     assert m.step(Failed("a", "full"), 1.0) == [Board("a", "r2", "standard")]
-    assert m.step(Failed("a", "full"), 1.0) == [Refuse("a", "engine_full", retry_after_s=1)]
+    assert m.step(Failed("a", "full"), 1.0) == [Refuse("a", "engine_full", retry_after_s=1, seat_us=1_000_000)]

@@ -185,6 +185,7 @@ class Walk(RuleBasedStateMachine):
         self.machine = Machine({"p": policy, "o": PoolPolicy()}, OFFERS)
         self.overflow_seats = 0  # while its server is open
         self.removed_us = 0  # what calls have paid to pools that are gone
+        self.refused_us = 0  # what calls had paid that were refused then
         self.policies = {(model, tier): one for model, offer in OFFERS.items() for tier, one in offer.tiers.items()}
         self.floor: dict[str, float] = {}  # of each call that has boarded, as it was promised
         self.held_at_a_change: set[str] = set()
@@ -249,7 +250,9 @@ class Walk(RuleBasedStateMachine):
                     assert self.tier[call_id] in EXPRESS
                     self.tier[call_id] = "standard"
                     self.deadline.pop(call_id, None)
-                case Refuse(retry_after_s=retry_after_s, reason=reason):
+                case Refuse(retry_after_s=retry_after_s, reason=reason, seat_us=seat_us):
+                    assert not seat_us or call_id in self.boarded, "a call that never boarded pays"
+                    self.refused_us += seat_us
                     assert retry_after_s >= 1
                     if call_id in self.paused_at:
                         assert reason in ("engine_failed", "hold_timeout", "no_replica")
@@ -261,14 +264,17 @@ class Walk(RuleBasedStateMachine):
                     assert self.where[call_id] == event.name
                 case Preempt():
                     assert self.where[call_id] is not None
-                    is_moved = self.moves_streams and self.tier[call_id] not in EXPRESS
                     drains = self.where[call_id] in self.draining
-                    assert self.tier[call_id] == "flex" or ((drains or is_moved) and self.is_continuable(call_id))
+                    is_express = self.tier[call_id] in EXPRESS
+                    retires = is_express and self.moves_streams and self.retires(self.where[call_id])
+                    is_moved = drains or retires or (self.moves_streams and not is_express)
+                    assert self.tier[call_id] == "flex" or (is_moved and self.is_continuable(call_id))
                     assert call_id not in self.delivering | self.being_preempted
                     assert self.is_continuable(call_id) or call_id not in self.was_preempted
                     self.moves[call_id] += 1
                     is_for_held = any(self.tier[held] in EXPRESS for held in self.deadline)
-                    assert is_for_held or drains or isinstance(event, ReplicaBehind), "preempted for nobody"
+                    is_for_replica = drains or retires or isinstance(event, ReplicaBehind)
+                    assert is_for_held or is_for_replica, "preempted for nobody"
                     self.was_preempted.add(call_id)
                     self.being_preempted.add(call_id)
         pool = self.machine.pools["p"]
@@ -295,6 +301,10 @@ class Walk(RuleBasedStateMachine):
 
     def is_continuable(self, call_id: str) -> bool:
         return self.calls_told[call_id].is_continuable and call_id not in self.delivering
+
+    def retires(self, replica: str | None) -> bool:
+        state = self.machine.pools["p"].replica_state(replica or "")
+        return state is not None and state.retiring
 
     def choices(self, call_id: str) -> int:
         return self.calls_told[call_id].choices
@@ -611,10 +621,7 @@ class Walk(RuleBasedStateMachine):
         assert {call_id for call_id, how in self.ended.items() if how != "refused"} == set(self.settled_us)
         told_us = sum(self.settled_us.values()) + sum(one.seat_us for one in self.machine._journeys.values())
         paid = sum(map(paid_us, self.machine.pools.values())) + self.removed_us
-        if any(how == "refused" and call_id in self.boarded for call_id, how in self.ended.items()):
-            assert told_us <= paid  # nobody is told what a call was refused after
-        else:
-            assert told_us == paid
+        assert told_us + self.refused_us == paid
 
     @invariant()
     def nobody_waits_past_the_deadline(self) -> None:

@@ -16,8 +16,9 @@
     ├── InternalError       500, a fault in Headway itself
     └── EngineFailed        the engine failed
         ├── EngineAnswered  it returned an HTTP error, whose status goes to the client
-        └── EngineLost      the connection to it is lost: retried if nothing was delivered yet, else 502
-            └── AnswerTooLarge  not the engine's fault if the client set no limit
+        ├── EngineLost      the connection to it is lost: retried if nothing was delivered yet, else 502
+        │   └── AnswerTooLarge  not the engine's fault if the client set no limit
+        └── CannotContinue  another engine decodes the answer so far to another text
 
 Only the dialects (api/openai.py, api/anthropic.py) turn errors into response bodies.
 """
@@ -200,6 +201,10 @@ class EngineAnswered(EngineFailed):
         super().__init__(f"the engine answered with status {status}")
         self.status = status
         self.body = body
+
+
+class CannotContinue(EngineFailed):
+    """The stream that another engine would go on with is not the one that was delivered."""
 
 
 class EngineLost(EngineFailed):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import msgspec
 
@@ -124,6 +124,8 @@ class Receipt:
     boardings: int
     reader_was_slow: bool = False  # the client read more slowly than the engine wrote, so the speed is not the engine's
     undelivered: Usage | None = None  # what the engine did for a client that got nothing of it; not billed
+    moves: int = 0  # how often its stream went on at another engine
+    repeated_tokens: int = 0  # that engines read again because it moved; not billed
 
     @property
     def paid_micro(self) -> int:
@@ -140,6 +142,10 @@ class NoSeat(Refused):
 
 class SeatVoid(Exception):
     """The core that gave the call its seat may no longer decide: the call must not be sent to its engine."""
+
+
+class AnswerOver(Exception):
+    """The answer is complete. What the engine still sends is not wanted."""
 
 
 GenerationTime = Callable[[Mapping[str, Any]], float | None]
@@ -172,6 +178,42 @@ class Meter(Protocol):
 
     def end(self, receipt: Receipt) -> bytes:
         """The last bytes for the client, including the proof: the closing events of a stream, or the whole answer."""
+
+
+@runtime_checkable
+class ContinuableMeter(Protocol):
+    """A meter that keeps what another engine needs to go on with its stream."""
+
+    repeated_tokens: int  # that engines read again, because the stream has moved
+
+    def seam(self, request: Request) -> Seam | None:
+        """Where the stream has stopped. None if it cannot go on at another engine."""
+
+
+class Seam(Protocol):
+    """Where a stream has stopped, and how it goes on at another engine. Changes nothing of the stream."""
+
+    @property
+    def tokens(self) -> int:
+        """Output tokens that were delivered."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the engine had generated its last token, and was lost before it said so in its last usage."""
+
+    @property
+    def decoded(self) -> tuple[int, ...]:
+        """Token ids whose text `meter` needs to know; empty if it needs none."""
+
+    def request(self, max_model_len: int | None) -> Request | None:
+        """The request for the next engine. None if it is not known how many tokens may follow."""
+
+    def meter(self, grant: Grant, text: str) -> Meter:
+        """Reads the next engine's answer as if the first one had gone on. `text` is that of `decoded`. Raises
+        CannotContinue if it does not begin with the text that was delivered."""
+
+    def closing(self) -> bytes:
+        """What an engine says after its last token. For an answer that is over."""
 
 
 class AnswerForm(Protocol):

@@ -142,6 +142,8 @@ class Completion(Sampling, kw_only=True):
 # engines/vllm.py sets its own `stream_options`, to get the usage that billing needs.
 NOT_SENT_ON = ("service_tier", "stream_options", "prompt_cache_key")
 TIER_FIELD = "service_tier"
+# Of a stream that can go on at another engine the ids of the prompt are kept, which take about as much as its body.
+MAX_CONTINUABLE_BYTES = 2**20
 
 ANY_TOOL = "*"  # not the name of a tool
 _read_chat = msgspec.json.Decoder(ChatCompletion).decode
@@ -183,12 +185,11 @@ def _for_engine(
     asked = request.stream_options if isinstance(request.stream_options, StreamOptions) else StreamOptions()
     if not request.stream and isinstance(request.stream_options, StreamOptions):
         raise InvalidRequest("`stream_options` requires `stream: true`.", "stream_options")
-    choices = request.n if isinstance(request.n, int) else 1
-    token_limits = (getattr(request, "max_completion_tokens", None), request.max_tokens)
-    max_output_tokens = next((limit for limit in token_limits if isinstance(limit, int)), None)
+    choices, max_output_tokens = request.n if isinstance(request.n, int) else 1, _token_limit(request)
     _check_size(request, max_output_tokens, choices)
     streaming = bool(request.stream)
     collect: Collect = "if_same" if not streaming and _is_same_collected(request) else "never"
+    is_continuable = streaming and not asked.continuous_usage_stats and not images.pixels and _is_continuable(request)
     form = OpenAIForm(
         wants_usage=bool(asked.include_usage),
         wants_continuous_usage=bool(asked.include_usage and asked.continuous_usage_stats),
@@ -197,6 +198,8 @@ def _for_engine(
         max_tokens=max_output_tokens or MAX_COUNT,
         wants_logprobs=_logprobs_per_token(request) > 0,
         collects=collect != "never",
+        is_continuable=is_continuable,
+        stops=_stops_of(request),
     )
     tier, session = tier_of(request.service_tier), getattr(request, "prompt_cache_key", None)
     is_tier_open = request.service_tier in (UNSET, None, "auto")
@@ -215,8 +218,8 @@ def _for_engine(
         affinity=affinity,
         prompt_tokens=prompt_tokens,
         choices=choices,
+        is_continuable=is_continuable and len(body) <= MAX_CONTINUABLE_BYTES,
     )
-    is_bounded = max_output_tokens is not None
     return Request(
         call,
         path,
@@ -225,11 +228,16 @@ def _for_engine(
         streaming,
         collect,
         max_output_tokens,
-        is_bounded=is_bounded,
+        is_bounded=max_output_tokens is not None,
         is_tier_open=is_tier_open,
         template_names=template_names,
         images=images,
     )
+
+
+def _token_limit(request: ChatCompletion | Completion) -> int | None:
+    limits_of = (getattr(request, "max_completion_tokens", None), request.max_tokens)
+    return next((limit for limit in limits_of if isinstance(limit, int)), None)
 
 
 def _is_same_collected(request: ChatCompletion | Completion) -> bool:
@@ -238,6 +246,29 @@ def _is_same_collected(request: ChatCompletion | Completion) -> bool:
     if isinstance(request, Completion):
         return not request.echo
     return not request.tools and not request.tool_choice
+
+
+def _is_continuable(request: ChatCompletion | Completion) -> bool:
+    """Whether another engine that is given the tokens so far goes on with the same distribution: nothing else decides
+    on the next token, such as a generator of random numbers, a grammar, or penalties, which do not count the prompt."""
+    penalties = (request.frequency_penalty, request.presence_penalty)
+    if request.n not in (UNSET, None, 1) or isinstance(request.seed, int) or any(one or 0 for one in penalties):
+        return False
+    if request.repetition_penalty not in (UNSET, None, 1) or _logprobs_per_token(request):
+        return False
+    if isinstance(request.structured_outputs, StructuredOutputs) or (
+        isinstance(request.response_format, ResponseFormat) and request.response_format.type != "text"
+    ):
+        return False
+    if _stops_of(request) and (request.min_tokens or request.skip_special_tokens is False):
+        return False  # where a stop string may be, and how ids are decoded, depends on these
+    if isinstance(request, Completion):
+        return not request.echo
+    return not request.tools and not request.tool_choice
+
+
+def _stops_of(request: ChatCompletion | Completion) -> tuple[str, ...]:
+    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
 
 
 def _check_size(request: ChatCompletion | Completion, max_tokens: int | None, choices: int) -> None:

@@ -17,12 +17,14 @@ from headway.api.answers import MAX_COUNT, Count, Fields, cut_object, join_objec
 from headway.api.collect_stream import AnswerCollector
 from headway.api.dialect import failure_in_stream
 from headway.api.limits import AnyObject
+from headway.api.openai_continuation import seam_of
 from headway.api.proof import proof_of
 from headway.api.sse import MAX_EVENT_BYTES, EventSplitter, data_of, readable
+from headway.api.stream_record import StreamRecord
 from headway.api.utf8 import is_utf8
 from headway.core.types import MIN_TOKENS_FOR_PROMISE
 from headway.errors import EngineLost
-from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
+from headway.wire import GenerationTime, Grant, Receipt, Request, Seam, Usage, stream_speed_tps
 
 USAGE_AFTER_TOKEN = b'}],"usage":{'
 # A token's usage that is flat and ends its event. To look for two bytes (`[^}\n]`) would take twice the time.
@@ -51,10 +53,16 @@ class ChoiceHead(Struct):
     index: Count = 0
     delta: AnyObject | UnsetType = UNSET
     text: str | UnsetType = UNSET
+    finish_reason: str | None = None
+
+
+class TokenEnd(Struct):
+    finish_reason: str | None = None
 
 
 class CountedToken(Struct):
     usage: CompletionUsage
+    choices: list[TokenEnd] = []
 
 
 _read_usage = msgspec.json.Decoder(CompletionUsage | None).decode
@@ -74,6 +82,8 @@ class OpenAIForm:
     max_tokens: int = MAX_COUNT  # of each choice
     wants_logprobs: bool = False
     collects: bool = False  # the client wants the answer in one piece, also if the engine streams it
+    is_continuable: bool = False  # what another engine needs to go on with the stream is kept
+    stops: tuple[str, ...] = ()  # strings that end the answer
 
     def meter(self, grant: Grant) -> OpenAIMeter:
         return OpenAIMeter(self, grant)
@@ -107,16 +117,22 @@ class OpenAIMeter:
         "_wants_all",
         "_whole",
         "first_at",
+        "has_finished",
         "has_usage",
         "is_complete",
         "is_final",
         "last_at",
+        "record",
+        "repeated_tokens",
     )
 
     def __init__(self, form: OpenAIForm, grant: Grant) -> None:
         self.first_at: float | None = None
         self.last_at: float | None = None
         self.is_final = self.is_complete = False
+        self.repeated_tokens = 0
+        self.has_finished = False  # the engine has said that its last token was generated
+        self.record = StreamRecord(keeps_text=bool(form.stops)) if form.is_continuable else None
         self._form = form
         self._tier = form.service_tier(grant)
         self._wants_all = form.wants_continuous_usage
@@ -143,6 +159,8 @@ class OpenAIMeter:
                 if start > 0 and data.find(b"}", start + 1) == len(data) - 4:
                     self.last_at = now
                     self._last = data
+                    if self.record is not None:
+                        return self.record.cut_one(data, start) or self._without_ids(data)
                     return data if self._wants_all else data[: start + 2] + b"}\n\n"
             elif shown := self._cut(data, now):
                 return shown
@@ -152,6 +170,10 @@ class OpenAIMeter:
 
     def _cut(self, data: bytes, now: float) -> bytes:
         """Cut the usages of several tokens, or one. Returns b"" if `data` is anything but their complete events."""
+        if self.record is not None:
+            if shown := self.record.cut_all(data):
+                self.last_at, self._last = now, data[data.rfind(b"\n", 0, -2) + 1 :]
+            return shown
         parts = _split_at_usages(data)
         # Each event has one line, and ends with its usage.
         if not data or parts[-1] or data.count(b"\n") != 2 * (len(parts) - 1):
@@ -186,7 +208,8 @@ class OpenAIMeter:
     def _read_chunk(self, event: bytes, payload: bytes, now: float) -> bytes:
         # The index of a large event's choice is in the part that is not read, so with several choices all is read.
         is_all_read = self._form.choices > 1 or self._collector is not None
-        head, fields = (b"", read_fields(payload)) if is_all_read else cut_object(payload)
+        is_read_here = is_all_read or self.record is not None
+        head, fields = (b"", read_fields(payload)) if is_read_here else cut_object(payload)
         if "error" in fields:
             raise failure_in_stream(payload, has_begun=self.first_at is not None)
         usage = _read_usage(fields["usage"]) if "usage" in fields else None
@@ -196,6 +219,10 @@ class OpenAIMeter:
         if usage:
             self._take_usage(usage)
             self._last = b""
+        if self.record is not None:
+            fields = self.record.cut_parsed(fields)
+            event = b"data: " + _encode(fields) + b"\n\n"
+        self.has_finished = self.has_finished or choices[0].finish_reason is not None
         self._choices[choices[0].index].saw_token(usage, now)
         is_first = self.first_at is None
         self.last_at = now
@@ -247,9 +274,22 @@ class OpenAIMeter:
         if self._last:
             last, self._last = self._last, b""
             with readable():
-                usage = _read_token(data_of(last)).usage
-                self._take_usage(usage)
-                self._choices[0].count(usage)
+                token = _read_token(data_of(last))
+                self._take_usage(token.usage)
+                self._choices[0].count(token.usage)
+                self.has_finished = self.has_finished or any(one.finish_reason for one in token.choices)
+
+    def _without_ids(self, data: bytes) -> bytes:
+        """An event that has no ids: the stream cannot go on elsewhere. Returns what the client gets of it."""
+        self.record = None
+        return data[: data.rfind(USAGE_AFTER_TOKEN) + 2] + b"}\n\n"
+
+    def seam(self, request: Request) -> Seam | None:
+        return seam_of(self, self._form.stops, request)
+
+    def goes_on(self, grant: Grant) -> None:
+        """At another engine."""
+        self._tier = self._form.service_tier(grant)
 
     def read_whole(self, body: bytes, generation_s: GenerationTime) -> None:
         with readable():

@@ -49,6 +49,8 @@ def proof_of(receipt: Receipt) -> dict[str, Any]:
         proof["served_by"] = grant.served_by
     if receipt.reader_was_slow:
         proof["reader_was_slow"] = True
+    if receipt.moves:
+        proof["moves"] = receipt.moves
     return proof
 
 

@@ -23,6 +23,7 @@ from functools import partial
 from prometheus_client.core import Metric
 
 from headway.core.types import (
+    MAX_PAUSE_S,
     Action,
     Arrived,
     Delivering,
@@ -110,7 +111,7 @@ class RemoteDispatch:
         self._max_hold_s: dict[str, float] = {}  # of each call that has not ended
         self._unanswered: set[str] = set()  # calls that wait for the dispatcher's word, and have no deadline yet
         self._fallback_hold_s: dict[str, float] = {}  # of each that may be served as standard: for how long then
-        self._flex: set[str] = set()  # flex calls that have not ended
+        self._movable: set[str] = set()  # calls that may be taken off their replica, and have not ended
         self._overdue: set[str] = set()  # calls whose deadline has passed, and that wait for its word
         self._ready_at = float("-inf")  # when a dispatcher said last that some replica takes calls
         self._unsent: list[Failed] = []  # calls that could not be sent and are told once the lease is renewed
@@ -137,15 +138,20 @@ class RemoteDispatch:
             call = event.call
             tiers = self._config.offers[call.model].tiers
             self._max_hold_s[call.id] = tiers[call.tier].max_hold_s
-            if call.tier == "flex":
-                self._flex.add(call.id)
-            elif call.may_fall_back:
+            if call.tier == "flex" or call.is_continuable:
+                self._movable.add(call.id)
+            if call.may_fall_back:
                 self._fallback_hold_s[call.id] = tiers["standard"].max_hold_s
             self._wait_for_answer(call.id)
         elif isinstance(event, Delivering):
-            if event.call_id not in self._flex:
-                return  # only a flex call can be preempted, so this would change nothing but wake the dispatcher
+            if event.call_id not in self._movable:
+                return  # this would change nothing but wake the dispatcher
         elif isinstance(event, Failed):
+            if (
+                event.output_tokens or event.stage == "streaming"
+            ):  # it is paused, and can only go on where it was served as it is
+                self._max_hold_s[event.call_id] = MAX_PAUSE_S
+                self._fallback_hold_s.pop(event.call_id, None)
             self._wait_for_answer(event.call_id)
             if event.stage == "unsent" and self._link is not None and not self.may_send(self.epoch):
                 self._unsent.append(event)  # with a new seat it would only be back at once
@@ -197,7 +203,7 @@ class RemoteDispatch:
         self._fallback_hold_s.pop(call_id, None)
         self._unanswered.discard(call_id)
         self._overdue.discard(call_id)
-        self._flex.discard(call_id)
+        self._movable.discard(call_id)
 
     def counted(self, replica: str, streams: int) -> None:
         if self._link is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -48,6 +48,7 @@ class EngineRequest:
     headers: tuple[tuple[bytes, bytes], ...]
     body: bytes
     collects: bool = False  # the engine streams an answer that the client gets in one piece
+    returns_ids: bool = False  # each event has the ids of its tokens, so that another engine can go on with the stream
     prompt_tokens: int = 0  # estimated, for an engine that does not count them
     max_cost: int = 0  # in micro-units, at a server that costs money
 
@@ -91,5 +92,8 @@ class Engine(Protocol):
 
     async def produces_a_token(self) -> bool:
         """Ask the engine for one token, which is the only reliable health check."""
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of these tokens, with nothing before or after it. Raises EngineLost."""
 
     def close(self) -> None: ...

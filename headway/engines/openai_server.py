@@ -8,7 +8,7 @@ while it reads a long prompt: only the bytes that it sends show that it is alive
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 
 from headway.engines.base import Answer, EngineRequest, Pulse
 from headway.engines.vllm import CHAT, COMPLETIONS, HEALTH_TIMEOUT_S, TOKEN_TIMEOUT_S, read_max_model_len
-from headway.errors import ConnectionFailed
+from headway.errors import ConnectionFailed, EngineLost
 from headway.http1 import ConnectionPool, fetch
 from headway.wire import Request, with_fields
 
@@ -45,7 +45,7 @@ class OpenAIServer:
             added["stream_options"] = {"include_usage": True}
         headers = ((b"x-request-id", request.call.id.encode()), *request.trace.headers())
         body = with_fields(request.body, added)
-        return EngineRequest(request.path, headers, body, collects, request.call.prompt_tokens)
+        return EngineRequest(request.path, headers, body, collects, prompt_tokens=request.call.prompt_tokens)
 
     async def send(self, request: EngineRequest, before_write: Callable[[], None]) -> Answer:
         answer = await self._pool.request(b"POST", request.path, request.body, request.headers, before_write)
@@ -53,6 +53,9 @@ class OpenAIServer:
 
     def generation_s(self, answer: Mapping[str, Any]) -> float | None:  # noqa: ARG002
         return None
+
+    async def decode(self, token_ids: Sequence[int]) -> str:  # noqa: ARG002
+        raise EngineLost("such a server does not go on with a stream of another one")
 
     async def is_healthy(self) -> bool:
         for path in ("/health", "/v1/models"):

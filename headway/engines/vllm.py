@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -73,8 +73,12 @@ class VLLMEngine:
             added["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         if request.cache_salt:
             added["cache_salt"] = request.cache_salt
+        # A reasoning parser hides ids: they would not be those of the whole answer.
+        returns_ids = request.call.is_continuable and (is_same or request.path == COMPLETIONS)
+        if returns_ids:
+            added["return_token_ids"] = True
         headers = ((b"x-request-id", request.call.id.encode()), *request.trace.headers())
-        return EngineRequest(request.path, headers, with_fields(request.body, added), collects)
+        return EngineRequest(request.path, headers, with_fields(request.body, added), collects, returns_ids)
 
     async def send(self, request: EngineRequest, before_write: Callable[[], None]) -> Answer:
         return await self._pool.request(b"POST", request.path, request.body, request.headers, before_write)
@@ -87,6 +91,17 @@ class VLLMEngine:
         if isinstance(took_ms, bool) or not 0 <= took_ms < MAX_GENERATION_MS:
             raise ValueError(f"a generation time of {took_ms} ms")
         return took_ms / 1000 if took_ms >= MIN_GENERATION_MS else None
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        body = msgspec.json.encode({"model": self._model, "tokens": token_ids})
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                status, page = await self._pool.exchange(b"POST", "/detokenize", body)
+            if status == 200:
+                return _read_decoded(page).prompt
+        except (ConnectionFailed, TimeoutError, msgspec.MsgspecError):
+            pass
+        raise EngineLost("the engine did not decode the answer so far")
 
     async def is_healthy(self) -> bool:
         status, _ = await fetch(self._pool, "/health", HEALTH_TIMEOUT_S)
@@ -159,6 +174,13 @@ def read_kv_tokens(page: bytes) -> int:
     """The size of the KV cache in tokens, from a Prometheus text page; 0 if it is missing. One line per engine core."""
     lines = [line for line in page[:MAX_METRICS_BYTES].splitlines() if line.startswith(CACHE_CONFIG)]
     return sum(int(found[1]) for line in lines if (found := KV_TOKENS.search(line)))
+
+
+class Decoded(Struct):
+    prompt: str
+
+
+_read_decoded = msgspec.json.Decoder(Decoded).decode
 
 
 class ModelCard(Struct):

@@ -93,6 +93,8 @@ def make_receipt(
     answer_s: float,
     boardings: int,
     undelivered: Usage | None = None,
+    moves: int = 0,
+    repeated_tokens: int = 0,
 ) -> Receipt:
     """Tokens that are not delivered are not billed."""
     usage, speed_tps = meter.usage() if is_delivered else Usage(), meter.speed_tps()
@@ -102,7 +104,19 @@ def make_receipt(
         tokens = (usage.prompt_tokens, usage.output_tokens, usage.cached_tokens)
         due = bill(grant.price, *tokens, is_missed=kept is False)
     return Receipt(
-        grant, outcome, usage, speed_tps, kept, due, seat_us, answer_s, boardings, reader_was_slow, undelivered
+        grant,
+        outcome,
+        usage,
+        speed_tps,
+        kept,
+        due,
+        seat_us,
+        answer_s,
+        boardings,
+        reader_was_slow,
+        undelivered,
+        moves,
+        repeated_tokens,
     )
 
 

@@ -30,8 +30,8 @@ class FloorWatch:
 
     @contextmanager
     def watching(self, trip: Trip) -> Iterator[None]:
-        """While the trip's answer is read. Nothing is watched if it has no floor."""
-        if not trip.grant.floor_tps:
+        """While the trip's answer is read. Nothing is watched if it has no floor, or is behind because it has moved."""
+        if not trip.grant.floor_tps or trip.moves:
             yield
             return
         self._streams[trip.call.id] = _WatchedStream(trip, StreamProgress(trip.grant.floor_tps))

@@ -38,6 +38,7 @@ class Relay:
         self._clock = clock
         self._stall_s = stall_s
         self._stall: asyncio.TimerHandle | None = None
+        self._is_over = False
         self._on_final: Callable[[], None] | None = on_final
 
     async def run(self) -> None:
@@ -46,6 +47,7 @@ class Relay:
             await self._answer.pipe(self._feed)
         finally:
             self._stop_waiting()
+            self._is_over = True
 
     def _feed(self, data: bytes) -> None:
         now = self._clock()
@@ -58,6 +60,8 @@ class Relay:
             self._on_final = None
 
     def _pause(self) -> None:
+        if self._is_over:  # the stream goes on with another answer, whose relay will be told
+            return
         # From now on the times show how fast the client reads, not how fast the engine writes.
         self.reader_was_slow = True
         self._answer.pause()
@@ -65,6 +69,8 @@ class Relay:
         self._stall = asyncio.get_running_loop().call_later(self._stall_s, self._client.abandon)
 
     def _resume(self) -> None:
+        if self._is_over:
+            return
         self._stop_waiting()
         self._answer.resume()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from headway.core.types import Replica, ReplicaSuspect
@@ -30,7 +30,8 @@ class _Watched:
     engine: Engine
     prober: Prober
     task: asyncio.Task[None] | None = None  # None before `start`
-    meters: set[Meter] = field(default_factory=set)  # one for each call of this gateway that is aboard
+    # One for each call of this gateway that is aboard, with the output tokens that it had read when it came aboard.
+    meters: dict[Meter, int] = field(default_factory=dict)
     ended_tokens: int = 0  # output tokens of calls that are aboard no more
     told_tokens: int = 0  # the most that `output_tokens` returned
 
@@ -104,21 +105,25 @@ class Replicas:
     def aboard(self, name: str) -> int:
         return self._watched[name].aboard if name in self._watched else 0
 
-    def come_aboard(self, name: str, meter: Meter) -> None:
-        if (watched := self._watched.get(name)) is not None:
-            if not watched.meters:
-                watched.prober.note_progress()
-            watched.meters.add(meter)
-
-    def leave(self, name: str, meter: Meter) -> None:
-        if (watched := self._watched.get(name)) is not None:
-            watched.meters.discard(meter)
-            watched.ended_tokens += meter.usage().output_tokens
+    @contextmanager
+    def carrying(self, name: str, meter: Meter) -> Iterator[None]:
+        """While the replica runs a call. The meter of one that goes on here has read tokens of other replicas."""
+        if (watched := self._watched.get(name)) is None:
+            yield
+            return
+        if not watched.meters:
+            watched.prober.note_progress()
+        before = watched.meters[meter] = meter.usage().output_tokens
+        try:
+            yield
+        finally:
+            del watched.meters[meter]
+            watched.ended_tokens += meter.usage().output_tokens - before
 
     def output_tokens(self) -> dict[str, int]:
         """Output tokens that were read from each replica since it was added, also those of streams that still run."""
         for watched in self._watched.values():
-            running = sum(meter.usage().output_tokens for meter in watched.meters)
+            running = sum(meter.usage().output_tokens - before for meter, before in watched.meters.items())
             # An engine's last count can be lower than that of the events before it. A counter must not fall.
             watched.told_tokens = max(watched.told_tokens, watched.ended_tokens + running)
         return {name: watched.told_tokens for name, watched in self._watched.items()}

@@ -11,6 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from prometheus_client.core import Metric
@@ -23,7 +24,6 @@ from headway.core.types import (
     Arrived,
     Board,
     Cut,
-    Delivering,
     Downgrade,
     Draining,
     Failed,
@@ -34,16 +34,23 @@ from headway.core.types import (
     Refuse,
     ReplicaSuspect,
     Settled,
-    Stage,
 )
 from headway.dispatch.base import Dispatch
 from headway.dispatch.fleet import Member
 from headway.dispatch.local import LocalDispatch
 from headway.engines.base import Answer, Engine
-from headway.errors import AnswerTooLarge, ConnectionFailed, EngineAnswered, EngineFailed, EngineLost, ResponseTooLarge
+from headway.errors import (
+    AnswerTooLarge,
+    ConnectionFailed,
+    EngineFailed,
+    EngineLost,
+    ResponseTooLarge,
+)
 from headway.gateway.billing import Billing
+from headway.gateway.continuation import ends_call, finish_at_seam, fix, may_go_on, next_request, stage_of
 from headway.gateway.floors import FloorWatch
 from headway.gateway.held_bytes import HeldBytes
+from headway.gateway.leaving import SEAT_RELEASE_S, Leaving
 from headway.gateway.metrics import Metrics, replica_metrics
 from headway.gateway.prompts import PromptFile
 from headway.gateway.relay import Relay, failure_of
@@ -54,13 +61,10 @@ from headway.gateway.trip import Trip
 from headway.ledger.books import Account
 from headway.observe.base import UNOBSERVED, Observer
 from headway.supervise import Supervisor, measure_lag
-from headway.wire import Client, Grant, NoSeat, Outcome, Receipt, Request, SeatVoid
+from headway.wire import AnswerOver, Client, Grant, NoSeat, Receipt, Request, SeatVoid
 
 log = logging.getLogger("headway.gateway")
 
-# An engine notices up to one step later that a client has disconnected. The seat stays taken for this long; otherwise
-# the replica would briefly run one stream more than the floor allows.
-SEAT_RELEASE_S = 0.1
 # How long a receipt waits for the call's seat-time. A core in the same process reports it at once.
 SETTLE_S = 0.02
 
@@ -100,7 +104,7 @@ class Gateway:
         self.price_of, self.change_prices = self._billing.price, self._billing.change
         self._floors = FloorWatch(self.tell, self._clock)
         self._trips: dict[str, Trip] = {}
-        self._leaving: dict[str, Left] = {}  # calls whose client left, until the engine has noticed
+        self._leaving = Leaving(self.tell)
         self._unsettled: dict[str, Account] = {}  # calls that ended before core reported their seat-time
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -128,23 +132,13 @@ class Gateway:
         return receipt
 
     async def _run_on_engine(self, trip: Trip, engine: Engine, client: Client) -> None:
-        self._begin_boarding(trip)
         seat = trip.seat
-        self.replicas.come_aboard(engine.name, meter := trip.meter)
         try:
             async with trip.aboard:
                 trip.is_aboard = True
-                asked = engine.prepare(trip.request)
-                trip.is_counted = trip.request.streaming or asked.collects
-                answer = await engine.send(asked, lambda: self._check_seat(trip, seat))
-                try:
-                    if answer.status != 200:
-                        raise await failure_of(answer)
-                    deliver = self._stream if trip.request.streaming else self._send_whole
-                    with self._floors.watching(trip):
-                        await deliver(trip, answer, engine, client)
-                finally:
-                    answer.close()
+                request = await self._begin_boarding(trip, engine)
+                with self.replicas.carrying(engine.name, trip.meter):
+                    await self._exchange(trip, request, engine, client)
         except TimeoutError:
             raise EngineLost("the call was taken off its replica") from None
         except ConnectionFailed as failed:
@@ -153,16 +147,35 @@ class Gateway:
         finally:
             if trip.seat is seat:
                 trip.is_aboard = False
-            self.replicas.leave(engine.name, meter)
+
+    async def _exchange(self, trip: Trip, request: Request, engine: Engine, client: Client) -> None:
+        seat, asked = trip.seat, engine.prepare(request)
+        trip.is_counted = request.streaming or asked.collects
+        answer = await engine.send(asked, lambda: self._check_seat(trip, seat))
+        try:
+            if answer.status != 200:
+                raise await failure_of(answer)
+            if not asked.returns_ids:
+                fix(trip, self.tell)
+            deliver = self._stream if request.streaming else self._send_whole
+            with self._floors.watching(trip):
+                await deliver(trip, answer, engine, client)
+        finally:
+            answer.close()
 
     async def _stream(self, trip: Trip, answer: Answer, engine: Engine, client: Client) -> None:
-        self.tell(Delivering(trip.call.id))
-        await client.start_stream(answer.content_type, trip.grant)
-        stall_s = self._timing.reader_stall_s
+        if not client.started:
+            await client.start_stream(answer.content_type, trip.grant)
+        stall_s, was_slow = self._timing.reader_stall_s, trip.reader_was_slow
         trip.relay = Relay(
             answer, client, trip.meter, engine.pulse, self._clock, stall_s, on_final=lambda: self._report_finished(trip)
         )
-        await trip.relay.run()
+        trip.relay.reader_was_slow = was_slow
+        with suppress(AnswerOver):
+            await trip.relay.run()
+        await self._end_stream(trip, client)
+
+    async def _end_stream(self, trip: Trip, client: Client) -> None:
         client.write(trip.meter.end(await self._settle(trip)))
         await client.end_stream()
 
@@ -194,26 +207,28 @@ class Gateway:
 
     async def _handle_failure(self, trip: Trip, engine: Engine, client: Client, failure: EngineFailed) -> None:
         """Report a failure to core, which tries another engine. Raises the failure if that is not possible."""
-        is_asked_for = isinstance(failure, AnswerTooLarge) and not trip.request.is_bounded
-        if is_asked_for or (isinstance(failure, EngineAnswered) and failure.status != 503):
+        if ends_call(trip, failure):
             trip.outcome = "error"
             raise failure
-        stage: Stage = "full"
-        if isinstance(failure, EngineLost):
-            stage = "waiting" if failure.reached else "connect"
-        if trip.is_preempted:
+        stage = stage_of(trip, failure, has_begun=client.started)
+        if stage == "preempted":
             trip.is_preempted = False
-            stage = "preempted"
             await asyncio.sleep(SEAT_RELEASE_S)
         elif isinstance(failure, EngineLost):
             log.warning("call %s lost replica %s (%s): %s", trip.call.id, engine.name, stage, failure)
             self.tell(ReplicaSuspect(engine.name))
             self.replicas.probe_now(engine.name)
-        if client.started:
+        if client.started and not may_go_on(trip, self.max_model_lens()):
             trip.outcome = "failed"
             raise failure
+        if client.started and finish_at_seam(trip, self._clock()):
+            await self._end_stream(trip, client)
+            trip.outcome = "finished"
+            return
+        if client.started:
+            trip.moves, trip.lost = trip.moves + 1, failure
         trip.wait_for_seat()
-        self.tell(Failed(trip.call.id, stage))
+        self.tell(Failed(trip.call.id, stage, trip.seam.tokens if trip.seam is not None else 0))
 
     def _check_seat(self, trip: Trip, seat: asyncio.Future[Engine]) -> None:
         """Called immediately before the call is written to its engine."""
@@ -257,8 +272,8 @@ class Gateway:
                 trip.seat.set_result(self.replicas.engine(action.replica))
             case Refuse(reason=reason, retry_after_s=retry_after_s, rate_limit=rate_limit) if not trip.seat.done():
                 self._held_bytes.end_hold(trip)
-                trip.outcome = "refused"
-                trip.seat.set_exception(NoSeat(reason, retry_after_s, rate_limit))
+                trip.settled.set_result(action.seat_us)
+                trip.refuse(NoSeat(reason, retry_after_s, rate_limit))
             case Hold(for_s=for_s):
                 self._hold(trip, self._clock() + for_s)
             case Downgrade(reason=reason):
@@ -267,6 +282,9 @@ class Gateway:
             case Cut() if trip.seat.done():
                 trip.cut()
             case Preempt() if trip.seat.done():
+                if trip.relay is not None and not may_go_on(trip, self.max_model_lens()):
+                    fix(trip, self.tell)
+                    return
                 trip.is_preempted = True
                 trip.cut()
             case Settled(seat_us=seat_us) if not trip.settled.done():
@@ -278,8 +296,7 @@ class Gateway:
         if self._held_bytes.take(trip):
             trip.wait_until(until, self._clock, lambda: self.dispatch.deadline(trip.call.id))
             return
-        trip.outcome = "refused"
-        trip.seat.set_exception(NoSeat("held_bytes", 1, None))
+        trip.refuse(NoSeat("held_bytes", 1, None))
         self.tell(Left(trip.call.id))
 
     # --- trips ---
@@ -296,16 +313,22 @@ class Gateway:
         self._trips[call.id] = trip
         return trip
 
-    def _begin_boarding(self, trip: Trip) -> None:
+    async def _begin_boarding(self, trip: Trip, engine: Engine) -> Request:
+        """The request for the engine. The trip's meter reads the answer."""
         trip.boardings += 1
-        trip.meter = trip.request.form.meter(trip.grant)
-        self._billing.record_boarding(trip.account, trip.grant, trip.meter if trip.request.streaming else None)
+        if trip.seam is not None:
+            request = await next_request(trip, engine, self.max_model_lens())
+        else:
+            request = trip.request
+            trip.meter = request.form.meter(trip.grant)
+        self._billing.record_boarding(trip.account, trip.grant, trip.meter if request.streaming else None)
+        return request
 
     def _report_finished(self, trip: Trip) -> None:
         """Tell core, once, that the engine's answer has been read to its end."""
         if not trip.is_finished:
             usage, speed_tps = trip.meter.usage(), trip.meter.speed_tps()
-            if trip.reader_was_slow or max(usage.outputs) < MIN_TOKENS_FOR_PROMISE:
+            if trip.reader_was_slow or trip.moves or max(usage.outputs) < MIN_TOKENS_FOR_PROMISE:
                 speed_tps = None  # not a measurement of the engine
             trip.is_finished = True
             self.tell(Finished(trip.call.id, usage.prompt_tokens, usage.output_tokens, speed_tps))
@@ -332,7 +355,7 @@ class Gateway:
         if outcome == "finished":
             self._report_finished(trip)
         elif outcome != "refused":
-            self._leave(trip, outcome)
+            self._leaving.leave(trip, outcome)
         try:
             receipt = trip.receipt or trip.receipt_at(self._clock(), outcome, is_delivered=client.started)
             self._billing.close(trip.account, receipt)
@@ -343,21 +366,6 @@ class Gateway:
             del self._trips[trip.call.id]
         self._reports.ended(trip, receipt)
         return receipt
-
-    def _leave(self, trip: Trip, outcome: Outcome) -> None:
-        """Tell core that the call is over early: if its client left an engine, once the engine has noticed."""
-        if not trip.leaves_seat(outcome):
-            usage = trip.meter.usage()
-            self.tell(Left(trip.call.id, usage.prompt_tokens, usage.output_tokens))
-            return
-        work = trip.work()
-        output_tokens = work.output_tokens if trip.is_counted else None
-        self._leaving[trip.call.id] = Left(trip.call.id, work.prompt_tokens, output_tokens, trip.max_output_tokens)
-        asyncio.get_running_loop().call_later(SEAT_RELEASE_S, self._release_seat, trip.call.id)
-
-    def _release_seat(self, call_id: str) -> None:
-        if (left := self._leaving.pop(call_id, None)) is not None:
-            self.tell(left)
 
     def _metrics_when_scraped(self) -> Iterable[Metric]:
         pools = self.replicas.pools
@@ -381,8 +389,7 @@ class Gateway:
         self.tell(Draining())
 
     async def stop(self) -> None:
-        for call_id in list(self._leaving):
-            self._release_seat(call_id)
+        self._leaving.release_all()
         await self.replicas.stop()
         for task in self._tasks:
             task.cancel()

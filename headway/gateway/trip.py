@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from headway.core.types import Adopted, Board, Call
 from headway.engines.base import Engine
-from headway.errors import RefusalReason
+from headway.errors import EngineFailed, RefusalReason
 from headway.gateway.billing import make_receipt
 from headway.gateway.relay import Relay
 from headway.ledger.books import Account
 from headway.observe.base import Span
 from headway.price import HostedPrice, Price
-from headway.wire import Grant, Meter, Outcome, Receipt, Request, Usage
+from headway.wire import ContinuableMeter, Grant, Meter, NoSeat, Outcome, Receipt, Request, Seam, Usage
 
 
 @dataclass(slots=True)
@@ -38,6 +38,10 @@ class Trip:
     aboard: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
     is_aboard: bool = False
     is_preempted: bool = False
+    seam: Seam | None = None  # where its stream has stopped, until it goes on at another engine
+    lost: EngineFailed | None = None  # how it lost the last engine that had begun to answer
+    is_fixed: bool = False  # core has been told that it cannot go on at another engine
+    moves: int = 0  # how often its stream went on at another engine
     is_finished: bool = False  # core has been told that the answer is complete
     is_counted: bool = False  # the engine streams, so the meter counts tokens as they come
     relay: Relay | None = None
@@ -103,6 +107,8 @@ class Trip:
             answer_s=now - self.arrived_at,
             boardings=self.boardings,
             undelivered=self.work() if self.leaves_seat(outcome) and not is_delivered else None,
+            moves=self.moves,
+            repeated_tokens=self.meter.repeated_tokens if isinstance(self.meter, ContinuableMeter) else 0,
         )
 
     def cut(self) -> None:
@@ -130,11 +136,25 @@ class Trip:
 
     def adopted(self, now: float) -> Adopted:
         """Where the call is, for a core that does not know it."""
-        call = replace(self.call, tier=self.grant.tier, falls_back=self.call.falls_back and self.grant.reason is None)
+        call = replace(
+            self.call,
+            tier=self.grant.tier,
+            falls_back=self.call.falls_back and self.grant.reason is None,
+            is_continuable=self.call.is_continuable and not self.is_fixed,
+            moves=self.moves,
+        )
         replica = self.grant.replica if self.seat.done() else None
-        is_delivering = self.relay is not None and replica is not None
+        is_paused = self.moves > 0 and replica is None
+        is_delivering = is_paused or (self.relay is not None and replica is not None)
         since = self.arrived_at if self.downgraded_at is None else self.downgraded_at
+        if is_paused and self.meter.last_at is not None:
+            since = self.meter.last_at
         return Adopted(call, replica, now - since, is_delivering, self.grant.reason)
+
+    def refuse(self, no_seat: NoSeat) -> None:
+        """It gets no seat. If a part of its answer was delivered, it ends by what its last engine failed with."""
+        self.outcome = "refused" if self.lost is None else "failed"
+        self.seat.set_exception(no_seat if self.lost is None else self.lost)
 
     def downgrade(self, reason: RefusalReason, now: float) -> None:
         self.grant = replace(self.grant, tier="standard", reason=reason)

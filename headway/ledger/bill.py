@@ -33,6 +33,7 @@ class BillRow(msgspec.Struct, kw_only=True):
     refunded: int = 0
     auto_paid: int = 0  # paid for calls to auto models, on both rungs
     undelivered: int = 0  # the price of what was done for clients that left and got nothing of it; not billed
+    repeated: int = 0  # the price of what was read again because streams moved; not billed
     seat_us: int = 0
     cost: int | None = 0
     all_full: int | None = None  # the same calls with the full model alone; None if there are none
@@ -66,6 +67,7 @@ def make_bill(entries: Iterable[Entry], by: tuple[str, ...], replica_hour: dict[
             continue
         row.seat_us += entry.seat_us
         row.undelivered += entry.undelivered or 0
+        row.repeated += entry.repeated or 0
         seat_us[place][entry.model] = seat_us[place].get(entry.model, 0) + entry.seat_us
         if entry.kind == "seated":
             continue
@@ -93,6 +95,7 @@ def as_records(rows: list[BillRow]) -> list[dict[str, Any]]:
             "refunded": money(row.refunded),
             "total": money(row.total),
             "undelivered": money(row.undelivered),
+            "repeated": money(row.repeated),
             "seat_seconds": f"{row.seat_us / 1e6:.6f}",
             "cost": money(row.cost) if row.cost is not None else "",
             "margin": money(row.total - row.cost) if row.cost is not None else "",

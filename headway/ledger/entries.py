@@ -66,6 +66,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_price: Count | None = None  # micro-units per million cached tokens; None: as other prompt tokens
     # The price, in micro-units, of what an engine did for a client that left and got nothing of it. Not billed.
     undelivered: Amount | None = None
+    # The price, in micro-units, of tokens that engines read again because the stream moved. Not billed.
+    repeated: Amount | None = None
     session: str | None = None  # as the client names it, or a hash of that (api/sessions.py); None if it names none
     agent: str | None = None
 
@@ -81,7 +83,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def has_wrong_sign(self) -> bool:
         """Whether the amount has the sign of another kind of entry, or a count is negative."""
         is_taken = self.kind in ("refunded", "released")
-        counts = (self.prompt_tokens, self.output_tokens, self.cached_tokens or 0, self.seat_us, self.undelivered or 0)
+        not_billed = (self.undelivered or 0, self.repeated or 0)
+        counts = (self.prompt_tokens, self.output_tokens, self.cached_tokens or 0, self.seat_us, *not_billed)
         return (self.amount > 0 if is_taken else self.amount < 0) or min(counts) < 0
 
     def closing(self, receipt: Receipt, at_us: int) -> list[Entry]:
@@ -107,6 +110,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             seat_us=receipt.seat_us or 0,
             all_full=_all_full(receipt),
             undelivered=_cost(price, receipt.undelivered) if receipt.undelivered is not None else None,
+            repeated=price.amount(receipt.repeated_tokens, 0) if receipt.moves else None,
         )
         return self._closed_by(served, receipt.bill)
 
@@ -146,6 +150,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             cached_tokens=None,
             all_full=0,
             undelivered=undelivered,
+            repeated=None,
         )
 
 

@@ -62,4 +62,5 @@ MIGRATIONS: dict[str, tuple[str, ...]] = {
         )""",
         "CREATE INDEX responses_by_age ON responses (at_us)",
     ),
+    "2026-11-19-repeated": ("ALTER TABLE entries ADD COLUMN repeated BIGINT",),
 }

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from headway.engines.scripted.formats import ChatFormat, CompletionFormat, MessagesFormat, ScriptedAnswer
+from headway.engines.scripted.formats import ChatFormat, CompletionFormat, ScriptedAnswer
+from headway.engines.scripted.messages import MessagesFormat
 from headway.ledger.entries import Entry
 from headway.ledger.spool import Spool
 
@@ -18,8 +19,21 @@ TIMES: dict[str, float | None] = {"time_to_first_token_ms": 96.4, "generation_ti
 SPOOL_BYTES = 2**30
 
 
-def _answer(tokens: int, *, stop: str | None = None, continuous: bool = True) -> ScriptedAnswer:
-    return ScriptedAnswer("chatcmpl-1", "1", 1, MODEL, 7, tokens, stop, include_usage=True, continuous_usage=continuous)
+def _answer(
+    tokens: int, *, stop: str | None = None, continuous: bool = True, ids: bool = False, prompt: int = 7
+) -> ScriptedAnswer:
+    return ScriptedAnswer(
+        "chatcmpl-1",
+        "1",
+        1,
+        MODEL,
+        prompt,
+        tokens,
+        stop,
+        include_usage=True,
+        continuous_usage=continuous,
+        returns_ids=ids,
+    )
 
 
 def _without_chunks(data: bytes) -> bytes:
@@ -64,6 +78,7 @@ OPENAI_STREAMS = (
     _stream(ChatFormat(_answer(2, continuous=False)), 2),
     _stream(ChatFormat(_answer(2, stop="the")), 2),
     *(_stream(CompletionFormat(_answer(tokens)), tokens) for tokens in (1, 3)),
+    *(_stream(form(_answer(tokens, ids=True)), tokens) for tokens in (2, 8) for form in (ChatFormat, CompletionFormat)),
     # Two choices, by turns.
     _events(
         *(
@@ -105,6 +120,14 @@ OPENAI_STREAMS = (
         b'{"error":{"message":"out of memory","type":"X","param":null,"code":500}}',
     )
     + _DONE,
+)
+
+# The beginning of a chat that can go on elsewhere, of which two tokens were read, and what the next engine may say.
+BEGUN = b"".join(event + b"\n\n" for event in _stream(ChatFormat(_answer(9, ids=True)), 9).split(b"\n\n")[:3])
+NEXT_STREAMS = (
+    *(_stream(CompletionFormat(_answer(tokens, ids=True, prompt=9)), tokens) for tokens in (1, 3, 7)),
+    _stream(CompletionFormat(_answer(2, ids=True, prompt=9, stop="the")), 2),
+    _stream(CompletionFormat(_answer(3, prompt=9)), 3),
 )
 
 OPENAI_WHOLE = (

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import tempfile
 import time
@@ -28,7 +29,7 @@ from headway.errors import EngineFailed, EngineLost, InvalidRequest
 from headway.gateway.billing import make_receipt
 from headway.ledger.spool import Spool
 from headway.price import Price
-from headway.wire import AnswerForm, Collect, Grant, Meter, Usage
+from headway.wire import AnswerForm, AnswerOver, Collect, ContinuableMeter, Grant, Meter, Usage
 from runs.hostile import corpus
 from runs.hostile.mutate import Mutator
 
@@ -41,6 +42,7 @@ LARGE_BYTES = 64 * 1024
 GOOD = "good-"
 # What only Headway reads.
 SET_BY_US = "request_id"  # in requests of the Responses dialect
+TOKEN_IDS = re.compile(rb'"(token_ids|prompt_token_ids)":\[[^\]]*\]')
 NOT_FOR_ENGINES = {"service_tier", "stream_options", "prompt_cache_key", "speed"}
 
 
@@ -207,7 +209,9 @@ class MeterTarget:
 
 
 def _known_by(event: bytes) -> set[object]:
-    """What identifies an event although its usage was removed or changed: its bytes, or its other fields."""
+    """What identifies an event although its usage was removed or changed, and its token ids were removed: its bytes, or
+    its other fields."""
+    event = TOKEN_IDS.sub(b'"\\1":null', event)
     payload = next((line[5:].strip() for line in event.split(b"\n") if line.startswith(b"data:")), b"")
     names: set[object] = {event.partition(b',"usage":')[0].removesuffix(b"}"), *([payload] if payload else [])}
     try:
@@ -239,6 +243,49 @@ def _receipt(meter: Meter, grant: Grant) -> Any:
 
 
 # --- the event splitter ----------------------------------------------------------------------------------------------
+
+
+class ContinuedTarget:
+    """What the next engine says in a stream that goes on there. The client gets events of its own stream."""
+
+    name = "continued meter"
+    inputs_at_once = 1
+    well_formed: Sequence[bytes] = corpus.NEXT_STREAMS
+
+    def maker(self, seed: int) -> Callable[[], bytes]:
+        return Mutator(self.well_formed, seed).next
+
+    def large(self) -> Sequence[bytes]:
+        first, _, rest = self.well_formed[1].partition(b"\n\n")
+        return [first + b"\n\n" + b'data: {"choices":[{"index":0,"text":"' + b"x" * 2**20 + b'"}]}\n\n' + rest]
+
+    def check(self, data: bytes, shape: int) -> None:
+        stops = ["never said", "town before"] if shape & 1 else []
+        body = {"model": "m", "max_tokens": 9, "stream": True, "stop": stops, **_MESSAGES}
+        request = openai.read_chat(msgspec.json.encode(body), "call-1")
+        grant = Grant("standard", "standard", "r0")
+        first = request.form.meter(grant)
+        first.feed(corpus.BEGUN, 0.0)
+        assert isinstance(first, ContinuableMeter)
+        seam = first.seam(request)
+        assert seam is not None
+        meter, passed = seam.meter(grant, " the morning" if stops else ""), []
+        try:
+            for number, piece in enumerate(pieces(data, shape >> 4)):
+                passed.append(meter.feed(piece, 1.0 + number * 0.125))
+            if meter.is_complete:
+                passed.append(meter.end(_receipt(meter, grant)))
+        except (EngineFailed, AnswerOver):
+            pass
+        _check_counts(meter.usage())
+        _check_speed(meter.speed_tps())
+        events = [event for event in b"".join(passed).split(b"\n\n") if event.startswith(b"data: {")]
+        if len(events) > data.count(b"\n\n") + 2:
+            raise Broken("the client gets more events than the engine sent")
+        for event in events if shape % LOOK_CLOSELY_AT == 0 else ():
+            told = _as_others_read(event[6:], "a client cannot read the stream that went on")
+            if told["id"] != "chatcmpl-1" or TOKEN_IDS.search(event):
+                raise Broken("the client sees that another engine goes on")
 
 
 class SplitterTarget:
@@ -390,6 +437,7 @@ TARGETS: dict[str, Target] = {
     for target in (
         MeterTarget("OpenAI meter", OPENAI_ASKED, corpus.OPENAI_STREAMS, corpus.OPENAI_WHOLE),
         MeterTarget("Anthropic meter", ANTHROPIC_ASKED, corpus.ANTHROPIC_STREAMS, corpus.ANTHROPIC_WHOLE),
+        ContinuedTarget(),
         SplitterTarget(),
         SpoolTarget(),
         FieldsTarget(openai, "/v1/chat/completions", corpus.CHATS),

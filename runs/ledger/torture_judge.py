@@ -84,7 +84,7 @@ def judge(
     judgement.lost = sorted(known - served.keys())
     for entry in served.values():
         judgement.outcomes[entry.outcome] += 1
-        sent = records[entry.replica].get(entry.call_id, Sent(0, 0, "never seen"))
+        sent = _whole_call(entry, records)
         if entry.output_tokens > sent.tokens_sent or entry.prompt_tokens > sent.prompt_tokens:
             judgement.over_billed.append(_words(entry, sent))
         if entry.outcome == "gateway_lost" and sent.state != "never seen":
@@ -93,10 +93,21 @@ def judge(
     for call in seen:
         found = served.get(call.call_id)
         if call.is_complete and found is not None:
-            sent = records[found.replica][call.call_id]
+            sent = _whole_call(found, records)
             if (found.output_tokens, found.prompt_tokens) != (sent.tokens_sent, sent.prompt_tokens):
                 judgement.wrong_when_complete.append(_words(found, sent))
     return judgement
+
+
+def _whole_call(entry: Entry, records: Mapping[str, Mapping[str, Sent]]) -> Sent:
+    """What the last replica of the call wrote, and what it read of the answer as it stood before. A stream that goes on
+    at another replica is read there with the prompt, so how much longer its prompt is says how much was delivered."""
+    last = records[entry.replica].get(entry.call_id, Sent(0, 0, "never seen"))
+    asked = min(
+        (requests[entry.call_id].prompt_tokens for requests in records.values() if entry.call_id in requests), default=0
+    )
+    before = max(0, last.prompt_tokens - asked)
+    return Sent(last.prompt_tokens - before, before + last.tokens_sent, last.state, last.received_s, last.ended_s)
 
 
 def checkpoint_tokens(step_s: float) -> int:

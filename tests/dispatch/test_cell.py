@@ -159,17 +159,19 @@ async def test_a_floor_holds_over_all_relays(tmp_path: Path) -> None:
             assert engine.record()["highest_running"] <= 4  # with five, a stream would have 77.5 tokens per second
 
 
-async def test_only_of_flex_calls_the_dispatcher_hears_that_they_are_answered(tmp_path: Path) -> None:
+async def test_only_of_calls_that_may_be_moved_the_dispatcher_hears_that_they_stay(tmp_path: Path) -> None:
+    """A call with a seed cannot go on elsewhere, so it stays once it is answered; only a flex call was movable before."""
     record = tmp_path / "record"
     async with (
         running(QUICK) as engine,
         running_cell(tmp_path, config_for([engine], express=[{"name": "flex"}]), relays=1, record=record) as cell,
     ):
         for tier in ("default", "flex"):
-            async for _ in await cell.relays[0].call(tier=tier, stream=True):
-                pass
+            for seed in (1, None):
+                async for _ in await cell.relays[0].call(tier=tier, stream=True, seed=seed):
+                    pass
         await cell.until_empty()
-    assert record.read_text().count('"Arrived"') == 2
+    assert record.read_text().count('"Arrived"') == 4
     assert record.read_text().count('"Delivering"') == 1
 
 

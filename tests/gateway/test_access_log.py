@@ -31,6 +31,7 @@ from tests.running import MODEL, Running, config_for, post, running_gateway
 pytestmark = pytest.mark.anyio
 QUICK = Script(model=MODEL, first_token_s=0.005, step_s=((1, 0.002),))
 CHAT = b'{"model":"scripted","messages":[{"role":"user","content":"a secret plan"}],"stream":true,"max_tokens":20}'
+STAYS = CHAT[:-1] + b',"seed":1}'  # it cannot go on at another engine
 FAST = {"name": "fast", "floor_tps": 20.0, "price_multiple": 2.0}
 CURVE: list[list[float]] = [[1, 500.0], [2, 480.0], [8, 300.0]]
 OWNER = "sk-this-is-the-key"
@@ -105,7 +106,7 @@ async def test_every_end_of_a_call_has_its_line(tmp_path: Path) -> None:
             await here.until_empty()
             await ask(here, CHAT.replace(b'"max_tokens":20', b'"max_tokens":9000'), "/v1/chat/completions", key)
             engine.faults = Faults(die_after_tokens=2, times=1)
-            await ask(here, CHAT, "/v1/chat/completions", key)
+            await ask(here, STAYS, "/v1/chat/completions", key)
             await ask(here)
             await ask(here, b"{", "/v1/messages", key)
             await ask(here, CHAT.replace(b"scripted", b"nothing"), "/v1/chat/completions", key)

@@ -270,11 +270,27 @@ async def test_an_answer_does_not_wait_for_a_core_that_is_late(tmp_path: Path) -
 async def test_an_engine_that_dies_in_the_middle_is_not_billed_beyond_what_was_delivered(tmp_path: Path) -> None:
     async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
         engine.faults = Faults(die_after_tokens=7, times=1)
-        stream = await at.here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=50, stream=True)
+        stream = await at.here.openai.chat.completions.create(
+            model=MODEL, messages=ASK, max_tokens=50, stream=True, seed=1
+        )
         with pytest.raises(openai.APIError):
             [chunk async for chunk in stream]
         served = await at.one()
         assert (served.outcome, served.output_tokens) == ("failed", 7)
+
+
+async def test_a_stream_that_finds_no_other_engine_is_billed_for_what_was_delivered(tmp_path: Path) -> None:
+    """Nor does its account wait for ever to hear of its seat-time."""
+    async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
+        engine.faults = Faults(die_after_tokens=7)
+        stream = await at.here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=50, stream=True)
+        with pytest.raises(openai.APIError, match="closed the connection"):
+            [chunk async for chunk in stream]
+        served = await at.one()
+        assert (served.outcome, served.output_tokens, served.amount > 0) == ("failed", 21, True)
+        assert served.seat_us > 0
+        assert not at.here.gateway._unsettled
+        await at.here.until_empty()
 
 
 @pytest.mark.parametrize("streaming", [False, True])

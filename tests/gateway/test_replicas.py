@@ -170,7 +170,7 @@ async def test_a_replicas_tokens_are_counted_while_its_streams_run() -> None:
         await asyncio.gather(*calls(here, 8, tokens=3))
         assert here.gateway.replica_tokens() == {a.url: 12, b.url: 12}
         a.faults = Faults(die_after_tokens=5, times=1)
-        body = b'{"model":"scripted","prompt":"hi","stream":true,"max_tokens":20}'
+        body = b'{"model":"scripted","prompt":"hi","stream":true,"max_tokens":20,"seed":1}'
         streams = [asyncio.create_task(here.raw(post("/v1/completions", body))) for _ in range(8)]
         seen = 24
         async with asyncio.timeout(20):

@@ -171,7 +171,7 @@ async def test_refused_and_failed_calls_have_spans_too(tmp_path: Path) -> None:
             with pytest.raises(openai.BadRequestError):
                 await at.here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=9_000)
             engine.faults = Faults(die_after_tokens=2, times=1)
-            await ask(at.here, CHAT, key)
+            await ask(at.here, CHAT[:-1] + b',"seed":1}', key)  # which cannot go on at another engine
         spans = collected.spans()
         found = collected.attributes()
     assert [(one["headway.outcome"], one["error.type"]) for one in found] == [

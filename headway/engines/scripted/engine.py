@@ -20,21 +20,28 @@ from uvicorn.server import ServerState
 from headway.engines.scripted import embeddings
 from headway.engines.scripted import formats as wire
 from headway.engines.scripted.answers import Dialect, ProgrammedAnswers
+from headway.engines.scripted.messages import MessagesFormat
 from headway.engines.scripted.programmed import ProgrammedChat, ProgrammedCompletion, ProgrammedMessage
 from headway.engines.scripted.responses import ResponsesFormat, words_plan
 from headway.engines.scripted.steps import Faults, QueueFull, Script, ScriptedStream, StepLoop
 
+
+class _Ids(msgspec.Struct):
+    tokens: list[int]
+
+
+_read_ids = msgspec.json.Decoder(_Ids).decode
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 
 JSON = b"application/json"
 RESPONSES = "/v1/responses"
-WordsFormat = wire.ChatFormat | wire.CompletionFormat | wire.MessagesFormat
+WordsFormat = wire.ChatFormat | wire.CompletionFormat | MessagesFormat
 DIALECTS: dict[str, tuple[str, type[WordsFormat] | None]] = {
     "/v1/chat/completions": ("chatcmpl", wire.ChatFormat),
     "/v1/completions": ("cmpl", wire.CompletionFormat),
-    "/v1/messages": ("chatcmpl", wire.MessagesFormat),
+    "/v1/messages": ("chatcmpl", MessagesFormat),
     RESPONSES: ("resp", None),
 }
 ProgrammedFormat = ProgrammedChat | ProgrammedCompletion | ProgrammedMessage | ResponsesFormat
@@ -66,6 +73,11 @@ class ScriptedEngine:
         self._posts: dict[str, Callable[[bytes], tuple[int, bytes, bytes]]] = {
             "/v1/messages/count_tokens": self._count_tokens,
             "/v1/responses/render": self._render,
+            "/detokenize": lambda body: (
+                200,
+                JSON,
+                msgspec.json.encode({"prompt": wire.decode(_read_ids(body).tokens)}),
+            ),
             "/scripted/faults": self._post_faults,
         }
 
@@ -189,6 +201,8 @@ class ScriptedEngine:
             include_usage=bool(options.include_usage),
             continuous_usage=bool(options.include_usage and options.continuous_usage_stats),
             choices=1 if path in ("/v1/messages", RESPONSES) else ask.n or 1,
+            words_before=wire.count_words_before(ask),
+            returns_ids=bool(ask.return_token_ids),
             body=body if path == RESPONSES else b"",
         )
 

@@ -2,7 +2,8 @@
 
 Knows the fields of the request bodies, the bytes of every event and the text of every answer. Does not know
 sockets, clocks or seats: everything here is a function of its arguments.
-Invariant: token n of every answer is `WORDS[(n - 1) % len(WORDS)]`, and each event is one HTTP chunk.
+Invariant: token n of every answer is `WORDS[(n - 1) % len(WORDS)]`, and each event is one HTTP chunk. An answer whose
+prompt ends with the ids of such words goes on after the last of them.
 """
 
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ look listen wait until dawn
 """
 WORDS = tuple(" " + word for word in dict.fromkeys(_STORY.split()))
 _WORD_BYTES = tuple(word.encode() for word in WORDS)
+FIRST_WORD_ID = 1000  # the token id of the first word; the ids of prompts are lower
 
 
 class ScriptedStreamOptions(msgspec.Struct):
@@ -59,6 +61,7 @@ class Ask(msgspec.Struct):
     stream: bool | None = False
     stream_options: ScriptedStreamOptions | None = None
     service_tier: str | None = None
+    return_token_ids: bool | None = False
     input: str | list[dict[str, Any]] | None = None  # this and the next two: of /v1/responses
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -78,11 +81,22 @@ class ScriptedAnswer:
     include_usage: bool = False
     continuous_usage: bool = False
     choices: int = 1  # all alike; `total_tokens` is of each
+    words_before: int = 0  # words of an answer at the end of the prompt: this one goes on with it
+    returns_ids: bool = False
     body: bytes = b""  # of the request, parts of which a response repeats
 
     def text(self) -> str:
         words = self.total_tokens if self.stop is None else self.total_tokens - 1
-        return "".join(WORDS[number % len(WORDS)] for number in range(words))
+        return "".join(WORDS[(self.words_before + number) % len(WORDS)] for number in range(words))
+
+    def word_number(self, number: int) -> int:
+        """The place of the answer's n-th token in WORDS."""
+        return (self.words_before + number - 1) % len(WORDS)
+
+    @property
+    def prompt_ids(self) -> bytes:
+        """As JSON. What they are does not matter."""
+        return msgspec.json.encode([number % FIRST_WORD_ID for number in range(self.prompt_tokens)])
 
 
 class WireError(Exception):
@@ -166,13 +180,24 @@ def list_stops(ask: Ask) -> list[str]:
     return [ask.stop] if isinstance(ask.stop, str) else [*(ask.stop or ()), *(ask.stop_sequences or ())]
 
 
+def count_words_before(ask: Ask) -> int:
+    """The number of words of an answer at the end of the prompt's ids."""
+    last = ask.prompt[-1] if ask.prompt and not isinstance(ask.prompt, str) else 0
+    return max(0, last - FIRST_WORD_ID + 1) if isinstance(last, int) else 0
+
+
+def decode(ids: list[int]) -> str:
+    """The text of the words among these ids."""
+    return "".join(WORDS[(one - FIRST_WORD_ID) % len(WORDS)] for one in ids if one >= FIRST_WORD_ID)
+
+
 def find_stop(ask: Ask, max_tokens: int) -> tuple[int, str | None]:
     """Returns the number of tokens and the stop string that ends the answer. As in vLLM, the stop word counts as a
     token although it is not sent."""
     stops = list_stops(ask)
     if stops:
-        by_word = {stop.strip(): stop for stop in stops}
-        for number, word in enumerate(WORDS[:max_tokens], start=1):
+        by_word, before = {stop.strip(): stop for stop in stops}, count_words_before(ask)
+        for number, word in enumerate(WORDS[before : before + max_tokens], start=1):
             if word.strip() in by_word:
                 return number, by_word[word.strip()]
     return max_tokens, None
@@ -229,7 +254,7 @@ class _OpenAIFormat:
 
     object_name: str
     before_word: bytes  # formatted with the index of the choice
-    after_word: bytes
+    after_word: bytes  # up to the ids of the tokens, which end a choice
     after_last_word: bytes  # formatted with the finish reason and the stop reason
     usage_end: bytes
 
@@ -244,7 +269,8 @@ class _OpenAIFormat:
         )
         self._usage_head = b',"usage":{"prompt_tokens":%d,"total_tokens":' % answer.prompt_tokens
         self._before = self._head + self.before_word % index
-        self._after = self.after_word + (self._usage_head if answer.continuous_usage else b"")
+        self._after_ids = b"}]" + (self._usage_head if answer.continuous_usage else b"")
+        self._after = self.after_word + b"null" + self._after_ids
         self._end = self.usage_end + b"}\n\n" if answer.continuous_usage else b"}\n\n"
         self._constant_length = len(self._before) + len(self._after) + len(self._end)
 
@@ -260,19 +286,30 @@ class _OpenAIFormat:
         return b'%d,"completion_tokens":%d' % (self._answer.prompt_tokens + number, number)
 
     def token(self, number: int) -> bytes:
-        word = _WORD_BYTES[(number - 1) % len(_WORD_BYTES)]
+        word = _WORD_BYTES[self._answer.word_number(number)]
         if number == self._answer.total_tokens:
             return self._last_token(word)
-        counts = self._counts(number)
-        length = self._constant_length + len(word) + len(counts)
-        chunk = b"%x\r\n%b%b%b%b%b\r\n" % (length, self._before, word, self._after, counts, self._end)
+        if self._answer.returns_ids:
+            after = self.after_token(number) + self._ids(number) + self._after_ids
+            chunk = http_chunk(b"%b%b%b%b%b" % (self._before, word, after, self._counts(number), self._end))
+        else:
+            counts = self._counts(number)
+            length = self._constant_length + len(word) + len(counts)
+            chunk = b"%x\r\n%b%b%b%b%b\r\n" % (length, self._before, word, self._after, counts, self._end)
         return chunk if number > 1 else self.opening() + chunk
+
+    def after_token(self, number: int) -> bytes:  # noqa: ARG002 (of a completion the first differs)
+        return self.after_word
+
+    def _ids(self, number: int) -> bytes:
+        answer = self._answer
+        return b"[%d]" % (FIRST_WORD_ID + answer.words_before + number - 1) if answer.returns_ids else b"null"
 
     def _last_token(self, word: bytes) -> bytes:
         stop, number = self._answer.stop, self._answer.total_tokens
         after_word = self.after_last_word % (b"length" if stop is None else b"stop", msgspec.json.encode(stop))
-        text = word if stop is None else b""
-        chunk = http_chunk(b"%b%b%b%b}\n\n" % (self._before, text, after_word, self.usage(number)))
+        text, ids = word if stop is None else b"", self._ids(number) + b"}]"
+        chunk = http_chunk(b"%b%b%b%b%b}\n\n" % (self._before, text, after_word, ids, self.usage(number)))
         return chunk if number > 1 else self.opening() + chunk
 
     def closing(self, metrics: dict[str, float | None]) -> bytes:
@@ -303,14 +340,16 @@ class _OpenAIFormat:
 class ChatFormat(_OpenAIFormat):
     object_name = "chat.completion.chunk"
     before_word = b'{"index":%d,"delta":{"content":"'
-    after_word = b'"},"logprobs":null,"finish_reason":null,"token_ids":null}]'
-    after_last_word = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":null}]'
+    after_word = b'"},"logprobs":null,"finish_reason":null,"token_ids":'
+    after_last_word = b'"},"logprobs":null,"finish_reason":"%b","stop_reason":%b,"token_ids":'
     usage_end = b',"completion_tokens_details":null}'
 
     def opening(self) -> bytes:
         role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]'
         role %= self._index
-        return http_chunk(b'%b%b%b,"prompt_token_ids":null,"prompt_text":null}\n\n' % (self._head, role, self.usage(0)))
+        ids = self._answer.prompt_ids if self._answer.returns_ids else b"null"
+        end = b',"prompt_token_ids":%b,"prompt_text":null}\n\n' % ids
+        return http_chunk(self._head + role + self.usage(0) + end)
 
     def whole(self, metrics: dict[str, float | None]) -> bytes:
         message = {"role": "assistant", "content": self._answer.text(), "refusal": None, "annotations": None}
@@ -322,79 +361,15 @@ class ChatFormat(_OpenAIFormat):
 class CompletionFormat(_OpenAIFormat):
     object_name = "text_completion"
     before_word = b'{"index":%d,"text":"'
-    after_word = b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":null}]'
-    after_last_word = (
-        b'","logprobs":null,"finish_reason":"%b","stop_reason":%b,"prompt_token_ids":null,"token_ids":null}]'
-    )
+    after_word = b'","logprobs":null,"finish_reason":null,"stop_reason":null,"prompt_token_ids":null,"token_ids":'
+    after_last_word = b'","logprobs":null,"finish_reason":"%b","stop_reason":%b,"prompt_token_ids":null,"token_ids":'
     usage_end = b"}"
+
+    def after_token(self, number: int) -> bytes:
+        ids = b'"prompt_token_ids":' + self._answer.prompt_ids
+        return self.after_word if number > 1 else self.after_word.replace(b'"prompt_token_ids":null', ids)
 
     def whole(self, metrics: dict[str, float | None]) -> bytes:
         choice = {"text": self._answer.text(), "logprobs": None, **self.ending()}
         choice |= {"prompt_logprobs": None, "prompt_token_ids": None, "routed_experts": None}
         return self.envelope(choice, {}, metrics)
-
-
-def messages_event(body: dict[str, Any]) -> bytes:
-    return http_chunk(b"event: %b\ndata: %b\n\n" % (body["type"].encode(), msgspec.json.encode(body)))
-
-
-def message_start(answer: ScriptedAnswer) -> bytes:
-    message: dict[str, Any] = {
-        "id": answer.id,
-        "type": "message",
-        "role": "assistant",
-        "content": [],
-        "model": answer.model,
-        "stop_reason": None,
-        "stop_sequence": None,
-        "usage": {"input_tokens": answer.prompt_tokens, "output_tokens": 0},
-    }
-    return messages_event({"type": "message_start", "message": message})
-
-
-class MessagesFormat:
-    _before_word = (
-        b'event: content_block_delta\ndata: {"type":"content_block_delta","delta":{"type":"text_delta","text":"'
-    )
-
-    def __init__(self, answer: ScriptedAnswer, index: int = 0) -> None:  # noqa: ARG002 (this dialect has one choice)
-        self._answer = answer
-
-    def _usage(self, output_tokens: int) -> dict[str, int]:
-        return {"input_tokens": self._answer.prompt_tokens, "output_tokens": output_tokens}
-
-    def _stop_reason(self) -> str:
-        return "max_tokens" if self._answer.stop is None else "stop_sequence"
-
-    def _opening(self) -> bytes:
-        block = {"type": "content_block_start", "content_block": {"type": "text", "text": ""}, "index": 0}
-        return message_start(self._answer) + messages_event(block)
-
-    def token(self, number: int) -> bytes:
-        event = b'%b%b"},"index":0}\n\n' % (self._before_word, _WORD_BYTES[(number - 1) % len(_WORD_BYTES)])
-        is_stop_word = self._answer.stop is not None and number == self._answer.total_tokens
-        opening = self._opening() if number == 1 else b""
-        return opening if is_stop_word else opening + http_chunk(event)
-
-    def closing(self, metrics: dict[str, float | None]) -> bytes:  # noqa: ARG002 (this dialect has no field for them)
-        delta = {"stop_reason": self._stop_reason(), "stop_sequence": self._answer.stop}
-        usage = self._usage(self._answer.total_tokens)
-        return (
-            messages_event({"type": "content_block_stop", "index": 0})
-            + messages_event({"type": "message_delta", "delta": delta, "usage": usage})
-            + messages_event({"type": "message_stop"})
-        )
-
-    def whole(self, metrics: dict[str, float | None]) -> bytes:  # noqa: ARG002
-        answer = self._answer
-        body = {
-            "id": answer.id,
-            "type": "message",
-            "role": "assistant",
-            "content": [{"type": "text", "text": answer.text()}],
-            "model": answer.model,
-            "stop_reason": self._stop_reason(),
-            **({} if answer.stop is None else {"stop_sequence": answer.stop}),
-            "usage": self._usage(answer.total_tokens),
-        }
-        return msgspec.json.encode(body)

@@ -13,14 +13,8 @@ from typing import Any
 import msgspec
 
 from headway.engines.scripted.answers import ChoicePlan, Piece
-from headway.engines.scripted.formats import (
-    FINGERPRINT,
-    ScriptedAnswer,
-    http_chunk,
-    message_start,
-    messages_event,
-    whole_body,
-)
+from headway.engines.scripted.formats import FINGERPRINT, ScriptedAnswer, http_chunk, whole_body
+from headway.engines.scripted.messages import message_start, messages_event
 
 Metrics = dict[str, float | None]
 BLOCKS = {"reasoning": "thinking", "text": "text", "call": "tool_use", "arguments": "tool_use"}

@@ -71,13 +71,20 @@ def config_for(
     curve: list[list[float]] | None = None,
     price: dict[str, float] | None = None,
     ledger: dict[str, Any] | None = None,
+    moves_streams: bool = False,
     **gateway: Any,
 ) -> Config:
     """`tier` has settings of the standard tier, `express` more tiers, `curve` the measured curve of each replica."""
     settings = {"port": 0, "probe_interval_s": 0.05, "stall_s": 0.5, **gateway}
     replicas = [{"url": engine.url, "seats": seats, "curve": curve} for engine in engines]
     tiers = [{"name": "standard", **(tier or {})}, *(express or [])]
-    model = {"name": MODEL, "tiers": tiers, "replicas": replicas, "price": price}
+    model = {
+        "name": MODEL,
+        "tiers": tiers,
+        "replicas": replicas,
+        "price": price,
+        "moves_streams": moves_streams,
+    }
     return Config.model_validate({"gateway": settings, "models": [model], "ledger": ledger})
 
 

@@ -177,6 +177,12 @@ class ModelTable(Table):
         description="Share of the streams with a floor that should keep it. A higher target lets fewer streams aboard "
         "where the speed of the engines varies.",
     )
+    moves_streams: bool = Field(
+        default=False,
+        description="A waiting call with a floor gets a seat at once: streams without one that can go on at another "
+        "replica are moved off the replica that is light soonest. They pause for a moment. Off by default: seats are "
+        "kept ready ahead of demand, and streams are left where they are.",
+    )
     replicas: list[ReplicaTable] = Field(default_factory=list, description="Engines that serve the model.")
     discover: DiscoverTable | None = Field(None, description="Engines that come and go, found by DNS or registered.")
     replicas_of: str | None = Field(

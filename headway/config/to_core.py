@@ -58,7 +58,12 @@ def policy_of(model: ModelTable) -> ModelPolicy:
         for tier in model.tiers
     }
     in_order = {name: tiers[name] for name in get_args(Tier) if name in tiers}
-    return ModelPolicy(in_order, standard_share=model.standard_share, kept_target=model.kept_target)
+    return ModelPolicy(
+        in_order,
+        standard_share=model.standard_share,
+        kept_target=model.kept_target,
+        moves_streams=model.moves_streams,
+    )
 
 
 def replica_of(model: ModelTable, settings: EngineSettings, name: str) -> Replica:

@@ -34,18 +34,20 @@ async def two_engines(**settings: Any) -> AsyncIterator[tuple[list[ScriptedEngin
         yield [first, second], here
 
 
-def busy(engines: list[ScriptedEngine]) -> ScriptedEngine:
-    [one] = [engine for engine in engines if engine.steps.running]
+def busy(here: Running, engines: list[ScriptedEngine]) -> ScriptedEngine:
+    """The engine of the only call. Others may be running a probe."""
+    [trip] = here.gateway._trips.values()
+    [one] = [engine for engine in engines if engine.url == trip.grant.replica]
     return one
 
 
-async def lose_after(stream: Any, engines: list[ScriptedEngine], chunks: int) -> list[Any]:
+async def lose_after(here: Running, stream: Any, engines: list[ScriptedEngine], chunks: int) -> list[Any]:
     """Read the stream. After so many chunks its engine dies."""
     read = []
     async for chunk in stream:
         read.append(chunk)
         if len(read) == chunks:
-            busy(engines).faults = Faults(die_after_tokens=1)
+            busy(here, engines).faults = Faults(die_after_tokens=1)
     return read
 
 
@@ -61,7 +63,7 @@ async def chat(here: Running, **asked: Any) -> Any:
 
 async def test_a_chat_goes_on_without_a_gap_or_a_double() -> None:
     async with two_engines() as (engines, here):
-        chunks = await lose_after(await chat(here, max_tokens=60), engines, 20)
+        chunks = await lose_after(here, await chat(here, max_tokens=60), engines, 20)
         assert text_of(chunks) == STORY[: len(text_of(chunks))]
         assert len(text_of(chunks).split()) == 60
         assert len({chunk.id for chunk in chunks}) == 1
@@ -91,7 +93,7 @@ async def test_a_completion_goes_on_twice() -> None:
         async for chunk in stream:
             read.append(chunk)
             if len(read) in (20, 50):
-                busy(engines).faults = Faults(die_after_tokens=1)
+                busy(here, engines).faults = Faults(die_after_tokens=1)
         assert text_of(read) == STORY[: len(text_of(read))]
         assert len(text_of(read).split()) == 80
         assert (read[-1].usage.completion_tokens, read[-1].usage.headway["moves"]) == (80, 2)
@@ -112,7 +114,7 @@ async def test_a_third_loss_ends_the_call() -> None:
             async for chunk in await chat(here, max_tokens=200):
                 read.append(chunk)
                 if len(read) in (20, 50, 80):
-                    busy(engines).faults = Faults(die_after_tokens=1)
+                    busy(here, engines).faults = Faults(die_after_tokens=1)
         await here.until_empty()
 
 
@@ -122,7 +124,7 @@ async def test_a_stop_string_is_found_across_the_seam(dies_after: int) -> None:
     words = [word.strip() for word in WORDS[42:44]]
     stop = " ".join(words)
     async with two_engines() as (engines, here):
-        chunks = await lose_after(await chat(here, max_tokens=90, stop=[stop, "never said"]), engines, dies_after)
+        chunks = await lose_after(here, await chat(here, max_tokens=90, stop=[stop, "never said"]), engines, dies_after)
         assert text_of(chunks) == "".join(WORDS[:42]) + " "
         [choice] = [choice for chunk in chunks for choice in chunk.choices if choice.finish_reason]
         assert (choice.finish_reason, choice.stop_reason) == ("stop", stop)
@@ -143,7 +145,7 @@ async def test_a_stop_string_is_found_across_the_seam(dies_after: int) -> None:
 async def test_what_cannot_go_on_fails_as_before(asked: dict[str, Any]) -> None:
     async with two_engines() as (engines, here):
         with pytest.raises(openai.APIError):
-            await lose_after(await chat(here, max_tokens=60, **asked), engines, 20)
+            await lose_after(here, await chat(here, max_tokens=60, **asked), engines, 20)
         await here.until_empty()
 
 
@@ -156,9 +158,9 @@ async def test_the_floor_counts_the_pause_and_the_refund_follows() -> None:
         async for chunk in stream:
             read.append(chunk)
             if len(read) == 20:
-                other = next(engine for engine in engines if not engine.steps.running)
+                [other] = [engine for engine in engines if engine is not busy(here, engines)]
                 other.faults = Faults(slow_factor=30.0)
-                busy(engines).faults = Faults(die_after_tokens=1)
+                busy(here, engines).faults = Faults(die_after_tokens=1)
         proof = read[-1].usage.headway
         assert (proof["moves"], proof["tier_served"], proof["kept"]) == (1, "fast", False)
         assert len(text_of(read).split()) == 60
@@ -167,7 +169,7 @@ async def test_the_floor_counts_the_pause_and_the_refund_follows() -> None:
 async def test_the_bill_is_of_what_was_delivered_and_what_was_read_again_is_beside_it(tmp_path: Path) -> None:
     slow = Script(model=MODEL, first_token_s=0.02, step_s=((1, 0.02),))
     async with running(slow) as one, running(slow) as two, desk(tmp_path, [one, two]) as at:
-        chunks = await lose_after(await chat(at.here, max_tokens=60, service_tier="fast"), [one, two], 20)
+        chunks = await lose_after(at.here, await chat(at.here, max_tokens=60, service_tier="fast"), [one, two], 20)
         usage = chunks[-1].usage
         [served] = [entry for entry in await at.entries() if entry.kind == "served"]
         assert (served.prompt_tokens, served.output_tokens, served.attempt) == (6, 60, 2)
@@ -190,6 +192,25 @@ async def test_draining_moves_streams_in_place_of_waiting() -> None:
         await until(lambda: engines[1].steps.running == 6)
         for chunks in await asyncio.gather(*streams):
             assert len(text_of(chunks).split()) == 1000
+        await here.until_empty()
+
+
+@pytest.mark.parametrize("moves_streams", [True, False])
+async def test_streams_make_way_for_a_fast_call(moves_streams: bool) -> None:
+    """About eight streams aboard each engine, of which a fast stream allows three beside it."""
+    express = [{"name": "fast", "floor_tps": 100.0, "max_hold_s": 1.0}]
+    curve = [[1, 250.0], [4, 120.0], [8, 60.0], [16, 30.0]]
+    config = {"express": express, "curve": curve, "seats": 16, "moves_streams": moves_streams}
+    async with two_engines(**config) as (engines, here):
+        streams = [asyncio.create_task(collect(await chat(here, max_tokens=800))) for _ in range(16)]
+        await until(lambda: sum(engine.steps.running for engine in engines) == 16)
+        fast = await collect(await chat(here, max_tokens=20, service_tier="fast"))
+        served = fast[-1].usage.headway
+        assert served["tier_served"] == ("fast" if moves_streams else "standard")
+        answers = await asyncio.gather(*streams)
+        assert [len(text_of(chunks).split()) for chunks in answers] == [800] * 16
+        moved = sum(chunks[-1].usage.headway.get("moves", 0) for chunks in answers)
+        assert moved >= 3 if moves_streams else moved == 0
         await here.until_empty()
 
 

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Set
+from math import inf
+from typing import Final
 
 from headway.core.caps import Caps
 from headway.core.doors import Doors
@@ -38,6 +40,8 @@ from headway.core.replicas import ReplicaState, Stream
 from headway.core.reserve import Reserve
 from headway.core.types import EXPRESS, Call, Offer, PoolPolicy, Replica, Tier
 from headway.core.waiting import WaitingRoom
+
+MOVED_WAIT_S: Final = 0.18  # for which calls with a floor should wait at most if streams make way, within 0.15 s
 
 
 class Pool:
@@ -58,7 +62,7 @@ class Pool:
         self._affinity = PrefixAffinity(adapters_of(offers))
         self.loosest = loosest_floors(offers)
         self._caps = Caps(targets_of(offers), policy, self.doors)
-        self.reserve = Reserve(policy.express_wait_s)
+        self.reserve = Reserve(_express_wait_s(policy))
         self.finder = Finder(self.doors, self.reserve, self._affinity)
 
     def change(self, policy: PoolPolicy, offers: dict[str, Offer], in_use: Set[tuple[str, Tier]], now: float) -> None:
@@ -74,7 +78,7 @@ class Pool:
         targets = targets_of(offers)
         aboard = {floor_tps for state in self.doors.replicas.values() for floor_tps in state.express}
         self._caps.change(targets, (targets_of(self.offers).keys() | aboard) - targets.keys(), policy, now)
-        self.reserve.allow(policy.express_wait_s)
+        self.reserve.allow(_express_wait_s(policy))
 
     def _count_seat_time(self) -> None:
         for model, offer in self.offers.items():
@@ -341,3 +345,8 @@ class Pool:
         self._caps.recall(learnt.caps, age_s, now)
         self.reserve.recall(learnt.reserve, age_s, now)
         self.waiting.recall(learnt.waiting, age_s, now)
+
+
+def _express_wait_s(policy: PoolPolicy) -> float:
+    is_shorter = policy.moves_streams and policy.express_wait_s < inf
+    return min(policy.express_wait_s, MOVED_WAIT_S) if is_shorter else policy.express_wait_s

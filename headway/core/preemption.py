@@ -27,8 +27,7 @@ LOOKED_AT: Final = 8  # replicas searched for calls to preempt, at most
 MOVE_S: Final = 0.15  # until the seats of a call that is taken off are free: the driver waits 0.1 s for the engine
 # So many streams may be on their way that each expects a seat within this time: a small part of MAX_PAUSE_S.
 EXPECTED_PAUSE_S: Final = 1.0
-EXPRESS_PAUSE_S: Final = 0.3
-RETIRING_LOOKED_AT: Final = 2
+EXPRESS_PAUSE_S: Final = 0.15  # of a stream with a floor that finds a seat at once
 MISSES: Final = 4  # calls of a draining replica that find no seat elsewhere, before the others wait for the next step
 
 Find = Callable[[Call, float, Set[str], float], ReplicaState | None]
@@ -155,7 +154,7 @@ class Preemption:
     def leave_retiring(self, now: float) -> Iterator[str]:
         """Choose the last streams with a floor of a replica that retires, if there are light seats for all of them and
         their floors allow the pause; yields their ids. The replica is heavy as soon as they have left."""
-        for state in islice(self._doors.retiring_by_express.from_lowest(), RETIRING_LOOKED_AT):
+        for state in islice(self._doors.retiring_by_express.from_lowest(), LOOKED_AT):
             seats = sum(state.movable_express.values())
             if seats > self._doors.ready + self._riders() - self.leaving_express:
                 return

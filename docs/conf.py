@@ -72,6 +72,7 @@ NAVIGATION = {
         "design/0012-replicas-that-come-and-go",
         "design/0013-scaling",
         "design/0014-a-fleet-on-ray",
+        "design/0015-streams-that-move",
     ],
     "Project": ["LOG", "/CHANGELOG", "/CONTRIBUTING"],
 }

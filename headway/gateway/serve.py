@@ -278,10 +278,12 @@ class Gateway:
                 self._hold(trip, self._clock() + for_s)
             case Downgrade(reason=reason):
                 trip.downgrade(reason, self._clock())
-            # A call without a seat has lost it already, and said so, before a dispatcher's order came.
-            case Cut() if trip.seat.done():
+            # A dispatcher's order may cross what was told: that the call has lost its seat, or was served to its end.
+            case Cut() | Preempt() if trip.is_finished or not trip.seat.done():
+                pass
+            case Cut():
                 trip.cut()
-            case Preempt() if trip.seat.done():
+            case Preempt():
                 if trip.relay is not None and not may_go_on(trip, self.max_model_lens()):
                     fix(trip, self.tell)
                     return

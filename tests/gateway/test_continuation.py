@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from headway.core.types import Cut, Event, Finished, Preempt
 from headway.dispatch.local import LocalDispatch
 from headway.engines.scripted import Faults, Script, ScriptedEngine, running
 from headway.engines.scripted.formats import WORDS
@@ -192,6 +193,23 @@ async def test_draining_moves_streams_in_place_of_waiting() -> None:
         await until(lambda: engines[1].steps.running == 6)
         for chunks in await asyncio.gather(*streams):
             assert len(text_of(chunks).split()) == 1000
+        await here.until_empty()
+
+
+@pytest.mark.parametrize("order", [Cut, Preempt])
+async def test_an_order_that_crosses_the_end_of_an_answer_changes_nothing(order: type[Cut | Preempt]) -> None:
+    async with two_engines() as (_, here):
+        tell = here.gateway.tell
+
+        def tell_and_cross(event: Event) -> None:
+            tell(event)
+            if isinstance(event, Finished):
+                here.gateway.do(order(event.call_id))
+
+        here.gateway.tell = tell_and_cross
+        for _ in range(3):
+            chunks = await collect(await chat(here, max_tokens=20))
+            assert (chunks[-1].usage.completion_tokens, chunks[-1].usage.headway.get("moves")) == (20, None)
         await here.until_empty()
 
 

@@ -51,6 +51,12 @@ class Metrics:
             ("model", "tier", "outcome"),
             registry=self.registry,
         )
+        self.moves = Counter(
+            "headway_moves",
+            "How often streams went on at another replica in the middle of their answers, counted when they end.",
+            ("model", "tier"),
+            registry=self.registry,
+        )
         self.refusals = Counter(
             "headway_refusals",
             "Calls that were not served, by reason: those that got no seat, and those that their key, their body or "
@@ -128,6 +134,8 @@ class Metrics:
             self.first_token.labels(model, tier).observe(first_token_s)
         if max(usage.outputs) >= MIN_TOKENS_FOR_PROMISE and receipt.speed_tps is not None:
             self.speed.labels(model, tier).observe(receipt.speed_tps)
+        if receipt.moves:
+            self.moves.labels(model, tier).inc(receipt.moves)
         if receipt.kept is not None and receipt.outcome == "finished":
             self.promises.labels(model, tier, "kept" if receipt.kept else "missed").inc()
 

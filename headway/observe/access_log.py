@@ -69,6 +69,7 @@ class AccessLine(msgspec.Struct, omit_defaults=True):
     kept: bool | None = None
     replica: str = ""
     boardings: int | None = None
+    moves: int | None = None  # how often its stream went on at another replica
     seat_s: float | None = None
     billed_micro: int | None = None  # to be paid, after the refund
     refunded_micro: int | None = None
@@ -111,6 +112,7 @@ def _of_ended(ended: EndedCall, time: str) -> AccessLine:
         kept=receipt.kept,
         replica=_cut(grant.replica),
         boardings=receipt.boardings,
+        moves=receipt.moves or None,
         seat_s=receipt.seat_us / MICRO if receipt.seat_us is not None else None,
         billed_micro=receipt.paid_micro if is_billed else None,
         refunded_micro=receipt.bill.refund if is_billed else None,

@@ -77,6 +77,7 @@ async def test_a_chat_goes_on_without_a_gap_or_a_double() -> None:
         assert usage.headway["moves"] == 1
         assert b"token_ids" not in b"".join(chunk.model_dump_json(exclude_none=True).encode() for chunk in chunks)
         await here.until_empty()
+        assert f'headway_moves_total{{model="{MODEL}",tier="standard"}} 1.0' in here.gateway.metrics.page().decode()
 
 
 async def test_a_completion_goes_on_twice() -> None:

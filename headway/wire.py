@@ -264,6 +264,16 @@ class StoredAnswers(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ChatSoFar:
+    """What an engine must be told of a chat answer that others have begun, to parse the rest as they would have."""
+
+    chat: bytes  # the body of the request that they got
+    prompt_ids: bytes  # JSON numbers with commas between them
+    ids: tuple[bytes, ...]  # the same, of each event of the answer
+    tool_call_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """A call and the request for its engine. engines/ adds the fields that only one kind of engine knows."""
 
@@ -287,6 +297,9 @@ class Request:
     is_tier_open: bool = False  # no field of the request asks for a tier: a header, the model's name or the key may
     is_whole_timed: bool = True  # engines report the timing of an answer in one piece
     limit_field: str = "max_tokens"  # the dialect's field for `max_output_tokens`
+    has_tools: bool = False
+    is_parsable: bool = False  # if it is continuable, then also where the engine parses reasoning or tools
+    so_far: ChatSoFar | None = None  # of a chat answer that goes on at another engine
 
     @property
     def max_prompt_tokens(self) -> int:

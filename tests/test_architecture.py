@@ -38,6 +38,7 @@ ALLOWED = {
         "headway.auto.requests",
         "headway.errors",
         "headway.config",
+        "headway.sse",
         "headway.wire",
         "headway.ledger.keys",
         "headway.observe.base",
@@ -56,7 +57,16 @@ ALLOWED = {
     # HTTP and TLS to a server, and nothing of what is said over them. Whoever calls a server from the event loop builds on
     # it: the engines, the load generator, and the calibration of the auto tier.
     "headway.http1": {"headway.errors"},
-    "headway.engines": {"headway.core.types", "headway.errors", "headway.http1", "headway.price", "headway.wire"},
+    # Server-sent events, which the dialects read, and the engines where they change them.
+    "headway.sse": {"headway.errors"},
+    "headway.engines": {
+        "headway.core.types",
+        "headway.errors",
+        "headway.http1",
+        "headway.price",
+        "headway.sse",
+        "headway.wire",
+    },
     # Where replicas and settings come from while a gateway runs: the file, and DNS.
     "headway.config_file": {"headway.config", "headway.errors"},
     "headway.discovery": {"headway.config", "headway.core.types", "headway.dispatch.fleet", "headway.errors"},

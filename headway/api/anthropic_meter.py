@@ -16,9 +16,9 @@ from headway.api.answers import MAX_COUNT, Count, cut_object, join_object
 from headway.api.collect_stream import MessageCollector
 from headway.api.dialect import failure_in_stream
 from headway.api.proof import proof_of
-from headway.api.sse import EventSplitter, data_of, readable
 from headway.api.utf8 import is_utf8
 from headway.core.types import EXPRESS
+from headway.sse import EventSplitter, data_of, readable
 from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
 
 TOKEN = b"event: content_block_delta\n"

@@ -20,10 +20,10 @@ from headway.api.fields import RequestFields
 from headway.api.known_fields import EMBEDDING_FIELDS
 from headway.api.prompt import BYTES_PER_TOKEN
 from headway.api.proof import proof_of
-from headway.api.sse import readable
 from headway.api.utf8 import is_utf8
 from headway.core.types import Call
 from headway.errors import EngineLost, InvalidRequest
+from headway.sse import readable
 from headway.wire import GenerationTime, Grant, Receipt, Request, Usage
 
 PATH = "/v1/embeddings"

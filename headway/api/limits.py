@@ -41,7 +41,7 @@ MAX_INPUTS = 2_048  # of one request for embeddings
 MAX_INPUT_IDS = 2**20  # token ids in these
 
 # The size of an answer is what its request asks for, so it is bounded there. Beyond these an answer, or an event with
-# many tokens of it, would not fit into memory (http1.py, api/sse.py), which is then the engine's fault.
+# many tokens of it, would not fit into memory (http1.py, sse.py), which is then the engine's fault.
 MAX_LOGPROBS = 2**15  # of one answer; each takes about 100 bytes, with the longest tokens 700
 MAX_WHOLE_TOKENS = 2**17  # of an answer in one piece; the longest tokens take 256 bytes
 MAX_ECHO_BYTES = 2**20  # of the prompts in an answer; six times as much if all is escaped

@@ -1,24 +1,39 @@
 """The OpenAI dialect: /v1/chat/completions and /v1/completions; api/embeddings.py adds /v1/embeddings.
 
-Defines the request fields that are honoured (api/fields.py sees to all others), the request for the engine, and the
-error format. api/openai_meter.py reads the answers. Nothing is translated: the engine speaks this dialect itself.
+Makes the request for the engine, and defines the error format. api/openai_requests.py has the fields of requests,
+api/openai_meter.py reads the answers. Nothing is translated: the engine speaks this dialect itself.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
 import msgspec
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Raw, UnsetType
 
 from headway.api import embeddings, limits
 from headway.api.answers import MAX_COUNT
-from headway.api.chat_messages import ChatMessage, check_images
+from headway.api.chat_messages import check_images
 from headway.api.dialect import NO_PARAMS, CallRoute, HeaderList, Headers, Params, engine_error, is_context_exceeded
 from headway.api.fields import RequestFields
 from headway.api.grammars import Grammars
 from headway.api.known_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from headway.api.openai_meter import OpenAIForm
+from headway.api.openai_requests import (
+    ANY_TOOL,
+    ChatCompletion,
+    Completion,
+    JsonSchema,
+    ResponseFormat,
+    ServiceTier,
+    StreamOptions,
+    StructuredOutputs,
+    forced_tool,
+    is_continuable,
+    is_parsable,
+    is_same_collected,
+    logprobs_per_token,
+    stops_of,
+    token_limit,
+)
 from headway.api.prompt import describe_prompt
 from headway.api.proof import proof_headers
 from headway.core.rate_limit import RateLimit
@@ -28,124 +43,12 @@ from headway.wire import NO_IMAGES, AnswerForm, Collect, Grant, Request, SentIma
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
-# --- request fields --------------------------------------------------------------------------------------------------
-
-
-class StreamOptions(Struct, forbid_unknown_fields=True):
-    include_usage: bool | None = False
-    continuous_usage_stats: bool | None = False
-    include_obfuscation: bool | UnsetType | None = UNSET
-
-
-class JsonSchema(Struct, forbid_unknown_fields=True):
-    name: limits.ShortText
-    description: str | UnsetType | None = UNSET
-    schema: Raw | UnsetType = UNSET
-    strict: bool | UnsetType | None = UNSET
-
-
-class ResponseFormat(Struct, forbid_unknown_fields=True):
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | UnsetType = UNSET
-
-
-class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """vLLM's own fields for constrained answers."""
-
-    json: Raw | UnsetType = UNSET
-    regex: str | UnsetType | None = UNSET
-    choice: Annotated[list[limits.ShortText], Meta(max_length=256)] | UnsetType | None = UNSET
-
-
-class Function(Struct, forbid_unknown_fields=True):
-    name: limits.ShortText
-    description: str | UnsetType | None = UNSET
-    parameters: Raw | UnsetType = UNSET
-    strict: bool | UnsetType | None = UNSET
-
-
-class NamedFunction(Struct, forbid_unknown_fields=True):
-    name: limits.ShortText
-
-
-class NamedTool(Struct, forbid_unknown_fields=True):
-    """A `tool_choice` that names the tool to be called."""
-
-    function: NamedFunction
-    type: Literal["function"] | UnsetType = UNSET
-
-
-class ChatTool(Struct, forbid_unknown_fields=True):
-    type: Literal["function"]
-    function: Function
-
-
-ServiceTier = Literal["auto", "default", "standard", "standard_only", "scale", "flex", "fast", "priority", "ultrafast"]
-
-
-class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields of both endpoints."""
-
-    model: limits.ModelName
-    max_tokens: limits.Tokens | UnsetType | None = UNSET
-    n: limits.Choices | UnsetType | None = UNSET
-    stream: bool | UnsetType | None = False
-    stream_options: StreamOptions | UnsetType | None = UNSET
-    stop: limits.StopText | limits.StopTexts | UnsetType | None = UNSET
-    temperature: limits.Temperature | UnsetType | None = UNSET
-    top_p: limits.Probability | UnsetType | None = UNSET
-    frequency_penalty: limits.Penalty | UnsetType | None = UNSET
-    presence_penalty: limits.Penalty | UnsetType | None = UNSET
-    logit_bias: Raw | UnsetType = UNSET
-    seed: limits.Seed | UnsetType | None = UNSET
-    user: limits.ShortText | UnsetType | None = UNSET
-    response_format: ResponseFormat | UnsetType | None = UNSET
-    # vLLM's own fields that are safe on a shared engine.
-    top_k: limits.TopK | UnsetType | None = UNSET
-    min_p: limits.Probability | UnsetType | None = UNSET
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | UnsetType | None = UNSET
-    min_tokens: Annotated[int, Meta(ge=0, le=2**20)] | UnsetType = UNSET
-    ignore_eos: bool | UnsetType = UNSET
-    stop_token_ids: limits.TokenIds | UnsetType | None = UNSET
-    skip_special_tokens: bool | UnsetType = UNSET
-    structured_outputs: StructuredOutputs | UnsetType | None = UNSET
-    # Read here and not sent to the engine, which does not know tiers.
-    service_tier: ServiceTier | UnsetType | None = UNSET
-
-
-class ChatCompletion(Sampling, kw_only=True):
-    messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=limits.MAX_MESSAGES)]
-    max_completion_tokens: limits.Tokens | UnsetType | None = UNSET
-    logprobs: bool | UnsetType | None = UNSET
-    top_logprobs: limits.TopLogprobs | UnsetType | None = UNSET
-    return_tokens_as_token_ids: bool | UnsetType = UNSET  # vLLM's own: logprobs name tokens by their ids
-    tools: Annotated[list[ChatTool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | UnsetType | None = UNSET
-    parallel_tool_calls: bool | UnsetType | None = UNSET
-    reasoning_effort: limits.ShortText | UnsetType | None = UNSET
-    # vLLM's own: what the chat template is told, and whether the answer continues the last message.
-    chat_template_kwargs: Raw | UnsetType = UNSET
-    include_reasoning: bool | UnsetType = UNSET
-    add_generation_prompt: bool | UnsetType = UNSET
-    continue_final_message: bool | UnsetType = UNSET
-    # Calls with the same key share a prompt prefix; not sent to the engine, which finds prefixes by itself.
-    prompt_cache_key: limits.ShortText | UnsetType | None = UNSET
-
-
-class Completion(Sampling, kw_only=True):
-    prompt: str | Annotated[list[limits.TokenId], Meta(min_length=1, max_length=2**20)]
-    echo: bool | UnsetType | None = UNSET
-    logprobs: limits.TopLogprobs | UnsetType | None = UNSET
-    suffix: UnsetType | None = UNSET
-
-
 # engines/vllm.py sets its own `stream_options`, to get the usage that billing needs.
 NOT_SENT_ON = ("service_tier", "stream_options", "prompt_cache_key")
 TIER_FIELD = "service_tier"
 # Of a stream that can go on at another engine the ids of the prompt are kept, which take about as much as its body.
 MAX_CONTINUABLE_BYTES = 2**20
 
-ANY_TOOL = "*"  # not the name of a tool
 _read_chat = msgspec.json.Decoder(ChatCompletion).decode
 _read_completion = msgspec.json.Decoder(Completion).decode
 _encode = msgspec.json.Encoder().encode
@@ -185,22 +88,12 @@ def _for_engine(
     asked = request.stream_options if isinstance(request.stream_options, StreamOptions) else StreamOptions()
     if not request.stream and isinstance(request.stream_options, StreamOptions):
         raise InvalidRequest("`stream_options` requires `stream: true`.", "stream_options")
-    choices, max_output_tokens = request.n if isinstance(request.n, int) else 1, _token_limit(request)
+    choices, max_output_tokens = request.n if isinstance(request.n, int) else 1, token_limit(request)
     _check_size(request, max_output_tokens, choices)
     streaming = bool(request.stream)
-    collect: Collect = "if_same" if not streaming and _is_same_collected(request) else "never"
-    is_continuable = streaming and not asked.continuous_usage_stats and not images.pixels and _is_continuable(request)
-    form = OpenAIForm(
-        wants_usage=bool(asked.include_usage),
-        wants_continuous_usage=bool(asked.include_usage and asked.continuous_usage_stats),
-        says_priority=request.service_tier == "priority",
-        choices=choices,
-        max_tokens=max_output_tokens or MAX_COUNT,
-        wants_logprobs=_logprobs_per_token(request) > 0,
-        collects=collect != "never",
-        is_continuable=is_continuable,
-        stops=_stops_of(request),
-    )
+    collect: Collect = "if_same" if not streaming and is_same_collected(request) else "never"
+    can_go_on = streaming and not asked.continuous_usage_stats and not images.pixels and is_continuable(request)
+    form = _form_of(request, asked, choices, max_output_tokens, can_go_on=can_go_on, collects=collect != "never")
     tier, session = tier_of(request.service_tier), getattr(request, "prompt_cache_key", None)
     is_tier_open = request.service_tier in (UNSET, None, "auto")
     for field in NOT_SENT_ON:
@@ -218,7 +111,7 @@ def _for_engine(
         affinity=affinity,
         prompt_tokens=prompt_tokens,
         choices=choices,
-        is_continuable=is_continuable and len(body) <= MAX_CONTINUABLE_BYTES,
+        is_continuable=can_go_on and len(body) <= MAX_CONTINUABLE_BYTES,
     )
     return Request(
         call,
@@ -232,43 +125,32 @@ def _for_engine(
         is_tier_open=is_tier_open,
         template_names=template_names,
         images=images,
+        has_tools=form.has_tools,
+        is_parsable=is_parsable(request),
     )
 
 
-def _token_limit(request: ChatCompletion | Completion) -> int | None:
-    limits_of = (getattr(request, "max_completion_tokens", None), request.max_tokens)
-    return next((limit for limit in limits_of if isinstance(limit, int)), None)
-
-
-def _is_same_collected(request: ChatCompletion | Completion) -> bool:
-    """Whether the stream of such an answer has all that the whole answer has (tests/e2e/test_collected.py). vLLM parses
-    tool calls in a stream by other code than in a whole answer, and not always to the same result."""
-    if isinstance(request, Completion):
-        return not request.echo
-    return not request.tools and not request.tool_choice
-
-
-def _is_continuable(request: ChatCompletion | Completion) -> bool:
-    """Whether another engine that is given the tokens so far goes on with the same distribution: nothing else decides
-    on the next token, such as a generator of random numbers, a grammar, or penalties, which do not count the prompt."""
-    penalties = (request.frequency_penalty, request.presence_penalty)
-    if request.n not in (UNSET, None, 1) or isinstance(request.seed, int) or any(one or 0 for one in penalties):
-        return False
-    if request.repetition_penalty not in (UNSET, None, 1) or _logprobs_per_token(request):
-        return False
-    if isinstance(request.structured_outputs, StructuredOutputs) or (
-        isinstance(request.response_format, ResponseFormat) and request.response_format.type != "text"
-    ):
-        return False
-    if _stops_of(request) and (request.min_tokens or request.skip_special_tokens is False):
-        return False  # where a stop string may be, and how ids are decoded, depends on these
-    if isinstance(request, Completion):
-        return not request.echo
-    return not request.tools and not request.tool_choice
-
-
-def _stops_of(request: ChatCompletion | Completion) -> tuple[str, ...]:
-    return (request.stop,) if isinstance(request.stop, str) else tuple(request.stop or ())
+def _form_of(
+    request: ChatCompletion | Completion,
+    asked: StreamOptions,
+    choices: int,
+    max_output_tokens: int | None,
+    *,
+    can_go_on: bool,
+    collects: bool,
+) -> OpenAIForm:
+    return OpenAIForm(
+        wants_usage=bool(asked.include_usage),
+        wants_continuous_usage=bool(asked.include_usage and asked.continuous_usage_stats),
+        says_priority=request.service_tier == "priority",
+        choices=choices,
+        max_tokens=max_output_tokens or MAX_COUNT,
+        wants_logprobs=logprobs_per_token(request) > 0,
+        collects=collects,
+        is_continuable=can_go_on,
+        stops=stops_of(request),
+        has_tools=isinstance(request, ChatCompletion) and bool(request.tools),
+    )
 
 
 def _check_size(request: ChatCompletion | Completion, max_tokens: int | None, choices: int) -> None:
@@ -279,22 +161,13 @@ def _check_size(request: ChatCompletion | Completion, max_tokens: int | None, ch
     if isinstance(request, Completion) and request.echo:
         limits.check_echo(request.prompt, choices)
         echoed = len(request.prompt.encode() if isinstance(request.prompt, str) else request.prompt)
-    limits.check_logprobs(choices * (tokens + echoed) * _logprobs_per_token(request))
-
-
-def _logprobs_per_token(request: ChatCompletion | Completion) -> int:
-    """The chosen token's and those of the most likely tokens."""
-    if isinstance(request, Completion):
-        return 1 + request.logprobs if isinstance(request.logprobs, int) else 0
-    if request.logprobs is not True:
-        return 0
-    return 1 + (request.top_logprobs if isinstance(request.top_logprobs, int) else 0)
+    limits.check_logprobs(choices * (tokens + echoed) * logprobs_per_token(request))
 
 
 def _check_grammars(request: ChatCompletion | Completion) -> None:
     grammars = Grammars()
     if isinstance(request, ChatCompletion) and isinstance(request.tools, list):
-        forced = _forced_tool(request)
+        forced = forced_tool(request)
         for tool in request.tools:
             if isinstance(tool.function.parameters, Raw):
                 is_compiled = tool.function.strict is True or forced in (ANY_TOOL, tool.function.name)
@@ -310,13 +183,6 @@ def _check_grammars(request: ChatCompletion | Completion) -> None:
             grammars.add_regex(constraints.regex, "structured_outputs")
         if isinstance(constraints.choice, list):
             grammars.add_choices(constraints.choice, "structured_outputs")
-
-
-def _forced_tool(request: ChatCompletion) -> str | None:
-    """The tool whose schema vLLM compiles because it must be called; of others, only a strict tool's is compiled."""
-    if isinstance(request.tool_choice, NamedTool):
-        return request.tool_choice.function.name
-    return ANY_TOOL if request.tool_choice == "required" else None
 
 
 def tier_of(asked: ServiceTier | UnsetType | None) -> Tier:

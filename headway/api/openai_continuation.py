@@ -18,14 +18,14 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from headway.api.answers import Count
-from headway.api.sse import EventSplitter, data_of, readable
 from headway.api.stop_strings import StopStrings
 from headway.api.stream_record import StreamRecord
 from headway.errors import CannotContinue, EngineLost
-from headway.wire import AnswerOver, GenerationTime, Grant, Meter, Receipt, Request, Seam, Usage
+from headway.sse import EventSplitter, data_of, readable
+from headway.wire import AnswerOver, ChatSoFar, GenerationTime, Grant, Meter, Receipt, Request, Seam, Usage
 
 COMPLETIONS = "/v1/completions"
 DEFAULT_MAX_TOKENS = 16  # of a completion, in this dialect
@@ -87,7 +87,14 @@ class OpenAISeam:
         body["stream"], body["max_tokens"] = True, limit - self.tokens
         if (least := fields.get("min_tokens")) is not None:
             body["min_tokens"] = max(0, int(msgspec.json.decode(least)) - self.tokens)
-        return replace(asked, path=COMPLETIONS, body=_encode(body), max_output_tokens=limit - self.tokens)
+        left, so_far = limit - self.tokens, self._so_far()
+        return replace(asked, path=COMPLETIONS, body=_encode(body), max_output_tokens=left, so_far=so_far)
+
+    def _so_far(self) -> ChatSoFar | None:
+        if self.asked.path == COMPLETIONS:
+            return None
+        record = self.record
+        return ChatSoFar(self.asked.body, record.prompt_ids, tuple(record.ids), tuple(record.tool_call_ids))
 
     def meter(self, grant: Grant, text: str) -> Meter:
         held = ""
@@ -146,6 +153,7 @@ class NextUsage(Struct):
 
 class NextChoice(Struct):
     text: str = ""
+    delta: Raw | UnsetType = UNSET  # if the engine has parsed it
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
@@ -209,7 +217,9 @@ class ContinuedMeter:
         finish_reason, stop_reason = choice.finish_reason, choice.stop_reason
         if stop is not None:
             finish_reason, stop_reason, self._is_stopped = "stop", stop, True
-        text: dict[str, Any] = {"delta": {"content": shown}} if self._is_chat else {"text": shown}
+        text: dict[str, Any] = {"text": shown}
+        if self._is_chat:
+            text = {"delta": {"content": shown} if choice.delta is UNSET else choice.delta}
         end: dict[str, Any] = {"logprobs": None, "finish_reason": finish_reason}
         if finish_reason is not None or not self._is_chat:
             end["stop_reason"] = stop_reason

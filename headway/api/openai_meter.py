@@ -19,11 +19,11 @@ from headway.api.dialect import failure_in_stream
 from headway.api.limits import AnyObject
 from headway.api.openai_continuation import seam_of
 from headway.api.proof import proof_of
-from headway.api.sse import MAX_EVENT_BYTES, EventSplitter, data_of, readable
 from headway.api.stream_record import StreamRecord
 from headway.api.utf8 import is_utf8
 from headway.core.types import MIN_TOKENS_FOR_PROMISE
 from headway.errors import EngineLost
+from headway.sse import MAX_EVENT_BYTES, EventSplitter, data_of, readable
 from headway.wire import GenerationTime, Grant, Receipt, Request, Seam, Usage, stream_speed_tps
 
 USAGE_AFTER_TOKEN = b'}],"usage":{'
@@ -84,6 +84,7 @@ class OpenAIForm:
     collects: bool = False  # the client wants the answer in one piece, also if the engine streams it
     is_continuable: bool = False  # what another engine needs to go on with the stream is kept
     stops: tuple[str, ...] = ()  # strings that end the answer
+    has_tools: bool = False
 
     def meter(self, grant: Grant) -> OpenAIMeter:
         return OpenAIMeter(self, grant)
@@ -132,7 +133,9 @@ class OpenAIMeter:
         self.is_final = self.is_complete = False
         self.repeated_tokens = 0
         self.has_finished = False  # the engine has said that its last token was generated
-        self.record = StreamRecord(keeps_text=bool(form.stops)) if form.is_continuable else None
+        self.record = None
+        if form.is_continuable:
+            self.record = StreamRecord(keeps_text=bool(form.stops), has_tools=form.has_tools)
         self._form = form
         self._tier = form.service_tier(grant)
         self._wants_all = form.wants_continuous_usage

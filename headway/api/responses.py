@@ -21,13 +21,13 @@ from headway.api.fields import RequestFields
 from headway.api.grammars import Grammars
 from headway.api.openai import (
     TIER_FIELD,
-    ServiceTier,
     answer_headers,
     error_body,
     error_status,
     limit_headers,
     tier_of,
 )
+from headway.api.openai_requests import ServiceTier
 from headway.api.prompt import describe_prompt
 from headway.api.responses_items import NOTHING_EARLIER, EarlierItems, InputItem, check_items, prepare_items
 from headway.api.responses_meter import AnswerSoFar, InputTokensForm, ResponsesForm, event_bytes

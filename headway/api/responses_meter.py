@@ -17,8 +17,8 @@ from headway.api.answers import MAX_COUNT, Count, read_fields
 from headway.api.dialect import failure_in_stream
 from headway.api.openai_meter import MAX_LOGPROBS_EVENT_BYTES, OpenAIForm
 from headway.api.proof import proof_of
-from headway.api.sse import EventSplitter, data_of, readable
 from headway.api.utf8 import is_utf8
+from headway.sse import EventSplitter, data_of, readable
 from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
 
 TOKENS = (

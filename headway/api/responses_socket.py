@@ -31,7 +31,6 @@ from headway.api.origin import Scope
 from headway.api.responses_store import Continued, Remembered, StoredResponses, continuing, input_of
 from headway.api.socket_memory import RememberedResponse, SocketMemory, SocketResponses
 from headway.api.socket_messages import Asked, SocketQueueFull, expired, frame_of, stream_of
-from headway.api.sse import END, data_of
 from headway.api.tiers import explain_no_seat, retry_headers
 from headway.api.trace_context import read_trace
 from headway.api.websocket import TooManySockets, UpgradeRequired, WebSocket, answer_handshake
@@ -39,6 +38,7 @@ from headway.config import Config
 from headway.errors import HeadwayError, InvalidRequest, Refused, Unauthorized, kind_of
 from headway.ledger.keys import Key
 from headway.observe.base import RefusedCall, TellRefused
+from headway.sse import END, data_of
 from headway.wire import Client, Grant, NoSeat, Receipt, Request
 
 clock = time.monotonic

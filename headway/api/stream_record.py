@@ -23,6 +23,8 @@ IDS = rb"(?:\d+(?:,\d+)*)?"
 # A token's ids, and its flat usage, which ends its event.
 _split_at_ids = re.compile(rb',"token_ids":\[(' + IDS + rb')\]\}\],"usage":\{[^}]*\}\}\n\n').split
 _is_ids = re.compile(IDS + rb"\]").fullmatch
+# As vLLM begins a call of a tool. Inside of a text the quotes would have backslashes.
+_tool_call_ids = re.compile(rb'\{"id":"([^"\\]+)","type":"function","index":').findall
 TEXT = re.compile(rb'(?:"delta":\{"content"|"text"):"((?:[^"\\]|\\.)*)"')
 MAX_BYTES = 2 * 2**20  # of ids, and of text, that are kept of an answer
 OPENING = ("id", "object", "created", "model")  # the same in each event of a stream
@@ -32,13 +34,25 @@ _encode = msgspec.json.Encoder().encode
 
 
 class StreamRecord:
-    __slots__ = ("_bytes", "_keeps_text", "_texts", "ids", "is_whole", "opening", "prompt_ids")
+    __slots__ = (
+        "_bytes",
+        "_has_tools",
+        "_keeps_text",
+        "_texts",
+        "ids",
+        "is_whole",
+        "opening",
+        "prompt_ids",
+        "tool_call_ids",
+    )
 
-    def __init__(self, *, keeps_text: bool) -> None:
+    def __init__(self, *, keeps_text: bool, has_tools: bool = False) -> None:
         self.is_whole = True
         self.opening: dict[str, Raw] = {}
         self.prompt_ids = b""  # JSON numbers with commas between them
         self.ids: list[bytes] = []  # the same, of each event
+        self.tool_call_ids: list[str] = []
+        self._has_tools = has_tools
         self._keeps_text = keeps_text
         self._texts: list[bytes] = []  # of JSON strings
         self._bytes = 0
@@ -50,6 +64,7 @@ class StreamRecord:
         if at < 0 or not _is_ids(ids):
             return b""
         self._keep(ids[:-1])
+        self._keep_tool_calls(event)
         if self._keeps_text and (found := TEXT.search(event, 0, at)) is not None:
             self._keep_text(found[1])
         return event[:at] + NO_IDS_END
@@ -61,6 +76,7 @@ class StreamRecord:
             return b""
         for ids in parts[1::2]:
             self._keep(ids)
+        self._keep_tool_calls(data)
         return NO_IDS_END.join(parts[::2])
 
     def cut_parsed(self, fields: Fields) -> Fields:
@@ -77,6 +93,8 @@ class StreamRecord:
             if _is_list(ids := choice.get("token_ids")):
                 self._keep(_numbers(ids))
                 choice["token_ids"] = NO_IDS
+            if self._has_tools:
+                self._keep_tool_calls(_encode(choice))
             if self._keeps_text and (found := TEXT.search(_encode(choice))) is not None:
                 self._keep_text(found[1])
         if choices:
@@ -98,6 +116,12 @@ class StreamRecord:
             self._bytes += len(ids)
             if self._bytes > MAX_BYTES:
                 self.forget()
+
+    def _keep_tool_calls(self, data: bytes) -> None:
+        if self._has_tools and b'"tool_calls":[' in data and self.is_whole:
+            found = _tool_call_ids(data)
+            self.tool_call_ids += [one.decode() for one in found]
+            self._bytes += sum(map(len, found))
 
     def _keep_text(self, text: bytes) -> None:
         if self.is_whole:

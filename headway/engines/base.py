@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headway.wire import Request
+from headway.wire import ChatSoFar, Request
 
 
 @dataclass(slots=True)
@@ -51,6 +51,7 @@ class EngineRequest:
     returns_ids: bool = False  # each event has the ids of its tokens, so that another engine can go on with the stream
     prompt_tokens: int = 0  # estimated, for an engine that does not count them
     max_cost: int = 0  # in micro-units, at a server that costs money
+    so_far: ChatSoFar | None = None  # the answer is parsed as the rest of this one
 
 
 class Engine(Protocol):

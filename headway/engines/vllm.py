@@ -10,18 +10,21 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct
 
 from headway.engines.base import Answer, EngineRequest, Pulse
+from headway.engines.vllm_parsing import ParsedAnswer
 from headway.errors import ConnectionFailed, EngineLost
 from headway.http1 import ConnectionPool, fetch
 from headway.wire import Request, with_fields
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 USAGE_ON_REQUEST = (CHAT, COMPLETIONS)  # vLLM's Messages endpoint always sends usage
+RENDER, DERENDER = f"{CHAT}/render", f"{CHAT}/derender"
 HEALTH_TIMEOUT_S = 2.0
 TOKEN_TIMEOUT_S = 30.0
 MAX_METRICS_BYTES = 4 * 2**20
@@ -59,6 +62,9 @@ class VLLMEngine:
         self._one_embedding = msgspec.json.encode({"model": model, "input": "1"})
         self._embeds = False  # it serves an embedding model
         self._has_plain_chat = False  # chat answers pass through no reasoning parser
+        self._parses_rests = False  # also of an answer that another engine has begun
+        self._has_free_tools = False  # no grammar is compiled for tools that may be called as the model likes
+        self._probe_of_parsers = probe_of_parsers(model)
 
     def prepare(self, request: Request) -> EngineRequest:
         """Add continuous usage, so that the token count is exact wherever a stream is cut, and `cache_salt`, which
@@ -73,15 +79,38 @@ class VLLMEngine:
             added["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         if request.cache_salt:
             added["cache_salt"] = request.cache_salt
-        # A reasoning parser hides ids: they would not be those of the whole answer.
-        returns_ids = request.call.is_continuable and (is_same or request.path == COMPLETIONS)
+        returns_ids = request.call.is_continuable and (not self._parses(request) or self._can_parse_rest(request))
         if returns_ids:
             added["return_token_ids"] = True
         headers = ((b"x-request-id", request.call.id.encode()), *request.trace.headers())
-        return EngineRequest(request.path, headers, with_fields(request.body, added), collects, returns_ids)
+        body = with_fields(request.body, added)
+        so_far = request.so_far if self._parses(request) else None
+        return EngineRequest(request.path, headers, body, collects, returns_ids, so_far=so_far)
+
+    def _parses(self, request: Request) -> bool:
+        """Whether a parser of reasoning or tools may change the text of the answer, or of what it is the rest of."""
+        is_chat = request.path == CHAT or request.so_far is not None
+        return is_chat and (request.has_tools or not self._has_plain_chat)
+
+    def _can_parse_rest(self, request: Request) -> bool:
+        """Whether an engine that is set up alike can parse the rest of the answer."""
+        return self._parses_rests and request.is_parsable and (self._has_free_tools or not request.has_tools)
 
     async def send(self, request: EngineRequest, before_write: Callable[[], None]) -> Answer:
-        return await self._pool.request(b"POST", request.path, request.body, request.headers, before_write)
+        answer = await self._pool.request(b"POST", request.path, request.body, request.headers, before_write)
+        if request.so_far is None or answer.status != 200:
+            return answer
+        return ParsedAnswer(answer, request.so_far, self._derender)
+
+    async def _derender(self, body: bytes) -> bytes:
+        try:
+            async with asyncio.timeout(TOKEN_TIMEOUT_S):
+                status, page = await self._pool.exchange(b"POST", DERENDER, body)
+        except TimeoutError:
+            status = 0
+        if status != 200:
+            raise EngineLost("the engine did not parse the rest of the answer")
+        return page
 
     def generation_s(self, answer: Mapping[str, Any]) -> float | None:
         """Needs an engine that was started with `--enable-per-request-metrics`."""
@@ -139,13 +168,15 @@ class VLLMEngine:
         return read_metrics(page, COUNTS)
 
     async def produces_a_token(self) -> bool:
-        """Of an embedding model, an embedding. Also finds out whether the engine has a reasoning parser, which shows in
+        """Of an embedding model, an embedding. Also finds out which parsers the engine has: one of reasoning shows in
         the usage of a chat answer."""
         try:
             async with asyncio.timeout(TOKEN_TIMEOUT_S):
                 status, body = await self._pool.exchange(b"POST", CHAT, self._one_chat_token)
                 self._has_plain_chat = status == 200 and is_plain_chat(body)
-                if status != 200:  # such as a model without a chat template
+                if status == 200:
+                    await self._ask_for_parsers()
+                else:  # such as a model without a chat template
                     status, _ = await self._pool.exchange(b"POST", COMPLETIONS, self._one_token)
                 self._embeds = False
                 if status == 404:  # vLLM has no such endpoint for a model that embeds
@@ -155,8 +186,53 @@ class VLLMEngine:
         except (ConnectionFailed, TimeoutError):
             return False
 
+    async def _ask_for_parsers(self) -> None:
+        """An engine without these endpoints is as healthy as others."""
+        self._has_free_tools = self._parses_rests = False
+        rendered, derendered = self._probe_of_parsers
+        with suppress(ConnectionFailed, TimeoutError):
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                status, page = await self._pool.exchange(b"POST", RENDER, rendered)
+                self._has_free_tools = status == 200 and has_no_grammar(page)
+                status, _ = await self._pool.exchange(b"POST", DERENDER, derendered)
+                self._parses_rests = status == 200
+
     def close(self) -> None:
         self._pool.close()
+
+
+def probe_of_parsers(model: str) -> tuple[bytes, bytes]:
+    """What RENDER and DERENDER are asked to find out whether they are there: a request with a tool that may be called,
+    and a piece of its answer."""
+    chat = {
+        "model": model,
+        "messages": [{"role": "user", "content": "1"}],
+        "max_tokens": 1,
+        "tools": [{"type": "function", "function": {"name": "probe", "parameters": {"type": "object"}}}],
+        "tool_choice": "auto",
+    }
+    chunk = {"request_id": "", "choices": [{"index": 0, "token_ids": [1]}]}
+    piece = {"stream": True, "prompt_token_ids": [1], "chat_request": chat, "generate_chunk": chunk}
+    return msgspec.json.encode(chat), msgspec.json.encode(piece)
+
+
+class RenderedSampling(Struct):
+    structured_outputs: Raw = Raw(b"null")
+
+
+class Rendered(Struct):
+    sampling_params: RenderedSampling
+
+
+_read_rendered = msgspec.json.Decoder(Rendered).decode
+
+
+def has_no_grammar(page: bytes) -> bool:
+    """Whether a rendered request leaves the model free to write what it likes."""
+    try:
+        return bytes(_read_rendered(page).sampling_params.structured_outputs) == b"null"
+    except (msgspec.MsgspecError, RecursionError):
+        return False
 
 
 def is_plain_chat(body: bytes) -> bool:

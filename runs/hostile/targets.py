@@ -21,7 +21,6 @@ import msgspec
 
 from headway.api import anthropic, openai, responses
 from headway.api.dialect import Dialect
-from headway.api.sse import SHORT_EVENTS, EventSplitter
 from headway.api.utf8 import is_utf8
 from headway.core.types import EXPRESS, Tier
 from headway.engines.vllm import VLLMEngine
@@ -29,6 +28,7 @@ from headway.errors import EngineFailed, EngineLost, InvalidRequest
 from headway.gateway.billing import make_receipt
 from headway.ledger.spool import Spool
 from headway.price import Price
+from headway.sse import SHORT_EVENTS, EventSplitter
 from headway.wire import AnswerForm, AnswerOver, Collect, ContinuableMeter, Grant, Meter, Usage
 from runs.hostile import corpus
 from runs.hostile.mutate import Mutator

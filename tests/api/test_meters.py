@@ -15,10 +15,10 @@ from headway.api.answers import read_fields
 from headway.api.anthropic_meter import AnthropicMeter, MessagesForm
 from headway.api.openai_meter import OpenAIForm, OpenAIMeter
 from headway.api.proof import proof_of
-from headway.api.sse import EventSplitter
 from headway.core.types import Tier
 from headway.errors import EngineLost, RefusalReason
 from headway.gateway.billing import make_receipt
+from headway.sse import EventSplitter
 from headway.wire import Grant, Meter, Receipt, Usage
 
 ID = '"id":"chatcmpl-1","object":"chat.completion.chunk","created":1,"model":"m"'

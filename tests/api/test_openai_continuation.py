@@ -13,6 +13,7 @@ from headway.api.stop_strings import StopStrings
 from headway.errors import CannotContinue, EngineLost
 from headway.wire import AnswerOver, Grant, Meter, Request, Seam
 
+TOOL = {"type": "function", "function": {"name": "f"}}
 GRANT = Grant("standard", "standard")
 HEAD: dict[str, Any] = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 7, "model": "m"}
 NEXT_HEAD: dict[str, Any] = {"id": "cmpl-2", "object": "text_completion", "created": 9, "model": "m"}
@@ -227,7 +228,15 @@ def test_a_next_engine_that_lies_is_lost(wrong: bytes) -> None:
         ({"logprobs": True}, False),
         ({"response_format": {"type": "json_object"}}, False),
         ({"structured_outputs": {"regex": "a+"}}, False),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, False),
+        ({"tools": [TOOL]}, True),
+        ({"tools": [TOOL], "tool_choice": "auto", "parallel_tool_calls": True}, True),
+        ({"tools": [TOOL], "tool_choice": "required"}, False),
+        ({"tools": [TOOL], "tool_choice": "none"}, False),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}}, False),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, False),
+        ({"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}, False),
+        ({"tools": [TOOL], "stop": "x"}, False),
+        ({"tools": [TOOL], "include_reasoning": False}, False),
         ({"stop": "x", "min_tokens": 3}, False),
         ({"stream_options": {"include_usage": True, "continuous_usage_stats": True}}, False),
         ({"stream": False}, False),
@@ -236,6 +245,51 @@ def test_a_next_engine_that_lies_is_lost(wrong: bytes) -> None:
 def test_what_can_go_on(fields: dict[str, Any], is_continuable: bool) -> None:
     request = chat(**fields)
     assert request.call.is_continuable == is_continuable
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_parsable"), [({}, True), ({"stop": "x"}, False), ({"include_reasoning": False}, False)]
+)
+def test_what_can_go_on_where_the_engine_parses_reasoning(fields: dict[str, Any], is_parsable: bool) -> None:
+    request = chat(**fields)
+    assert request.call.is_continuable
+    assert request.is_parsable == is_parsable
+
+
+def with_call(ids: list[int], output: int, call_id: str) -> bytes:
+    function = {"name": "f", "arguments": '{"id":"no","type":"function","index":9}'}
+    calls = [{"id": call_id, "type": "function", "index": 0, "function": function}]
+    choice = {"index": 0, "delta": {"tool_calls": calls}, "logprobs": None, "finish_reason": None, "token_ids": ids}
+    return event({**HEAD, "choices": [choice], "usage": usage(3, output)})
+
+
+def test_the_next_engine_is_told_what_parsers_were_given() -> None:
+    request = chat(tools=[TOOL])
+    meter = begun(request, [("a", [1]), ("b", [2, 3])])
+    meter.feed(with_call([4], 4, "call-1"), 1.0)  # as one event, as several, and in parts
+    meter.feed(with_call([5], 5, "call-2") + with_call([6], 6, "call-3"), 1.0)
+    parts = with_call([7], 7, "call-4")
+    meter.feed(parts[:50], 1.0)
+    meter.feed(parts[50:], 1.0)
+    asked = seam_of(meter, request).request(None)
+    assert asked is not None
+    assert asked.so_far is not None
+    assert asked.so_far.chat == request.body
+    assert asked.so_far.prompt_ids == b"11,12,13"
+    assert asked.so_far.ids == (b"1", b"2,3", b"4", b"5", b"6", b"7")
+    assert asked.so_far.tool_call_ids == ("call-1", "call-2", "call-3", "call-4")
+    assert asked.has_tools
+
+
+def test_what_the_next_engine_has_parsed_is_passed_on() -> None:
+    request = chat(tools=[TOOL])
+    meter = seam_of(begun(request, [("a", [1])]), request).meter(GRANT, "")
+    delta = {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}
+    choice = {"delta": delta, "finish_reason": "tool_calls", "stop_reason": None, "token_ids": [2, 3]}
+    [told] = payloads(meter.feed(event({"choices": [choice], "usage": usage(4, 2)}), 2.0))
+    assert told["id"] == "chatcmpl-1"
+    assert (told["choices"][0]["delta"], told["choices"][0]["finish_reason"]) == (delta, "tool_calls")
+    assert meter.usage().outputs == (3,)
 
 
 def test_completions_go_on_in_their_own_form() -> None:
@@ -251,6 +305,7 @@ def test_completions_go_on_in_their_own_form() -> None:
     asked = seam.request(None)
     assert asked is not None
     assert msgspec.json.decode(asked.body)["max_tokens"] == 15, "16 is the default of this endpoint"
+    assert asked.so_far is None
     [told] = payloads(seam.meter(GRANT, "").feed(next_token("b", [4], 3, 1), 1.0))
     assert told["choices"][0] == {**choice, "text": "b", "prompt_token_ids": None, "token_ids": None}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,9 +15,8 @@ import pytest
 from headway.api import anthropic, openai
 from headway.engines.vllm import VLLMEngine
 from headway.local.engine_env import MODEL_NAME as MODEL
-from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2
-from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
-from tests.e2e.conftest import SEATS, GatewayProcess
+from headway.local.engine_process import EngineProcess
+from tests.e2e.conftest import GatewayProcess
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 READERS = {
@@ -118,28 +116,4 @@ async def test_an_engine_that_parses_only_tools_has_its_answers_collected(engine
     engine = VLLMEngine("r0", engines[0].url, MODEL)
     assert await engine.produces_a_token()
     assert [collects(engine, path) for path in READERS] == [True, True, True]
-    engine.close()
-
-
-@pytest.fixture
-def reasoning_engine() -> Iterator[EngineProcess]:
-    python = ensure_cpu_engine(print)
-    model, parser = str(ensure_smollm2(python, print)), ("--reasoning-parser", "granite")
-    engine = EngineProcess(
-        LocalEngine(cpu_vllm(python), model, MODEL, free_port(), SEATS, on_cpu=True, core=1, extra_args=parser)
-    )
-    try:
-        engine.start()
-        engine.wait_ready(300)
-        yield engine
-    finally:
-        engine.stop()
-
-
-async def test_an_engine_with_a_reasoning_parser_is_asked_for_whole_chat_answers(
-    reasoning_engine: EngineProcess,
-) -> None:
-    engine = VLLMEngine("r0", reasoning_engine.url, MODEL)
-    assert await engine.produces_a_token()
-    assert [collects(engine, path) for path in READERS] == [False, True, False]
     engine.close()

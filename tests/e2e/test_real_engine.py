@@ -27,7 +27,8 @@ from tests.e2e.conftest import STALL_S, GatewayProcess, get, running_on, start_g
 
 pytestmark = pytest.mark.engine
 ASK: Any = [{"role": "user", "content": "Count from one to five."}]
-ENDLESS = {"ignore_eos": True}
+ENDLESS: dict[str, Any] = {"ignore_eos": True}
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 GREEDY = {"temperature": 0}
 
 
@@ -296,7 +297,7 @@ def test_an_engine_killed_in_the_middle(gateway: GatewayProcess, engines: list[E
             stream=True,
             stream_options={"include_usage": True},
             stop=["never said by anybody"] if number == 2 else None,  # so that text is held back at the border
-            extra_body=ENDLESS,
+            extra_body=ENDLESS | ({"tools": [TOOL]} if number == 3 else {}),  # the other engine parses the rest
         )
         finish_reason = ""
         for chunk in stream:

@@ -18,13 +18,15 @@ LACKS_SEATS: Final[tuple[RefusalReason, ...]] = ("full", "hold_timeout", "no_rep
 
 
 def overflow_pool(journey: Journey, pools: Mapping[str, Pool]) -> Pool | None:
-    """The pool that the call may board if it finds no seat at home; None if there is none for it. A stream that has
-    begun goes on from its tokens, which other people's servers do not take."""
+    """The pool that the call may board if it finds no seat at home; None if there is none for it, or if the owner has
+    taken it away from calls like this one. A stream that has begun goes on from its tokens, which other people's
+    servers do not take."""
     call = journey.call
     offer = journey.home.offers[call.model]
     if not offer.overflow or not call.may_overflow or offer.tiers[call.tier].overflow_after_s is None:
         return None
-    return pools.get(offer.overflow) if not journey.has_begun else None
+    pool = pools.get(offer.overflow) if not journey.has_begun else None
+    return pool if pool is not None and pool.offers_tier(call.model, call.tier) else None
 
 
 def pool_aboard(journey: Journey, pools: Mapping[str, Pool]) -> Pool:

@@ -18,6 +18,7 @@ UNKNOWN_TPS: Final = 40.0
 FIRST_ANSWER_TOKENS: Final = 300.0
 KEPT: Final = 0.99  # of the past, with each call
 FREED_WITHIN_S: Final = 2.0
+LEAST_SEAT_S: Final = 1e-6  # the time aboard from which a pace is known
 
 
 class Pace:
@@ -42,7 +43,7 @@ class Pace:
 
     def tokens(self, seat_s: float) -> int:
         """The output tokens of this time aboard."""
-        return int(seat_s * (self._tokens / self._seat_s if self._seat_s > 0 else UNKNOWN_TPS))
+        return int(seat_s * (self._tokens / self._seat_s if self._seat_s >= LEAST_SEAT_S else UNKNOWN_TPS))
 
 
 class FreedSeats:

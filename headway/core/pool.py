@@ -179,6 +179,9 @@ class Pool:
         """The floors that light seats are for."""
         return self._caps.floors
 
+    def offers_tier(self, model: str, tier: Tier) -> bool:
+        return model in self.offers and tier in self.offers[model].tiers
+
     def floor_tps(self, model: str, tier: Tier) -> float:
         """The floor that the tier promises; 0 if it promises none."""
         return self.offers[model].tiers[tier].floor_tps if tier in EXPRESS else 0.0

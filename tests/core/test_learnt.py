@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from headway.core.curve import Curve
 from headway.core.fairness import FairQueue
-from headway.core.learnt import Learnt, LearntTenant, within
+from headway.core.learnt import Learnt, LearntPace, LearntTenant, within
 from headway.core.machine import Machine
+from headway.core.pace import Pace
 from headway.core.rate_limit import RateLimiter, TokenLimit
 from headway.core.types import (
     Action,
@@ -308,3 +309,9 @@ def test_a_core_that_has_seen_nothing_says_only_finite_numbers() -> None:
     reserve = pool.reserve
     assert (reserve.since_ride_s, reserve.since_step_s, pool.waiting.since_freed_s) == (None, None, None)
     assert isfinite(reserve.since_steered_s)
+
+
+def test_a_pace_that_was_learnt_in_no_time_is_not_believed() -> None:
+    pace = Pace()
+    pace.recall(LearntPace(tokens=5.0, seat_s=5e-324, answer_tokens=300.0))
+    assert pace.tokens(2.0) == 80

@@ -293,7 +293,9 @@ class Walk(RuleBasedStateMachine):
 
     def may_overflow(self, call_id: str) -> bool:
         is_offered = self.policy(call_id).overflow_after_s is not None
-        return self.overflow_seats > 0 and self.calls_told[call_id].may_overflow and is_offered
+        model, pool = self.calls_told[call_id].model, self.machine.pools.get("o")
+        is_there = pool is not None and pool.offers_tier(model, self.tier[call_id])
+        return self.overflow_seats > 0 and self.calls_told[call_id].may_overflow and is_offered and is_there
 
     def policy(self, call_id: str) -> TierPolicy:
         """Of its model and tier: the one that is offered now, or was offered last."""

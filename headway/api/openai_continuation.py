@@ -130,7 +130,10 @@ def seam_of(inner: RecordedMeter, stops: tuple[str, ...], asked: Request) -> Sea
     record, usage = inner.record, inner.usage()
     if record is None or not record.is_whole or not record.opening:
         return None
-    ids = b",".join(record.ids)
+    try:
+        ids = b",".join(record.ids)
+    except ValueError:
+        return None
     is_counted = _count(record.prompt_ids) == usage.prompt_tokens and _count(ids) == usage.output_tokens
     if not is_counted or not usage.prompt_tokens:
         return None

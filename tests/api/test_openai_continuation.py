@@ -151,6 +151,10 @@ def test_without_all_ids_there_is_no_seam() -> None:
     hidden = begun(request, [("a", [1])])
     hidden.feed(token("b", [], 3, 2), 1.0)
     assert hidden.seam(request) is None, "an engine that hides an id"
+    lied: Any = ["x"]
+    unreadable = begun(request, [("a", [1])])
+    unreadable.feed(token("b", lied, 3, 2), 1.0)
+    assert unreadable.seam(request) is None, "an engine whose ids are no numbers"
     none = begun(request, [("a", [1])])
     choice = {"index": 0, "delta": {"content": "b"}, "logprobs": None, "finish_reason": None, "token_ids": None}
     none.feed(event({**HEAD, "choices": [choice], "usage": usage(3, 2)}), 1.0)

@@ -19,14 +19,18 @@ from runs.bench import frontier, referee, truth
 from runs.cell import dispatcher, end_to_end, limits, relays
 from runs.cell.races import Reached
 from runs.clients import run as clients
+from runs.continuation import kills
+from runs.continuation.drains import Drained
+from runs.continuation.room import MadeRoom
+from runs.continuation.service import PRICE, Told
 from runs.engine import long_prompts, mixed_prompts, noise, speculation
-from runs.express import fast_mode, report, rule
-from runs.express.demand import CELLS
+from runs.express import fast_mode, moves, report, rule
+from runs.express.demand import CELLS, Demand
 from runs.failover import run as failover
 from runs.fleet import adapters, discovery, other_engines, real_engines, reload, rolling, scaling_live, upgrade
 from runs.fleet import torture as fleet
 from runs.front_door import console_pictures
-from runs.gateway import console_cost, leaks, neighbours, relay_change, soak, tax, websocket
+from runs.gateway import console_cost, ids_cost, leaks, neighbours, relay_change, soak, tax, websocket
 from runs.gateway.tenant import HOSTILE, Work
 from runs.hostile import run as hostile
 from runs.hostile.live import Left, LiveFigures
@@ -511,6 +515,51 @@ def console_pictures_case() -> Case:
     return Case(console_pictures.verdict, good, bad)
 
 
+def continue_case() -> Case:
+    proof = {"moves": 1, "billed_micro": PRICE.amount(30, 40)}
+    told = Told(40, "chatcmpl-1", "text", 38, 40, 30, proof, "length", 1.5)
+    good = kills.Figures(
+        kills=20,
+        continued=[told] * 140 + [replace(told, has_tools=True)] * 20,
+        others=[replace(told, headway={**proof, "moves": 0})] * 400,
+        greedy=[("a", "a", "a")] * 78 + [("b", "a", "b")] * 2,
+        p_continued=0.4,
+        p_control=0.002,
+        drained=Drained(32, 2.0, 0),
+        restarts=Drained(200, 300.0, 0),
+        room=MadeRoom(replace(told, headway={"tier_served": "fast"}), 0.6, 30.0, 8),
+    )
+    worse = {
+        "kills": 19,
+        "continued": [told] * 99,
+        "others": [replace(told, error="lost"), replace(told, finish_reason="stop")],
+        "books": 1,
+        "greedy": [("b", "a", "a")] * 3 + [("a", "a", "a")] * 77,
+        "p_continued": 0.005,
+        "p_control": 0.2,
+    }
+    bad = [*each(good, **worse), replace(good, others=[replace(told, tokens=39)])]
+    bad += [replace(good, continued=[told] * 160)]
+    bad += [replace(good, drained=one) for one in (Drained(31, 2.0), Drained(32, 5.1), Drained(32, 2.0, 1))]
+    bad += [replace(good, restarts=Drained(200, 300.0, 1))]
+    bad += [replace(good, room=replace(good.room, **worse)) for worse in ({"moved": 0}, {"failed": 1}, {"fast": told})]
+    return Case(kills.verdict, good, bad)
+
+
+def moves_case() -> Case:
+    staying = moves.Row(70_000, 0.3, 1.0, 0.001, 0.0, 0.0, 0.0, 0, 90_000)
+    good = moves.Row(80_000, 0.15, 0.999, 0.001, 400.0, 0.3, 0.9, 0, 90_000)
+    demand = Demand(5.0, 1.0)
+    worse = each(good, standard_tps=78_000, wait_p95_s=0.21, kept=0.994, lost=1)
+    bad = [{demand: moves.Compared(one, staying)} for one in worse]
+    return Case(moves.verdict, {demand: moves.Compared(good, staying)}, bad)
+
+
+def ids_cost_case() -> Case:
+    good = ids_cost.IdPairs([1.0] * 21, [1.05] * 21)
+    return Case(ids_cost.verdict, good, [ids_cost.IdPairs([1.0] * 21, [1.11] * 21), ids_cost.IdPairs([1.0], [1.0])])
+
+
 CASES = {
     "adapters": adapters_case(),
     "discovery": discovery_case(),
@@ -521,6 +570,7 @@ CASES = {
     "budget-race": budget_race_case(),
     "cell-limits": cell_limits_case(),
     "clients": clients_case(),
+    "continue": continue_case(),
     "console-cost": console_cost_case(),
     "console-pictures": console_pictures_case(),
     "dispatcher": dispatcher_case(),
@@ -537,6 +587,8 @@ CASES = {
     "fast-mode": fast_mode_case(),
     "frontier": frontier_case(),
     "hostile": hostile_case(),
+    "ids-cost": ids_cost_case(),
+    "moves": moves_case(),
     "internet-scale": internet_scale_case(),
     "leaks": leaks_case(),
     "websocket": websocket_case(),
@@ -567,6 +619,7 @@ ELSEWHERE = {
     "peers": "tests/runs/test_peers_verdict.py",
     "plan-accuracy": "tests/plan/test_bands.py",
     "front-door": "tests/test_front_door.py",
+    "tutorial": "tests/test_front_door.py",
     "demo-picture": "tests/test_front_door.py",
 }
 

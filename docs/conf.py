@@ -73,6 +73,7 @@ NAVIGATION = {
         "design/0013-scaling",
         "design/0014-a-fleet-on-ray",
         "design/0015-streams-that-move",
+        "design/0016-replicas-with-other-curves",
     ],
     "Project": ["LOG", "/CHANGELOG", "/CONTRIBUTING"],
 }

@@ -82,8 +82,7 @@ def _has_room(pool: Pool, tier: Tier, now: float) -> bool:
     floor_tps = pool.loosest[tier]
     if any(state.load < state.caps[floor_tps] for state in doors.light.from_highest(frozenset())):
         return True
-    emptiest = doors.emptiest_heavy() if doors.may_another_be_light else None
-    return emptiest is not None and emptiest.load < emptiest.caps[floor_tps]
+    return doors.may_another_be_light and any(state.load < state.caps[floor_tps] for state in doors.emptiest_heavy())
 
 
 def _asks_as_much(call: Call, other: Call) -> bool:

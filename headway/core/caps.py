@@ -76,6 +76,10 @@ class Caps:
             most = self._most[floor_tps] = max(caps, default=0)
         return most
 
+    def usual_light_seats(self, replica: Replica) -> int:
+        """From its curve without correction."""
+        return max([self._cap(replica, floor_tps, 1.0 + self._margin, 1.0) for floor_tps in self.floors], default=0)
+
     def refresh(self, state: ReplicaState) -> None:
         """Compute the caps of the replica again. The caller must call Doors.place afterwards."""
         self._refresh_with(state, self._slowness(state))

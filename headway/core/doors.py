@@ -11,11 +11,12 @@ queues and the counts.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Set
-from itertools import chain, islice
+from collections.abc import Iterator, Set
+from itertools import islice
 from typing import Final
 
-from headway.core.replicas import BucketQueue, ReplicaState
+from headway.core.replica_queues import BucketQueue, RankedQueue
+from headway.core.replicas import ReplicaState
 
 LOOKED_AT: Final = 8  # replicas that are compared, at most
 
@@ -31,20 +32,20 @@ class Doors:
         self.free_heavy = 0  # free seats of open heavy replicas
         # Heavy, open and with a free seat, by load: those that could be light, and those that cannot keep any floor
         # because they have no curve or are too slow. Two queues, so that neither is searched past the others.
-        self.heavy = BucketQueue()
+        self.heavy = RankedQueue()
         self.never_light = BucketQueue()
         self.heavy_by_free = BucketQueue()  # heavy and open, by free seats; full ones are in bucket 0
-        self.light = BucketQueue()  # light, open, not retiring, with a free light seat, by free seats
-        self.retiring = BucketQueue()  # retiring and open, by free seats
-        self.retiring_by_express = BucketQueue()  # the same, by the seats that streams with a floor take
+        self.light = RankedQueue()  # light, open, not retiring, with a free light seat, by free seats
+        self.retiring = RankedQueue()  # retiring and open, by free seats
+        self.retiring_by_express = RankedQueue()  # the same, by the seats that streams with a floor take
         self.free_retiring = 0  # free light seats of open replicas that retire
-        self._by_express = BucketQueue()  # light, open, not retiring, with express streams aboard, by their seats
+        self._by_express = RankedQueue()  # light, open, not retiring, with express streams aboard, by their seats
         # Light, open, not retiring, with a call that may make way for one with a floor, by how many streams must leave
         # before a seat is free.
         self.removable = BucketQueue()
         self.coming = 0  # light seats that will be free when the calls that are being preempted have left
-        self.idle_light: OrderedDict[str, ReplicaState] = OrderedDict()  # light, open, no express stream aboard
-        self.full_heavy: OrderedDict[str, ReplicaState] = OrderedDict()  # heavy, open and full, and could be light
+        self.idle_light = RankedQueue()  # light, open, no express stream aboard; all in bucket 0
+        self.full_heavy = RankedQueue()  # heavy, open and full, and could be light; all in bucket 0
         self.draining: set[str] = set()
         self.draining_movable: OrderedDict[str, ReplicaState] = OrderedDict()  # draining, with calls that may leave
         self.standard_share = standard_share
@@ -100,13 +101,15 @@ class Doors:
     def may_another_be_light(self) -> bool:
         return self.light_replicas < self.max_light_replicas
 
-    def emptiest_heavy(self, avoid: Set[str] = frozenset()) -> ReplicaState | None:
-        """The emptiest heavy replica that could be light; None if there is none with a free seat."""
-        return self.heavy.lowest(avoid)
+    def emptiest_heavy(self, avoid: Set[str] = frozenset()) -> Iterator[ReplicaState]:
+        """Of each rank, from the lowest, the emptiest heavy replica that could be light, if one has a free seat."""
+        for queue in self.heavy.ranks:
+            if (state := queue.lowest(avoid)) is not None:
+                yield state
 
     def emptiest(self, avoid: Set[str]) -> ReplicaState | None:
         """The emptiest heavy replica, or of several the one that was placed first; None if none has a free seat."""
-        one, other = self.heavy.lowest(avoid), self.never_light.lowest(avoid)
+        one, other = self.heavy.lowest_of_all(avoid), self.never_light.lowest(avoid)
         if one is None or other is None:
             return one or other
         return one if (one.bucket, one.placed) < (other.bucket, other.placed) else other
@@ -123,14 +126,13 @@ class Doors:
                 break
             self.set_light(state, now, value=True)
             self.place(state, now)
-        while self.idle_light:
-            state = next(iter(self.idle_light.values()))
+        while (state := self.idle_light.lowest_of_last()) is not None:
             spare = self.light_seats - state.light_seats >= wanted
             if not spare and self.light_replicas <= self.max_light_replicas:
                 break
             self.set_light(state, now, value=False)
             self.place(state, now)
-        while (least := self._by_express.lowest(frozenset())) is not None:
+        while (least := self._by_express.lowest_of_last()) is not None:
             if self.light_seats - self.emptying_seats - least.light_seats < wanted:
                 break
             least.retiring = True
@@ -143,12 +145,24 @@ class Doors:
         return next(queue.from_highest(frozenset()), None)
 
     def _next_light(self) -> ReplicaState | None:
-        """The heavy replica whose doors are closed next. If its streams can move, of a few it is the one with the
-        fewest streams that cannot, then the fewest that must leave, then the least that they read again."""
+        """The heavy replica whose doors are closed next: the emptiest one of the lowest rank. If its streams can move,
+        of a few it is the one with the fewest streams that cannot, then the fewest that must leave, then the least that
+        they read again."""
         if not self.moves_streams:
-            return self.emptiest_heavy() or next(iter(self.full_heavy.values()), None)
-        few = islice(chain(self.heavy.from_lowest(), self.full_heavy.values()), LOOKED_AT)
-        return min(few, key=_cost_of_emptying, default=None)
+            return next(self._could_be_light(), None)
+        return min(islice(self._could_be_light(), LOOKED_AT), key=_cost_of_emptying, default=None)
+
+    def _could_be_light(self) -> Iterator[ReplicaState]:
+        for rank in range(max(len(self.heavy.ranks), len(self.full_heavy.ranks))):
+            for queue in (self.heavy, self.full_heavy):
+                if rank < len(queue.ranks):
+                    yield from queue.ranks[rank].from_lowest()
+
+    def set_rank(self, state: ReplicaState, rank: int, now: float) -> None:
+        if state.rank != rank:
+            self._take_out(state)
+            state.rank = rank
+            self.place(state, now)
 
     def set_light(self, state: ReplicaState, now: float, *, value: bool) -> None:
         """The caller must call `place` afterwards."""
@@ -188,7 +202,8 @@ class Doors:
             if not state.retiring:
                 self._place_removable(state)
             if not state.express_seats:
-                self.idle_light[state.replica.name] = state
+                state.is_idle_light = True
+                self.idle_light.put(state, 0)
         else:
             state.is_among_heavy = True
             self.heavy_by_free.put(state, state.free)
@@ -199,7 +214,8 @@ class Doors:
                 (self.never_light if state.is_never_light else self.heavy).put(state, state.bucket)
                 self.free_heavy += state.free
             elif state.light_seats:
-                self.full_heavy[state.replica.name] = state
+                state.is_full_heavy = True
+                self.full_heavy.put(state, 0)
 
     def _place_removable(self, state: ReplicaState) -> None:
         state.is_among_removable = bool(state.flex or (self.moves_streams and state.movable))
@@ -217,8 +233,9 @@ class Doors:
             if state.free:
                 (self.never_light if state.is_never_light else self.heavy).take(state, state.bucket)
                 self.free_heavy -= state.free
-            else:
-                self.full_heavy.pop(state.replica.name, None)
+            elif state.is_full_heavy:
+                state.is_full_heavy = False
+                self.full_heavy.take(state, 0)
         elif state.is_among_light:
             state.is_among_light = False
             if state.is_among_retiring:
@@ -235,7 +252,9 @@ class Doors:
                 self.removable.take(state, state.removable_bucket)
             self.coming -= state.counted_coming
             state.counted_coming = 0
-            self.idle_light.pop(state.replica.name, None)
+            if state.is_idle_light:
+                state.is_idle_light = False
+                self.idle_light.take(state, 0)
         state.free = 0
 
     def _count_light(self, state: ReplicaState) -> None:
@@ -256,6 +275,6 @@ class Doors:
         state.counted_replicas, state.counted_seats = replicas, seats
 
 
-def _cost_of_emptying(state: ReplicaState) -> tuple[int, int, int]:
+def _cost_of_emptying(state: ReplicaState) -> tuple[int, int, int, int]:
     fixed = state.load - sum(state.movable.values())
-    return max(0, fixed - state.light_seats), max(0, state.load - state.light_seats), state.context
+    return state.rank, max(0, fixed - state.light_seats), max(0, state.load - state.light_seats), state.context

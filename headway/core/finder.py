@@ -39,9 +39,9 @@ class Finder:
                 if state.has_room_for(call, floor_tps, now):
                     return state
         if self._doors.may_another_be_light:
-            emptiest = self._doors.emptiest_heavy(avoid)
-            if emptiest is not None and emptiest.has_room_for(call, floor_tps, now):
-                return emptiest
+            for emptiest in self._doors.emptiest_heavy(avoid):
+                if emptiest.has_room_for(call, floor_tps, now):
+                    return emptiest
         return None
 
     def heavy_seat(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:

@@ -96,13 +96,13 @@ def _check_place(state: ReplicaState, doors: Doors) -> None:
     is_never_light = is_free and not could_be_light
     assert (state in doors.never_light) == is_never_light, f"{name} is wrongly among those that cannot be light"
     is_full = is_heavy and not has_free and could_be_light
-    assert (name in doors.full_heavy) == is_full, f"{name} is wrongly among the full replicas"
+    assert (state in doors.full_heavy) == is_full, f"{name} is wrongly among the full replicas"
     assert (state in doors.heavy_by_free) == is_heavy, f"{name} is wrongly among the heavy replicas by free seats"
     assert state.light or not state.retiring, f"{name} is retiring and not light"
     is_for_express = is_light and not state.retiring
     assert (state in doors.light) == (is_for_express and has_free), f"{name} is wrongly among the light replicas"
     assert (state in doors.retiring) == (is_light and state.retiring), f"{name} is wrongly among the retiring replicas"
-    assert (name in doors.idle_light) == (is_light and not state.express), f"{name} is wrongly among the idle ones"
+    assert (state in doors.idle_light) == (is_light and not state.express), f"{name} is wrongly among the idle ones"
     has_removable = is_for_express and bool(state.flex or (doors.moves_streams and state.movable))
     assert (state in doors.removable) == has_removable, f"{name} is wrongly among those with calls to preempt"
     has_movable = state.draining and bool(state.movable or state.movable_express)

@@ -38,6 +38,7 @@ from headway.core.preemption import Preemption
 from headway.core.prefix_affinity import PrefixAffinity
 from headway.core.replicas import ReplicaState, Stream
 from headway.core.reserve import Reserve
+from headway.core.seat_cost import SeatCosts, cost_of_light_seat
 from headway.core.types import EXPRESS, Call, Offer, PoolPolicy, Replica, Tier
 from headway.core.waiting import WaitingRoom
 
@@ -62,6 +63,7 @@ class Pool:
         self._affinity = PrefixAffinity(adapters_of(offers))
         self.loosest = loosest_floors(offers)
         self._caps = Caps(targets_of(offers), policy, self.doors)
+        self._seat_costs = SeatCosts()
         self.reserve = Reserve(_express_wait_s(policy))
         self.finder = Finder(self.doors, self.reserve, self._affinity)
 
@@ -78,6 +80,8 @@ class Pool:
         targets = targets_of(offers)
         aboard = {floor_tps for state in self.doors.replicas.values() for floor_tps in state.express}
         self._caps.change(targets, (targets_of(self.offers).keys() | aboard) - targets.keys(), policy, now)
+        for state in self.doors.replicas.values():
+            self._rank(state, now)
         self.reserve.allow(_express_wait_s(policy))
 
     def _count_seat_time(self) -> None:
@@ -98,6 +102,7 @@ class Pool:
         state = ReplicaState(replica, SeatTime(replica.seats, now), self.pace, self._caps.unmeasured())
         self.doors.replicas[replica.name] = state
         self._caps.refresh(state)
+        self._rank(state, now)
 
     def replica_strangers(self, name: str, streams: int, now: float) -> None:
         if state := self.doors.replicas.get(name):
@@ -116,6 +121,7 @@ class Pool:
         state.change(replica, now)
         self._caps.refresh(state)
         self.doors.place(state, now)
+        self._rank(state, now)
         self._caps.fleet_changed()
 
     def replica_suspect(self, name: str, now: float) -> None:
@@ -133,12 +139,26 @@ class Pool:
         if state is None:
             return []
         self.doors.remove(state, now)
+        if self._seat_costs.drop(name):
+            self._rank_all(now)
         self._caps.forget(state)
         self._caps.fleet_changed()
         aboard = [(call_id, self._leave(state, call_id, now)[1]) for call_id in list(state.aboard)]
         self._gone_busy_us += state.time.busy_us
         self._gone_reserve_us += state.time.reserve_us
         return aboard
+
+    def _rank(self, state: ReplicaState, now: float) -> None:
+        """Find out what light seats of this replica cost, compared with those of others."""
+        cost = cost_of_light_seat(state.replica, self._caps.usual_light_seats(state.replica))
+        if self._seat_costs.set(state.replica.name, cost):
+            self._rank_all(now)
+        else:
+            self.doors.set_rank(state, self._seat_costs.rank(state), now)
+
+    def _rank_all(self, now: float) -> None:
+        for state in self.doors.replicas.values():
+            self.doors.set_rank(state, self._seat_costs.rank(state), now)
 
     def replica_state(self, replica: str) -> ReplicaState | None:
         return self.doors.replicas.get(replica)
@@ -199,8 +219,9 @@ class Pool:
         if tier not in EXPRESS:
             return self.doors.free_heavy + self.doors.free_retiring + self.finder.spare(now)
         room = self.doors.ready
-        if self.doors.may_another_be_light and (emptiest := self.doors.emptiest_heavy()) is not None:
-            room += max(0, emptiest.caps[self.floor_tps(model, tier)] - emptiest.load)
+        if self.doors.may_another_be_light:
+            floor_tps = self.floor_tps(model, tier)
+            room += max([0, *(state.caps[floor_tps] - state.load for state in self.doors.emptiest_heavy())])
         return room
 
     def seat(self, call: Call, avoid: Set[str], now: float) -> str | None:

@@ -1,4 +1,4 @@
-"""The state of a pool's replicas: the streams aboard each of them, and queues of replicas in buckets by a small number.
+"""The state of a pool's replicas: the streams aboard each of them.
 
 A replica's state includes how many streams it may carry and how many tokens each stream got according to its curve.
 pool.py decides which replica a call boards.
@@ -6,18 +6,13 @@ pool.py decides which replica a call boards.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from math import inf
-from typing import Final
 
 from headway.core.fare import SeatTime
 from headway.core.feedback import Feedback
 from headway.core.pace import Pace
 from headway.core.types import MAX_MOVES, Call, Replica
-
-LOOKED_AT: Final = 4  # replicas of a bucket, if the first cannot take a call
 
 
 class Stream:
@@ -78,6 +73,7 @@ class ReplicaState:
     leaving: dict[str, int] = field(default_factory=dict)  # seats of calls being preempted, still taken
     leaving_seats: int = 0  # the sum of `leaving`
     is_behind: bool = False  # a stream with a floor falls behind: no call boards
+    rank: int = 0  # by what its light seats cost in throughput (seat_cost.py); 0 are the cheapest
     caps_slowness: float = 1.0  # how slow streams may be, compared with the curve, by the caps
     given: float = 0.0  # tokens that one stream got since the start, according to the curve without correction
     given_at: float = 0.0
@@ -89,6 +85,8 @@ class ReplicaState:
     is_among_heavy: bool = False
     is_never_light: bool = False
     is_among_removable: bool = False
+    is_idle_light: bool = False
+    is_full_heavy: bool = False
     removable_bucket: int = 0
     retiring_bucket: int = 0
     counted_coming: int = 0
@@ -298,62 +296,3 @@ class ReplicaState:
         if self.load and self.replica.curve is not None:
             self.given += (now - self.given_at) / self.replica.curve.seconds_per_token(self.load, self.context)
         self.given_at = now
-
-
-class BucketQueue:
-    """Replicas in buckets by a small number. A bit mask finds the lowest and the highest non-empty bucket."""
-
-    def __init__(self) -> None:
-        self._buckets: list[OrderedDict[str, ReplicaState]] = []
-        self._mask = 0
-
-    def __contains__(self, state: ReplicaState) -> bool:
-        """Searches all buckets. Only for invariants.py."""
-        return any(state is one for replicas in self._buckets for one in replicas.values())
-
-    def __bool__(self) -> bool:
-        return self._mask != 0
-
-    def put(self, state: ReplicaState, bucket: int) -> None:
-        while len(self._buckets) <= bucket:
-            self._buckets.append(OrderedDict())
-        replicas = self._buckets[bucket]
-        if not replicas:
-            self._mask |= 1 << bucket
-        replicas[state.replica.name] = state
-
-    def take(self, state: ReplicaState, bucket: int) -> None:
-        replicas = self._buckets[bucket]
-        del replicas[state.replica.name]
-        if not replicas:
-            self._mask &= ~(1 << bucket)
-
-    def lowest(self, avoid: Set[str], least: int = 0) -> ReplicaState | None:
-        """The first replica, not in `avoid`, of the lowest non-empty bucket that is at least `least`."""
-        mask = self._mask >> least << least
-        while mask:
-            for state in self._buckets[(mask & -mask).bit_length() - 1].values():
-                if not avoid or state.replica.name not in avoid:
-                    return state
-            mask &= mask - 1
-        return None
-
-    def from_lowest(self) -> Iterator[ReplicaState]:
-        mask = self._mask
-        while mask:
-            yield from self._buckets[(mask & -mask).bit_length() - 1].values()
-            mask &= mask - 1
-
-    def from_highest(self, avoid: Set[str], least: int = 0) -> Iterator[ReplicaState]:
-        """A few replicas, not in `avoid`, of each bucket, from the highest down to `least`."""
-        mask = self._mask >> least << least
-        while mask:
-            number = mask.bit_length() - 1
-            looked_at = 0
-            for state in self._buckets[number].values():
-                if not avoid or state.replica.name not in avoid:
-                    yield state
-                    looked_at += 1
-                    if looked_at == LOOKED_AT:
-                        break
-            mask ^= 1 << number

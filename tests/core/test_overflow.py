@@ -14,10 +14,11 @@ from headway.core.types import (
     Replica,
     ReplicaUp,
     Ticked,
+    Tier,
     TierPolicy,
 )
 
-TIERS = {"standard": TierPolicy(12, 8.0, overflow_after_s=1.0)}
+TIERS: dict[Tier, TierPolicy] = {"standard": TierPolicy(12, 8.0, overflow_after_s=1.0)}
 
 
 def test_a_call_does_not_overflow_into_a_pool_that_was_taken_away() -> None:

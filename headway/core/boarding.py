@@ -8,6 +8,7 @@ from typing import Final
 
 from headway.core.fairness import FairQueue
 from headway.core.pool import Pool
+from headway.core.replica_queues import NOBODY
 from headway.core.types import EXPRESS, TIERS, Call, Tier
 
 UNPROMISED: Final[tuple[Tier, ...]] = tuple(tier for tier in TIERS if tier not in EXPRESS)
@@ -80,9 +81,14 @@ def _has_room(pool: Pool, tier: Tier, now: float) -> bool:
     if tier not in EXPRESS:
         return doors.free_heavy > 0 or doors.free_retiring > 0 or pool.finder.spare(now) > 0
     floor_tps = pool.loosest[tier]
-    if any(state.load < state.caps[floor_tps] for state in doors.light.from_highest(frozenset())):
+    if any(state.load < state.caps[floor_tps] for state in doors.light.from_highest(NOBODY)):
         return True
-    return doors.may_another_be_light and any(state.load < state.caps[floor_tps] for state in doors.emptiest_heavy())
+    if doors.may_another_be_light:
+        for queue in doors.heavy.ranks:
+            emptiest = queue.lowest(NOBODY)
+            if emptiest is not None and emptiest.load < emptiest.caps[floor_tps]:
+                return True
+    return False
 
 
 def _asks_as_much(call: Call, other: Call) -> bool:

@@ -101,12 +101,6 @@ class Doors:
     def may_another_be_light(self) -> bool:
         return self.light_replicas < self.max_light_replicas
 
-    def emptiest_heavy(self, avoid: Set[str] = frozenset()) -> Iterator[ReplicaState]:
-        """Of each rank, from the lowest, the emptiest heavy replica that could be light, if one has a free seat."""
-        for queue in self.heavy.ranks:
-            if (state := queue.lowest(avoid)) is not None:
-                yield state
-
     def emptiest(self, avoid: Set[str]) -> ReplicaState | None:
         """The emptiest heavy replica, or of several the one that was placed first; None if none has a free seat."""
         one, other = self.heavy.lowest_of_all(avoid), self.never_light.lowest(avoid)

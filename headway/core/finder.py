@@ -39,8 +39,9 @@ class Finder:
                 if state.has_room_for(call, floor_tps, now):
                     return state
         if self._doors.may_another_be_light:
-            for emptiest in self._doors.emptiest_heavy(avoid):
-                if emptiest.has_room_for(call, floor_tps, now):
+            for heavy in self._doors.heavy.ranks:
+                emptiest = heavy.lowest(avoid)
+                if emptiest is not None and emptiest.has_room_for(call, floor_tps, now):
                     return emptiest
         return None
 

@@ -36,6 +36,7 @@ from headway.core.offers import adapters_of, loosest_floors, targets_of, with_wi
 from headway.core.pace import Pace
 from headway.core.preemption import Preemption
 from headway.core.prefix_affinity import PrefixAffinity
+from headway.core.replica_queues import NOBODY
 from headway.core.replicas import ReplicaState, Stream
 from headway.core.reserve import Reserve
 from headway.core.seat_cost import SeatCosts, cost_of_light_seat
@@ -221,7 +222,8 @@ class Pool:
         room = self.doors.ready
         if self.doors.may_another_be_light:
             floor_tps = self.floor_tps(model, tier)
-            room += max([0, *(state.caps[floor_tps] - state.load for state in self.doors.emptiest_heavy())])
+            emptiest = [queue.lowest(NOBODY) for queue in self.doors.heavy.ranks]
+            room += max([0, *(state.caps[floor_tps] - state.load for state in emptiest if state is not None)])
         return room
 
     def seat(self, call: Call, avoid: Set[str], now: float) -> str | None:

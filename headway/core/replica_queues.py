@@ -9,6 +9,7 @@ from typing import Final
 from headway.core.replicas import ReplicaState
 
 LOOKED_AT: Final = 4  # replicas of a bucket, if the first cannot take a call
+NOBODY: Final[Set[str]] = frozenset()
 
 
 class BucketQueue:
@@ -100,12 +101,14 @@ class RankedQueue:
     def lowest_of_last(self) -> ReplicaState | None:
         """The same, but the highest rank comes first."""
         for queue in reversed(self.ranks):
-            if (state := queue.lowest(frozenset())) is not None:
+            if (state := queue.lowest(NOBODY)) is not None:
                 return state
         return None
 
     def lowest_of_all(self, avoid: Set[str]) -> ReplicaState | None:
         """Of any rank, by the buckets alone; of several the one of the highest rank."""
+        if len(self.ranks) == 1:
+            return self.ranks[0].lowest(avoid)
         best: ReplicaState | None = None
         for queue in reversed(self.ranks):
             state = queue.lowest(avoid)

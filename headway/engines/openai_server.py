@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from headway.engines.base import Answer, EngineRequest, Pulse
+from headway.engines.changed_answer import ChangedAnswer
 from headway.engines.vllm import CHAT, COMPLETIONS, HEALTH_TIMEOUT_S, TOKEN_TIMEOUT_S, read_max_model_len
 from headway.errors import ConnectionFailed, EngineLost
 from headway.http1 import ConnectionPool, fetch
@@ -94,20 +95,12 @@ class OpenAIServer:
         self._pool.close()
 
 
-class CountedAnswer:
+class CountedAnswer(ChangedAnswer):
     """An answer whose stream ends with its usage, also if the server sends none."""
 
     def __init__(self, answer: Answer, prompt_tokens: int) -> None:
-        self.status = answer.status
-        self._answer = answer
+        super().__init__(answer)
         self.stream = StreamUsage(prompt_tokens)
-
-    @property
-    def content_type(self) -> bytes:
-        return self._answer.content_type
-
-    async def read(self) -> bytes:
-        return await self._answer.read()
 
     async def pipe(self, sink: Callable[[bytes], None]) -> None:
         def pass_on(data: bytes) -> None:
@@ -117,15 +110,6 @@ class CountedAnswer:
         await self._answer.pipe(pass_on)
         if end := self.stream.end():
             sink(end)
-
-    def pause(self) -> None:
-        self._answer.pause()
-
-    def resume(self) -> None:
-        self._answer.resume()
-
-    def close(self) -> None:
-        self._answer.close()
 
 
 class StreamUsage:

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from headway.engines.base import Answer
+from headway.engines.changed_answer import ChangedAnswer
 from headway.sse import EventSplitter, data_of, readable
 from headway.wire import ChatSoFar
 
@@ -63,25 +64,17 @@ _read_state = msgspec.json.Decoder(StreamState).decode
 _encode = msgspec.json.Encoder().encode
 
 
-class ParsedAnswer:
-    """Implements base.Answer: the events of a completion, with the text of each as the `delta` of a chat answer."""
+class ParsedAnswer(ChangedAnswer):
+    """The events of a completion, with the text of each as the `delta` of a chat answer."""
 
     def __init__(self, answer: Answer, so_far: ChatSoFar, derender: Derender) -> None:
-        self.status = answer.status
-        self._answer = answer
+        super().__init__(answer)
         self._so_far = so_far
         self._derender = derender
         self._state = _first_state(so_far)
         self._splitter = EventSplitter()
         self._events: deque[bytes] = deque()  # that are not parsed yet
         self._has_more = asyncio.Event()
-
-    @property
-    def content_type(self) -> bytes:
-        return self._answer.content_type
-
-    async def read(self) -> bytes:
-        return await self._answer.read()
 
     async def pipe(self, sink: Callable[[bytes], None]) -> None:
         loop = asyncio.get_running_loop()
@@ -102,15 +95,6 @@ class ParsedAnswer:
             reading.cancel()
             if reading.done() and not reading.cancelled():
                 reading.exception()  # so that asyncio does not log one that nobody awaited
-
-    def pause(self) -> None:
-        self._answer.pause()
-
-    def resume(self) -> None:
-        self._answer.resume()
-
-    def close(self) -> None:
-        self._answer.close()
 
     def _take(self, data: bytes) -> None:
         with readable():

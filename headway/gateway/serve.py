@@ -155,7 +155,7 @@ class Gateway:
         try:
             if answer.status != 200:
                 raise await failure_of(answer)
-            if not asked.returns_ids:
+            if request.streaming and not asked.returns_ids:  # a whole answer can be made again until it is sent
                 fix(trip, self.tell)
             deliver = self._stream if request.streaming else self._send_whole
             with self._floors.watching(trip):

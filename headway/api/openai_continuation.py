@@ -63,7 +63,8 @@ class OpenAISeam:
     stops: tuple[str, ...]
     inner: RecordedMeter
     record: StreamRecord
-    ids: bytes  # of the answer, as JSON numbers with commas between them
+    pieces: tuple[bytes, ...]  # the ids of each event of the answer, as JSON numbers with commas between them
+    ids: bytes  # all of them
     prompt_tokens: int
     tokens: int
     is_over: bool
@@ -87,14 +88,11 @@ class OpenAISeam:
         body["stream"], body["max_tokens"] = True, limit - self.tokens
         if (least := fields.get("min_tokens")) is not None:
             body["min_tokens"] = max(0, int(msgspec.json.decode(least)) - self.tokens)
-        left, so_far = limit - self.tokens, self._so_far()
+        so_far = None
+        if asked.path != COMPLETIONS:
+            so_far = ChatSoFar(asked.body, self.record.prompt_ids, self.pieces, tuple(self.record.tool_call_ids))
+        left = limit - self.tokens
         return replace(asked, path=COMPLETIONS, body=_encode(body), max_output_tokens=left, so_far=so_far)
-
-    def _so_far(self) -> ChatSoFar | None:
-        if self.asked.path == COMPLETIONS:
-            return None
-        record = self.record
-        return ChatSoFar(self.asked.body, record.prompt_ids, tuple(record.ids), tuple(record.tool_call_ids))
 
     def meter(self, grant: Grant, text: str) -> Meter:
         held = ""
@@ -131,13 +129,15 @@ def seam_of(inner: RecordedMeter, stops: tuple[str, ...], asked: Request) -> Sea
     if record is None or not record.is_whole or not record.opening:
         return None
     try:
-        ids = b",".join(record.ids)
+        pieces = tuple(record.ids)
     except ValueError:
         return None
+    ids = b",".join(pieces)
     is_counted = _count(record.prompt_ids) == usage.prompt_tokens and _count(ids) == usage.output_tokens
     if not is_counted or not usage.prompt_tokens:
         return None
-    return OpenAISeam(asked, stops, inner, record, ids, usage.prompt_tokens, usage.output_tokens, inner.has_finished)
+    tokens, is_over = usage.output_tokens, inner.has_finished
+    return OpenAISeam(asked, stops, inner, record, pieces, ids, usage.prompt_tokens, tokens, is_over)
 
 
 def _count(ids: bytes) -> int:

@@ -111,14 +111,14 @@ class StreamRecord:
         return "".join(parts)
 
     def forget(self) -> None:
-        """Too much came: from now on the record is not whole, and what comes is forgotten again and again."""
+        """Too much came: the record is not whole any more. What comes later is kept up to the limit and dropped again."""
         self.is_whole = False
         self._ids, self._texts, self.prompt_ids, self.tool_call_ids = bytearray(), [], b"", []
 
     @property
     def ids(self) -> list[bytes]:
-        """JSON numbers with commas between them, of each event that has some. Raises ValueError if what the engine said
-        is not that: it is not looked at before."""
+        """JSON numbers with commas between them, of each event that has some. Raises ValueError if the engine sent
+        anything else, which is checked only here."""
         if not _are_ids(self._ids):
             raise ValueError("token ids that are no numbers")
         return [ids for ids in bytes(self._ids).split(b"[") if ids]

@@ -62,7 +62,7 @@ class VLLMEngine:
         self._one_embedding = msgspec.json.encode({"model": model, "input": "1"})
         self._embeds = False  # it serves an embedding model
         self._has_plain_chat = False  # chat answers pass through no reasoning parser
-        self._parses_rests = False  # also of an answer that another engine has begun
+        self._parses_rests = False  # it can parse the rest of an answer that another engine has begun
         self._has_free_tools = False  # no grammar is compiled for tools that may be called as the model likes
         self._probe_of_parsers = probe_of_parsers(model)
 
@@ -79,12 +79,13 @@ class VLLMEngine:
             added["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         if request.cache_salt:
             added["cache_salt"] = request.cache_salt
-        returns_ids = request.call.is_continuable and (not self._parses(request) or self._can_parse_rest(request))
+        is_parsed = self._parses(request)
+        returns_ids = request.call.is_continuable and (not is_parsed or self._can_parse_rest(request))
         if returns_ids:
             added["return_token_ids"] = True
         headers = ((b"x-request-id", request.call.id.encode()), *request.trace.headers())
         body = with_fields(request.body, added)
-        so_far = request.so_far if self._parses(request) else None
+        so_far = request.so_far if is_parsed else None
         return EngineRequest(request.path, headers, body, collects, returns_ids, so_far=so_far)
 
     def _parses(self, request: Request) -> bool:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Set
 from itertools import islice
 from typing import Final
 
-from headway.core.replica_queues import BucketQueue, RankedQueue
+from headway.core.replica_queues import NOBODY, BucketQueue, RankedQueue
 from headway.core.replicas import ReplicaState
 
 LOOKED_AT: Final = 8  # replicas that are compared, at most
@@ -136,7 +136,7 @@ class Doors:
         """The retiring replica that takes express calls again: the one with the most free seats, or if those of other
         calls can be had at once, the one that would have been light for longest."""
         queue = self.retiring_by_express if self.moves_streams else self.retiring
-        return next(queue.from_highest(frozenset()), None)
+        return next(queue.from_highest(NOBODY), None)
 
     def _next_light(self) -> ReplicaState | None:
         """The heavy replica whose doors are closed next: the emptiest one of the lowest rank. If its streams can move,

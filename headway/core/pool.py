@@ -81,8 +81,7 @@ class Pool:
         targets = targets_of(offers)
         aboard = {floor_tps for state in self.doors.replicas.values() for floor_tps in state.express}
         self._caps.change(targets, (targets_of(self.offers).keys() | aboard) - targets.keys(), policy, now)
-        for state in self.doors.replicas.values():
-            self._rank(state, now)
+        self._rank(list(self.doors.replicas.values()), now)
         self.reserve.allow(_express_wait_s(policy))
 
     def _count_seat_time(self) -> None:
@@ -103,7 +102,7 @@ class Pool:
         state = ReplicaState(replica, SeatTime(replica.seats, now), self.pace, self._caps.unmeasured())
         self.doors.replicas[replica.name] = state
         self._caps.refresh(state)
-        self._rank(state, now)
+        self._rank([state], now)
 
     def replica_strangers(self, name: str, streams: int, now: float) -> None:
         if state := self.doors.replicas.get(name):
@@ -122,7 +121,7 @@ class Pool:
         state.change(replica, now)
         self._caps.refresh(state)
         self.doors.place(state, now)
-        self._rank(state, now)
+        self._rank([state], now)
         self._caps.fleet_changed()
 
     def replica_suspect(self, name: str, now: float) -> None:
@@ -141,7 +140,7 @@ class Pool:
             return []
         self.doors.remove(state, now)
         if self._seat_costs.drop(name):
-            self._rank_all(now)
+            self._set_ranks(list(self.doors.replicas.values()), now)
         self._caps.forget(state)
         self._caps.fleet_changed()
         aboard = [(call_id, self._leave(state, call_id, now)[1]) for call_id in list(state.aboard)]
@@ -149,16 +148,16 @@ class Pool:
         self._gone_reserve_us += state.time.reserve_us
         return aboard
 
-    def _rank(self, state: ReplicaState, now: float) -> None:
-        """Find out what light seats of this replica cost, compared with those of others."""
-        cost = cost_of_light_seat(state.replica, self._caps.usual_light_seats(state.replica))
-        if self._seat_costs.set(state.replica.name, cost):
-            self._rank_all(now)
-        else:
-            self.doors.set_rank(state, self._seat_costs.rank(state), now)
+    def _rank(self, states: list[ReplicaState], now: float) -> None:
+        """Find out what light seats of these replicas cost, compared with those of others."""
+        is_other_cheapest = False
+        for state in states:
+            cost = cost_of_light_seat(state.replica, self._caps.usual_light_seats(state.replica))
+            is_other_cheapest |= self._seat_costs.set(state.replica.name, cost)
+        self._set_ranks(list(self.doors.replicas.values()) if is_other_cheapest else states, now)
 
-    def _rank_all(self, now: float) -> None:
-        for state in self.doors.replicas.values():
+    def _set_ranks(self, states: list[ReplicaState], now: float) -> None:
+        for state in states:
             self.doors.set_rank(state, self._seat_costs.rank(state), now)
 
     def replica_state(self, replica: str) -> ReplicaState | None:

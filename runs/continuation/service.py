@@ -20,22 +20,20 @@ from rich.console import Console
 from headway.ledger.entries import Entry
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
-from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
-from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port, wait_all_ready
+from headway.local.engine_env import MODEL_NAME
+from headway.local.engine_process import EngineProcess, free_port
 from headway.price import Price
+from runs.measure.engines import READY_S, TOOL_PARSER, two_smollm2_processes
 from runs.measure.fetch import fetch
 from runs.measure.streams import process
 
 KEY, ADMIN = "hw-continuation", "hw-continuation-admin"
-CORES = (0, 1)  # one for each engine
 SEATS = 64
 # As these engines are on two cores, roughly: a fast stream has no more than eight streams beside it.
 CURVE, PROMPT_TPS, FLOOR_TPS = "[[1, 10.0], [8, 6.0], [64, 2.0]]", 300.0, 5.0
 PRICE, PRICE_TABLE = Price(150_000, 600_000), "{ input = 0.15, output = 0.60 }"  # per million tokens
-READY_S = 300.0
 TOPICS = ("rain", "bread", "a lighthouse", "chess", "the moon", "a harbour", "winter", "clocks", "tea", "an old bridge",
           "honey", "mountains", "a violin", "trains", "paper", "the desert")  # fmt: skip
-TOOL_PARSER = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 WITH_TOOLS = TOPICS[::4]  # asked with a tool that may be called: the next engine parses the rest of the answer
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 
@@ -78,7 +76,7 @@ class Service:
     url: str
     books: str  # the URL of the ledger's store
     sdk: AsyncOpenAI
-    seed: int = len(CORES)  # of the engine that was started last
+    seed: int = 0  # of the engine that was started last; vLLM's own is 0
 
     async def ask(self, topic: str, tokens: int, temperature: float) -> Told:
         return await self.ask_into(Told(tokens), topic, temperature)
@@ -197,28 +195,7 @@ def without_autogroups() -> Iterator[None]:
 @contextmanager
 def serving(console: Console, folder: Path) -> Iterator[Service]:
     """Both engines are ready, and the gateway takes calls."""
-    python = ensure_cpu_engine(console.print)
-    model = str(ensure_smollm2(python, console.print))
-    engines = [
-        EngineProcess(
-            LocalEngine(
-                cpu_vllm(python),
-                model,
-                MODEL_NAME,
-                free_port(),
-                SEATS,
-                on_cpu=True,
-                core=core,
-                extra_args=(*TOOL_PARSER, "--seed", str(core)),
-            )
-        )
-        for core in CORES
-    ]
-    try:
-        with console.status("starting two engines (about a minute)"):
-            for engine in engines:
-                engine.start()
-            wait_all_ready(engines, READY_S)
+    with two_smollm2_processes(console, SEATS, TOOL_PARSER) as engines:
         books = f"sqlite:///{folder}/books.db"
         store = open_store(books)
         store.migrate()
@@ -232,6 +209,3 @@ def serving(console: Console, folder: Path) -> Iterator[Service]:
         with process(command, f"{url}/ready"):
             sdk = AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0, timeout=300.0)
             yield Service(engines, url, books, sdk)
-    finally:
-        for engine in engines:
-            engine.stop()

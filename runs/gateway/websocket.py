@@ -32,7 +32,7 @@ from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
 from headway.local.engine_env import MODEL_NAME
 from headway.local.engine_process import free_port
-from runs.measure.engines import two_smollm2
+from runs.measure.engines import TOOL_PARSER, two_smollm2
 from runs.measure.fetch import fetch
 from runs.measure.streams import call, chat_request, gateway, process, resident_kib
 from runs.measure.verdict import Verdict, at_least, at_most, finish
@@ -391,10 +391,9 @@ def on_scripted(rounds: int) -> int:
 
 
 def on_vllm() -> int:
-    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
     with (
         tempfile.TemporaryDirectory() as name,
-        two_smollm2(console, 16, flags) as urls,
+        two_smollm2(console, 16, TOOL_PARSER) as urls,
         served(Path(name), urls[0], MODEL_NAME) as (port, _),
     ):
         sent = asyncio.run(measure_once(port, MODEL_NAME))

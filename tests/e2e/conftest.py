@@ -18,6 +18,7 @@ from openai import OpenAI
 from headway.engines.vllm import read_metrics
 from headway.local.engine_env import MODEL_NAME, ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
+from runs.measure.engines import TOOL_PARSER
 
 SEATS = 8
 RELAYS = int(os.environ.get("HEADWAY_RELAYS", "1"))  # of each gateway; runs/e2e-relays.sh sets it
@@ -33,7 +34,6 @@ name = "standard"
 name = "fast"
 floor_tps = 0.5
 """
-TOOL_PARSER = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 CURVE = "curve = [[1, 20.0], [8, 15.0]]"
 
 

@@ -23,11 +23,11 @@ from headway.evals.task_files import write_tasks
 from headway.evals.tool_calls import Task, hermes, right_answer
 from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
+from runs.measure.engines import TOOL_PARSER
 from runs.students.routine import routine_tasks
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]  # the first run creates an environment
 ROOT = Path(__file__).parent.parent.parent
-PARSED = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
 CONFIG = """\
 [[models]]
 name = "tiny"
@@ -67,7 +67,9 @@ def folder(tasks: list[Task], tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def collect_from_vllm(folder: Path, model: str) -> None:
     command = cpu_vllm(ensure_cpu_engine(print))
-    engine = LocalEngine(command, str(folder / model), "tiny", free_port(), 8, on_cpu=True, core=0, extra_args=PARSED)
+    engine = LocalEngine(
+        command, str(folder / model), "tiny", free_port(), 8, on_cpu=True, core=0, extra_args=TOOL_PARSER
+    )
     with EngineProcess(engine) as process:
         process.wait_ready(300)
         asked = ("tasks.jsonl", "--url", process.url, "--model", "tiny", "--tier", "default", "--max-tokens", 24)
@@ -132,7 +134,7 @@ def settings_for(folder: Path, model: str, out: str, rows: str = "rows.jsonl", *
 def answer_on_vllm(weights: str, task: Task) -> None:
     """The engine loads the int8 model and uses its template: tools known by heart cost no prompt tokens."""
     command = cpu_vllm(ensure_cpu_engine(print))
-    engine = LocalEngine(command, weights, "tiny-spark", free_port(), 4, on_cpu=True, core=1, extra_args=PARSED)
+    engine = LocalEngine(command, weights, "tiny-spark", free_port(), 4, on_cpu=True, core=1, extra_args=TOOL_PARSER)
     with EngineProcess(engine) as process:
         process.wait_ready(300)
         with OpenAI(base_url=process.url + "/v1", api_key="none", max_retries=0) as sdk:

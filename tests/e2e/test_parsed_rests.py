@@ -23,7 +23,8 @@ from headway.local.engine_env import MODEL_NAME as MODEL
 from headway.local.engine_env import ensure_cpu_engine, ensure_smollm2
 from headway.local.engine_process import EngineProcess, LocalEngine, cpu_vllm, free_port
 from headway.wire import ChatSoFar
-from tests.e2e.conftest import SEATS, TOOL_PARSER
+from runs.measure.engines import TOOL_PARSER
+from tests.e2e.conftest import SEATS
 
 pytestmark = [pytest.mark.engine, pytest.mark.anyio]
 END = "<|im_end|>"

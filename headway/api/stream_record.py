@@ -111,7 +111,7 @@ class StreamRecord:
         return "".join(parts)
 
     def forget(self) -> None:
-        """Too much came: the record is not whole any more. What comes later is kept up to the limit and dropped again."""
+        """Too much came: the record is not whole any more. Later ids are kept up to the limit and dropped again."""
         self.is_whole = False
         self._ids, self._texts, self.prompt_ids, self.tool_call_ids = bytearray(), [], b"", []
 

@@ -296,7 +296,9 @@ PAGES = {
 
 def main(folder: Path) -> None:
     for name, page in PAGES.items():
-        (folder / name).write_text(page(), encoding="utf-8")
+        path, text = folder / name, page()
+        if not path.exists() or path.read_text(encoding="utf-8") != text:  # `make check` may read it at the same time
+            path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

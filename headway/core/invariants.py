@@ -32,6 +32,9 @@ def check_pool(pool: Pool, now: float) -> None:
     returned = sum(one.call.choices for calls in pool.waiting.all_returned() for one in calls if not _has_floor(one))
     assert pool.waiting.returned_seats == returned, "seats that returned calls need are miscounted"
     _check_seat_time(pool)
+    assert pool.prefixes.parts.keys() == pool.doors.replicas.keys(), "a replica has no part of the prefix index"
+    assert all(state.prefixes is pool.prefixes.parts[state.replica.name] for state in states), "another's prefixes"
+    pool.prefixes.check()
     for calls in pool.waiting.all_returned():
         _check_held(pool, calls if len(calls) <= RETURNED else [], now)
     for queue in pool.waiting.queues.values():

@@ -26,7 +26,7 @@ from headway.core.journey import Journey
 from headway.core.learnt import Learnt, within
 from headway.core.overflow import LACKS_SEATS, overflow_held, overflow_pool, pool_aboard, seat_in_overflow
 from headway.core.pool import Pool
-from headway.core.pools import change_pools, learnt_of_pools, tell_pool
+from headway.core.pools import ToldOfReplica, change_pools, learnt_of_pools, tell_pool
 from headway.core.rate_limit import RateLimiter
 from headway.core.types import (
     EXPRESS,
@@ -51,6 +51,7 @@ from headway.core.types import (
     Refuse,
     Remembered,
     ReplicaBehind,
+    ReplicaCacheLost,
     ReplicaChanged,
     ReplicaDown,
     ReplicaDraining,
@@ -87,6 +88,7 @@ class Machine:
             ReplicaKnown: self._replica_known,
             ReplicaStrangers: self._replica_told,
             ReplicaChanged: self._replica_changed,
+            ReplicaCacheLost: self._replica_told,
             ReplicaSuspect: self._replica_told,
             ReplicaBehind: self._replica_told,
             ReplicaRecovered: self._replica_told,
@@ -244,12 +246,7 @@ class Machine:
             pool.replica_changed(event.replica, now)
             self._settle(pool, now, actions)
 
-    def _replica_told(
-        self,
-        event: ReplicaStrangers | ReplicaSuspect | ReplicaBehind | ReplicaRecovered | ReplicaDraining,
-        now: float,
-        actions: list[Action],
-    ) -> None:
+    def _replica_told(self, event: ToldOfReplica, now: float, actions: list[Action]) -> None:
         if (pool := self._pool_of_replica.get(event.name)) is None:
             return
         self._preempt(tell_pool(pool, event, now), actions)

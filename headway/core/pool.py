@@ -36,6 +36,7 @@ from headway.core.offers import adapters_of, loosest_floors, targets_of, with_wi
 from headway.core.pace import Pace
 from headway.core.preemption import Preemption
 from headway.core.prefix_affinity import PrefixAffinity
+from headway.core.prefix_index import PrefixIndex
 from headway.core.replica_queues import NOBODY
 from headway.core.replicas import ReplicaState, Stream
 from headway.core.reserve import Reserve
@@ -62,6 +63,7 @@ class Pool:
         self.pace = Pace()
         self.preemption = Preemption(self.doors, self.waiting, self.pace)
         self._affinity = PrefixAffinity(adapters_of(offers))
+        self.prefixes = PrefixIndex()
         self.loosest = loosest_floors(offers)
         self._caps = Caps(targets_of(offers), policy, self.doors)
         self._seat_costs = SeatCosts()
@@ -99,7 +101,8 @@ class Pool:
     def replica_known(self, replica: Replica, now: float) -> None:
         if replica.name in self.doors.replicas:
             return
-        state = ReplicaState(replica, SeatTime(replica.seats, now), self.pace, self._caps.unmeasured())
+        prefixes = self.prefixes.add(replica.name)
+        state = ReplicaState(replica, SeatTime(replica.seats, now), self.pace, self._caps.unmeasured(), prefixes)
         self.doors.replicas[replica.name] = state
         self._caps.refresh(state)
         self._rank([state], now)
@@ -124,6 +127,15 @@ class Pool:
         self._rank([state], now)
         self._caps.fleet_changed()
 
+    def replica_cache_lost(self, name: str, keys: list[int] | None) -> None:
+        if (state := self.doors.replicas.get(name)) is None:
+            return
+        if keys is None:
+            self.prefixes.remove(name)
+            state.prefixes = self.prefixes.add(name)
+        else:
+            self.prefixes.lose(name, keys)
+
     def replica_suspect(self, name: str, now: float) -> None:
         if state := self.doors.replicas.get(name):
             self.doors.close(state, now)
@@ -139,6 +151,7 @@ class Pool:
         if state is None:
             return []
         self.doors.remove(state, now)
+        self.prefixes.remove(name)
         if self._seat_costs.drop(name):
             self._set_ranks(list(self.doors.replicas.values()), now)
         self._caps.forget(state)
@@ -254,6 +267,9 @@ class Pool:
         self.taken[call.model, call.tier] += call.choices
         self.doors.place(state, now)
         self._affinity.note(call, state.replica.name, now)
+        if call.prefix_keys:
+            answer_tokens = call.choices * round(self.pace.answer_tokens)
+            self.prefixes.boarded(call, state.replica.name, state.replica.kv_tokens, answer_tokens)
 
     def _find(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
         if floor_tps:

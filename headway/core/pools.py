@@ -10,11 +10,16 @@ from headway.core.types import (
     Offer,
     PoolPolicy,
     ReplicaBehind,
+    ReplicaCacheLost,
     ReplicaDraining,
     ReplicaRecovered,
     ReplicaStrangers,
     ReplicaSuspect,
     Tier,
+)
+
+ToldOfReplica = (
+    ReplicaStrangers | ReplicaCacheLost | ReplicaSuspect | ReplicaBehind | ReplicaRecovered | ReplicaDraining
 )
 
 
@@ -43,14 +48,12 @@ def change_pools(
             del pools[name]
 
 
-def tell_pool(
-    pool: Pool,
-    event: ReplicaStrangers | ReplicaSuspect | ReplicaBehind | ReplicaRecovered | ReplicaDraining,
-    now: float,
-) -> Iterable[str]:
+def tell_pool(pool: Pool, event: ToldOfReplica, now: float) -> Iterable[str]:
     """Tell a pool what happened to one of its replicas. Returns the flex calls to preempt."""
     if isinstance(event, ReplicaStrangers):
         pool.replica_strangers(event.name, event.streams, now)
+    elif isinstance(event, ReplicaCacheLost):
+        pool.replica_cache_lost(event.name, event.keys)
     elif isinstance(event, ReplicaSuspect):
         pool.replica_suspect(event.name, now)
     elif isinstance(event, ReplicaBehind):

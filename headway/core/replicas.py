@@ -12,6 +12,7 @@ from math import inf
 from headway.core.fare import SeatTime
 from headway.core.feedback import Feedback
 from headway.core.pace import Pace
+from headway.core.prefix_index import HeldPrefixes
 from headway.core.types import MAX_MOVES, Call, Replica
 
 
@@ -53,6 +54,7 @@ class ReplicaState:
     time: SeatTime
     pace: Pace
     feedback: Feedback
+    prefixes: HeldPrefixes  # that its engine is expected to have in its cache
     caps: dict[float, int] = field(default_factory=dict)  # the largest batch that keeps each floor here
     longest_s: dict[float, float] = field(default_factory=dict)  # the curve's longest time per token for each floor
     light_seats: int = 0  # the largest cap: the replica's seats while it is light

@@ -37,6 +37,10 @@ class Call:
     tenant: str = ""
     falls_back: bool = False  # if no express seat is free in time: served as standard instead of refused
     affinity: str = ""  # calls with the same key share a prompt prefix, which an engine may have cached
+    # Of prefixes of the prompt, the shortest first: a hash of everything up to there, and the estimated tokens of it.
+    # Equal keys mean equal prefixes. 32 at most, as many of one as of the other.
+    prefix_keys: tuple[int, ...] = ()
+    prefix_tokens: tuple[int, ...] = ()
     is_continuable: bool = False  # a stream that has begun can go on at another replica
     moves: int = 0  # how often it was taken off a replica, or lost it after it had begun
     prompt_tokens: int = 0  # estimated from the body's length; the engine reports the real count
@@ -220,6 +224,15 @@ class ReplicaChanged:
 
 
 @dataclass(slots=True)
+class ReplicaCacheLost:
+    """The engine does not have the prefixes with these keys in its cache any more, or none at all if that is None: it
+    was restarted. Each longer prefix that is gone with one of them has to be named. Unknown ones change nothing."""
+
+    name: str
+    keys: list[int] | None = None
+
+
+@dataclass(slots=True)
 class ReplicaSuspect:
     """Something failed on this replica: no calls board until it is up again. Streams aboard continue."""
 
@@ -302,6 +315,7 @@ DriverEvent = (
     | ReplicaKnown
     | ReplicaStrangers
     | ReplicaChanged
+    | ReplicaCacheLost
     | ReplicaSuspect
     | ReplicaBehind
     | ReplicaRecovered

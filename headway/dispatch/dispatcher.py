@@ -33,6 +33,7 @@ from headway.core.types import (
     PoolPolicy,
     Refuse,
     ReplicaBehind,
+    ReplicaCacheLost,
     ReplicaDown,
     ReplicaRecovered,
     ReplicaSuspect,
@@ -71,7 +72,7 @@ REPORT_S = 1.0  # after which a listed relay that was not heard is taken for dea
 MAX_EARLY = 1000  # orders of operators
 SILENT_TICKS = 10  # after which a relay that sends no beats is taken for lost
 # Kinds of events and actions. Tuples: `isinstance` with A | B makes a new union each time, and this is for every event.
-UNDER_WAY = (Delivering, Finished, Failed, Left)  # most events; core alone decides what follows
+UNDER_WAY = (Delivering, Finished, Failed, Left, ReplicaCacheLost)  # most events; core alone decides what follows
 ARRIVALS = (Arrived, Adopted)
 FINDINGS = (ReplicaUp, ReplicaDown, ReplicaSuspect)
 ENDS = (Refuse, Settled)

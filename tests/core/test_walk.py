@@ -63,6 +63,7 @@ from headway.core.types import (
     Remembered,
     Replica,
     ReplicaBehind,
+    ReplicaCacheLost,
     ReplicaChanged,
     ReplicaDown,
     ReplicaDraining,
@@ -162,6 +163,8 @@ LEARNT = st.builds(
     ),
     buckets=st.lists(st.from_type(LearntBucket), max_size=2),
 )
+# Two conversations with the same beginning, and what is in no prompt.
+PREFIXES = [(), (1,), (1, 2), (1, 2, 3, 4), (1, 2, 7, 8, 9), (2**63 - 1,)]
 # CI walks about 50,000 steps; `make nightly` sets this to walk a million.
 EXAMPLES = int(os.environ.get("HEADWAY_WALKS", "1000"))
 
@@ -377,6 +380,7 @@ class Walk(RuleBasedStateMachine):
         choices=st.sampled_from([1, 1, 1, 2, 3, 7]),
         overflows=st.booleans(),
         goes_on=st.booleans(),
+        prefix=st.sampled_from(PREFIXES),
     )
     def arrive_one(
         self,
@@ -388,9 +392,23 @@ class Walk(RuleBasedStateMachine):
         choices: int,
         overflows: bool,
         goes_on: bool,
+        prefix: tuple[int, ...],
     ) -> str:
-        call = Call("", model, tier, tenant, falls_back, "", goes_on, 0, prompt_tokens, choices, overflows)
-        return self.arrive(call)
+        return self.arrive(
+            Call(
+                "",
+                model,
+                tier,
+                tenant,
+                falls_back,
+                prefix_keys=prefix,
+                prefix_tokens=tuple(900 * (place + 1) for place in range(len(prefix))),
+                is_continuable=goes_on,
+                prompt_tokens=prompt_tokens,
+                choices=choices,
+                may_overflow=overflows,
+            )
+        )
 
     @rule(
         target=calls, tier=st.sampled_from(["fast", "standard"]), does_not_fit=st.sampled_from([(2_000_000, 1), (0, 3)])
@@ -488,6 +506,13 @@ class Walk(RuleBasedStateMachine):
         if name in self.replicas:
             self.draining.add(name)
         self.tell(ReplicaDraining(name))
+
+    @rule(
+        name=st.sampled_from([*NAMES, OVERFLOW, "unknown"]),
+        keys=st.none() | st.lists(st.sampled_from([1, 2, 3, 4, 9, 0, -1, 2**63 - 1, 2**70]), max_size=4),
+    )
+    def replica_cache_lost(self, name: str, keys: list[int] | None) -> None:
+        self.tell(ReplicaCacheLost(name, keys))
 
     @rule(name=st.sampled_from(NAMES))
     def replica_suspect(self, name: str) -> None:

@@ -106,8 +106,9 @@ def values(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(get_args(hint))
     if get_origin(hint) in (Union, types.UnionType):
         return st.one_of(*map(values, get_args(hint)))
-    assert get_origin(hint) is list, hint
-    return st.lists(values(get_args(hint)[0]), max_size=3)
+    assert get_origin(hint) in (list, tuple), hint
+    several = st.lists(values(get_args(hint)[0]), max_size=3)
+    return several if get_origin(hint) is list else several.map(tuple)
 
 
 def decode(message: FromRelay | FromDispatcher, payload: bytes) -> FromRelay | FromDispatcher:

@@ -67,7 +67,7 @@ def test_the_picture_is_well_formed() -> None:
 # What the product calls its own things (CONTRIBUTING.md): a word that names something new is defined once.
 VOCABULARY = """
     aboard audit board budget call cell context curve doors downgrade drafter entry escalate excess-mistake express-tier fare floor
-    frontier gate grant heavy hold ledger light mistake mistake-budget move offer overflow pool preempt price-multiple proof receipt refund
+    frontier gate grant heavy hold ledger light mistake mistake-budget move offer overflow pool preempt price-multiple profile proof receipt refund
     refuse replica reserve retiring ride rung scripted-engine seat seat-time slack spool standard-share stream student teacher tenant tier
 """
 

@@ -11,9 +11,9 @@ from headway.errors import SetupError
 
 
 def engine(config: ConfigPath = DEFAULT_CONFIG) -> None:
-    commands = engine_commands(load(config))
+    commands = list(engine_commands(load(config)))
     if not commands:
         raise SetupError(f'{config} describes no engine. Add [models.engine] with weights = "..." to a model.')
-    for url, command in commands.items():
-        typer.secho(f"# {url}", dim=True)
-        typer.echo(command)
+    for one in commands:
+        typer.secho(f"# {one.url}" + (f" (profile {one.profile})" if one.profile else ""), dim=True)
+        typer.echo(one.command)

@@ -29,6 +29,7 @@ from headway.config import (
     LedgerTable,
     ModelTable,
     PriceTable,
+    ProfileTable,
     ReplicaTable,
     ResponsesTable,
     SpeculationTable,
@@ -56,6 +57,8 @@ TABLES: list[tuple[str, type[BaseModel]]] = [
     ("[models.hosted.price]", TokenPrices),
     ("[models.engine]", EngineTable),
     ("[models.engine.speculation]", SpeculationTable),
+    ("[[models.profiles]]", ProfileTable),
+    ("[models.profiles.speculation]", SpeculationTable),
     ("[models.keep_prompts]", KeepPromptsTable),
     ("[models.auto]", AutoTable),
 ]

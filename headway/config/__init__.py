@@ -3,16 +3,16 @@
 from headway.config.auto_table import AutoTable
 from headway.config.cell_table import CellTable
 from headway.config.checks import as_text, from_text, load, parse
-from headway.config.engine_table import EngineTable, SpeculationTable
+from headway.config.engine_table import EngineFlags, EngineTable, ProfileTable, SpeculationTable
 from headway.config.gateway_table import GatewayTable
 from headway.config.hosted_table import HostedTable
+from headway.config.ledger_table import LedgerTable
 from headway.config.price_table import PriceTable, TokenPrices
 from headway.config.replica_table import DiscoverTable, EngineSettings, ReplicaTable
 from headway.config.responses_table import ResponsesTable
 from headway.config.tables import (
     Config,
     KeepPromptsTable,
-    LedgerTable,
     ModelTable,
     TierTable,
 )
@@ -22,6 +22,7 @@ __all__ = [
     "CellTable",
     "Config",
     "DiscoverTable",
+    "EngineFlags",
     "EngineSettings",
     "EngineTable",
     "GatewayTable",
@@ -30,6 +31,7 @@ __all__ = [
     "LedgerTable",
     "ModelTable",
     "PriceTable",
+    "ProfileTable",
     "ReplicaTable",
     "ResponsesTable",
     "SpeculationTable",

@@ -9,6 +9,8 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from headway.config.checks import CREDENTIALS
+from headway.config.profiles import MEASURED
+from headway.config.replica_table import EngineSettings
 from headway.config.tables import Config, ModelTable
 from headway.errors import SetupError
 
@@ -38,7 +40,9 @@ class Difference:
 
 
 def differences(before: Config, after: Config) -> list[Difference]:
-    return list(_between(before.model_dump(), after.model_dump(), ()))
+    told_with_profile = _of_profiles(before) & _of_profiles(after)
+    found = _between(before.model_dump(), after.model_dump(), ())
+    return [one for one in found if one.setting not in told_with_profile]
 
 
 def without_restart(before: Config, after: Config) -> Config:
@@ -64,6 +68,22 @@ def without_restart(before: Config, after: Config) -> Config:
 
 def _without_restart(before: ModelTable | None, after: ModelTable) -> ModelTable:
     return after.model_copy(update={name: getattr(before, name, None) for name in RESTARTED_MODEL})
+
+
+def _of_profiles(config: Config) -> set[str]:
+    """The settings that engines have from their profiles. A change of a profile is one difference, not one of each
+    replica."""
+    found = set()
+    for model in config.models:
+        profiles = {profile.name: profile for profile in model.profiles}
+        engines: dict[str, EngineSettings] = {f"replicas.{replica.url}": replica for replica in model.replicas}
+        if model.discover is not None:
+            engines["discover"] = model.discover
+        for place, engine in engines.items():
+            profile = profiles.get(engine.profile or "")
+            same = [name for name in MEASURED if profile and getattr(engine, name) == getattr(profile, name)]
+            found |= {f"models.{model.name}.{place}.{name}" for name in same}
+    return found
 
 
 def _between(before: Any, after: Any, place: tuple[str, ...]) -> Iterator[Difference]:

@@ -1,37 +1,51 @@
-"""Converts `[models.engine]` to the commands that start the engines."""
+"""Converts `[models.engine]` and `[[models.profiles]]` to the commands that start the engines."""
 
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from headway.config import Config, SpeculationTable
+from headway.config import Config, EngineFlags, ModelTable, ReplicaTable, SpeculationTable
 from headway.local.engine_process import LocalEngine, installed_vllm
 
 
-def engine_commands(config: Config) -> dict[str, str]:
-    """The shell command that starts each replica, by its URL, for models with an `engine` table."""
-    commands = {}
+class EngineCommand(NamedTuple):
+    """The shell command that starts the engine of a replica."""
+
+    url: str
+    profile: str | None
+    command: str
+
+
+def engine_commands(config: Config) -> Iterator[EngineCommand]:
+    """For each replica of the models with an `engine` table."""
     for model in config.models:
-        if model.engine is None:
-            continue
-        for replica in model.replicas:
-            where = urlsplit(replica.url)
-            engine = LocalEngine(
-                installed_vllm("vllm"),
-                model.engine.weights,
-                model.name,
-                where.port or 8000,
-                replica.seats,
-                host=where.hostname or "127.0.0.1",
-                prompt_chunk=model.engine.prompt_chunk,
-                speculation=vllm_speculation(model.engine.speculation),
-            )
-            commands[replica.url] = shlex.join(engine.arguments())
-    return commands
+        if model.engine is not None:
+            for replica in model.replicas:
+                flags = next((one for one in model.profiles if one.name == replica.profile), model.engine)
+                engine = _engine(model, replica, model.engine.weights, flags)
+                yield EngineCommand(replica.url, replica.profile, shlex.join(engine.arguments()))
+
+
+def _engine(model: ModelTable, replica: ReplicaTable, weights: str, flags: EngineFlags) -> LocalEngine:
+    where = urlsplit(replica.url)
+    return LocalEngine(
+        installed_vllm("vllm"),
+        weights,
+        model.name,
+        where.port or 8000,
+        replica.seats,
+        host=where.hostname or "127.0.0.1",
+        tensor_parallel=flags.tensor_parallel,
+        prompt_chunk=flags.prompt_chunk,
+        speculation=vllm_speculation(flags.speculation),
+    )
 
 
 def vllm_speculation(speculation: SpeculationTable | None) -> dict[str, object] | None:
+    """The value of vLLM's `--speculative-config`."""
     if speculation is None:
         return None
     settings: dict[str, object] = {"method": speculation.method, "num_speculative_tokens": speculation.tokens}

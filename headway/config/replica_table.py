@@ -8,38 +8,25 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from headway.config.rows import Curve
-from headway.config.table import Table
+from headway.config.measured_table import MeasuredTable
 from headway.config.urls import http_url
 
 HOST_AND_PORT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,250}[A-Za-z0-9.])?:\d{1,5}")
 SRV_NAME = re.compile(r"_[A-Za-z0-9_.-]{1,250}")
 
 
-class EngineSettings(Table):
-    """What is measured or set of an engine."""
+class EngineSettings(MeasuredTable):
+    """What is measured or set of an engine. What its profile has and it has not set itself is in it too."""
 
     kind: str = Field(
         "vllm",
         description="Kind of engine: `vllm`, or `openai` for another server with OpenAI's chat and completions, of "
         "which less is known.",
     )
-    seats: int = Field(
-        64, ge=1, le=4096, description="Maximum number of concurrent streams, at most the server's `--max-num-seqs`."
-    )
-    prompt_tps: float | None = Field(
+    profile: str | None = Field(
         None,
-        gt=0,
-        le=10_000_000,
-        description="Prompt tokens read per second, as measured by `headway calibrate`. If set, a call whose prompt "
-        "would push running streams below their floor is sent to another replica.",
-    )
-    curve: Curve | None = Field(
-        None,
-        description="Measured speed as `[[streams, tokens per second of each stream], ...]`. Three points are enough: "
-        "`headway calibrate URL` measures them. A point `[streams, tokens per second, tokens of context of each "
-        "stream]` says what long contexts cost; without one they are assumed to cost nothing. Without a curve the "
-        "replica serves no tier with a floor.",
+        description="Name of one of the model's `[[models.profiles]]`: how the engine is started. `seats`, `curve` and "
+        "`prompt_tps` are those of the profile unless they are set here too.",
     )
 
 

@@ -9,56 +9,22 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
-from pydantic import Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, ValidationInfo, field_validator, model_validator
 
 from headway.config.auto_table import AutoTable
 from headway.config.cell_table import CellTable
-from headway.config.engine_table import EngineTable
+from headway.config.engine_table import EngineTable, ProfileTable
 from headway.config.gateway_table import GatewayTable
 from headway.config.hosted_table import HostedTable
+from headway.config.ledger_table import LedgerTable
 from headway.config.price_table import PriceTable
+from headway.config.profiles import in_profile
 from headway.config.replica_table import DiscoverTable, EngineSettings, ReplicaTable
 from headway.config.responses_table import ResponsesTable
 from headway.config.table import Table
 from headway.core.types import EXPRESS, TIERS, Tier
-
-
-class LedgerTable(Table):
-    """Keys, budgets and billing entries. Without this table nothing is billed."""
-
-    store: Annotated[str, StringConstraints(pattern=r"^(sqlite:///.+|postgres(ql)?://.+)$")] = Field(
-        repr=False,  # it may have a password
-        description="Database for entries and keys: `sqlite:///books.db` for one gateway, "
-        "`postgresql://user@host/name` for several.",
-    )
-    spool: str = Field(
-        "spool",
-        description="Directory on a local disk, one per gateway. Entries are written here before an answer ends and "
-        "stay until the store has them.",
-    )
-    spool_bytes: int = Field(
-        2**30,
-        ge=64 * 2**10,
-        le=2**40,
-        description="Maximum size of the spool while the store is unavailable. When it is full, new calls are refused "
-        "with 503.",
-    )
-    key_cache_s: float = Field(
-        3600.0, ge=1, le=7 * 86_400, description="How long cached keys stay valid while the store is unavailable."
-    )
-    secret: str | None = Field(
-        None,
-        description="File with the secret that signs the local copy of the keys, encrypts the calls that wait for an "
-        "audit and separates tenants in the engines' prefix caches, at least 32 bytes. All gateways of an engine must "
-        "share it. If not set, it is created next to the spool.",
-    )
-
-    @property
-    def secret_file(self) -> Path:
-        return Path(self.secret) if self.secret else Path(self.spool) / "secret"
 
 
 class TierTable(Table):
@@ -183,6 +149,9 @@ class ModelTable(Table):
         "replica are moved off the replica that is light soonest. They pause for a moment. Off by default: seats are "
         "kept ready ahead of demand, and streams are left where they are.",
     )
+    profiles: list[ProfileTable] = Field(
+        default_factory=list, max_length=64, description="Ways to start engines of the same weights."
+    )
     replicas: list[ReplicaTable] = Field(default_factory=list, description="Engines that serve the model.")
     discover: DiscoverTable | None = Field(None, description="Engines that come and go, found by DNS or registered.")
     replicas_of: str | None = Field(
@@ -212,6 +181,22 @@ class ModelTable(Table):
     auto: AutoTable | None = Field(
         None, description="Answer with a student first, within a budget of mistakes. Off by default."
     )
+
+    @field_validator("profiles")
+    @classmethod
+    def _profiles_have_names(cls, profiles: list[ProfileTable]) -> list[ProfileTable]:
+        _all_different([profile.name for profile in profiles], "profile")
+        return profiles
+
+    @field_validator("replicas")
+    @classmethod
+    def _replicas_have_their_profiles(cls, replicas: list[ReplicaTable], info: ValidationInfo) -> list[ReplicaTable]:
+        return [in_profile(one, info.data.get("profiles"), (number,)) for number, one in enumerate(replicas)]
+
+    @field_validator("discover")
+    @classmethod
+    def _found_have_their_profile(cls, discover: DiscoverTable | None, info: ValidationInfo) -> DiscoverTable | None:
+        return in_profile(discover, info.data.get("profiles")) if discover is not None else None
 
     @property
     def has_replicas(self) -> bool:
@@ -274,6 +259,10 @@ class ModelTable(Table):
         if "standard" not in names:
             raise ValueError(
                 f"model {self.name!r} needs the tier standard: other tiers are priced and measured against it"
+            )
+        if self.profiles and self.replicas_of is not None:
+            raise ValueError(
+                f"model {self.name!r} uses the replicas of {self.replicas_of!r}: move its profiles to that model"
             )
         if self.has_replicas == (self.replicas_of is not None):
             raise ValueError(

@@ -76,6 +76,7 @@ class LocalEngine:
     gpu: str | None = None  # the GPU that vLLM sees, by its number. None: all of them
     extra_args: tuple[str, ...] = ()
     host: str = "127.0.0.1"
+    tensor_parallel: int = 1  # chips that the weights are split over
     prompt_chunk: int | None = None  # prompt tokens per step, at most
     speculation: dict[str, object] | None = None  # the value of vLLM's --speculative-config
 
@@ -89,6 +90,8 @@ class LocalEngine:
             flags.append("--enforce-eager")  # ready in 40 s instead of 150 s
             if "--dtype" not in self.extra_args and not _has_bf16_instructions():
                 flags += ["--dtype", "float32"]
+        if self.tensor_parallel > 1:
+            flags += ["--tensor-parallel-size", str(self.tensor_parallel)]
         if self.prompt_chunk is not None:
             flags += ["--max-num-batched-tokens", str(self.prompt_chunk)]
         if self.speculation is not None:

@@ -1,35 +1,49 @@
-"""Finds the replica with seats for a call, by the express rule (pool.py). Boards nobody."""
+"""Finds the replica with seats for a call, by the express rule (pool.py). Boards nobody.
+
+Of the replicas that may take a call, one that is expected to have more of its prompt in its cache is preferred: never
+against a floor, a cap or the reserve, and never one that is much fuller than the emptiest.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Set
+from itertools import chain
 from typing import Final
 
+from headway.core.adapter_affinity import AdapterAffinity
 from headway.core.doors import Doors
-from headway.core.prefix_affinity import PrefixAffinity
+from headway.core.prefix_index import PrefixIndex
 from headway.core.replicas import ReplicaState
 from headway.core.reserve import Reserve
 from headway.core.types import Call
 
-# A call accepts this many more streams than on the emptiest replica if its prefix was read there.
-AFFINITY_SLACK: Final = 2
+# A call without a floor accepts so many more streams than on the emptiest replica for a prefix that was read there, or
+# for its adapter; or this part of its seats more, if the call is answered sooner there.
+MORE_STREAMS: Final = 2
+MORE_SEATS: Final = 1 / 8
 
 
 class Finder:
-    def __init__(self, doors: Doors, reserve: Reserve, affinity: PrefixAffinity) -> None:
+    def __init__(self, doors: Doors, reserve: Reserve, adapters: AdapterAffinity, prefixes: PrefixIndex) -> None:
         self._doors = doors
         self._reserve = reserve
-        self._affinity = affinity
+        self._adapters = adapters
+        self._prefixes = prefixes
 
     def express_seat(self, call: Call, floor_tps: float, avoid: Set[str], now: float) -> ReplicaState | None:
-        # Prefer a replica that has express streams aboard and has read this prompt prefix before. Otherwise best fit:
-        # the light replica with the fewest free seats, so that others keep room for calls that need more.
-        known = self._known(call, avoid, now)
-        if known is not None and (known.retiring or not known.express_seats):
-            known = None
-        for candidate in (known, self._doors.light.lowest(avoid, call.choices)):
-            if candidate is not None and candidate.has_room_for(call, floor_tps, now):
-                return candidate
+        # Best fit: the light replica with the fewest free seats, so that others keep room for calls that need more. But
+        # rather one with express streams aboard that has more of the prompt in its cache, or has the adapter.
+        fits = self._doors.light.lowest(avoid, call.choices)
+        if fits is not None and not fits.has_room_for(call, floor_tps, now):
+            fits = None
+        cached = fits.prefixes.cached_tokens(call) if fits is not None else 0
+        known = [state for state in self._holders(call, avoid) if state.prefixes.cached_tokens(call) > cached]
+        for state in [*known, *self._adapters_last(call, avoid, now)]:
+            is_express = state.is_among_light and not state.is_among_retiring and state.express_seats > 0
+            if is_express and state.has_room_for(call, floor_tps, now):
+                return state
+        if fits is not None:
+            return fits
         # A call with a stricter floor or a long prompt may need an emptier replica, or one that retires. Without free
         # seats elsewhere none is called back for it: the reserve decides that. If streams move, a seat on a replica
         # that does not retire can be had at once.
@@ -52,26 +66,51 @@ class Finder:
             # A larger replica may have more free seats and more memory.
             larger = self._doors.heavy_by_free.from_highest(avoid, call.choices)
             emptiest = next((state for state in larger if state.has_memory_for(call)), None)
-        known = self._known(call, avoid, now)
-        if emptiest is None or known is None or not known.is_among_heavy or known.free < call.choices:
-            return emptiest
-        if not known.has_memory_for(call):
-            return emptiest
-        return known if known.load <= emptiest.load + AFFINITY_SLACK else emptiest
+        if emptiest is None:
+            return None
+        best, best_s = emptiest, -1.0
+        cached = emptiest.prefixes.cached_tokens(call)
+        for state in self._holders(call, avoid):
+            if state.prefixes.cached_tokens(call) <= cached or not _may_board_rather(state, emptiest, call, MORE_SEATS):
+                continue
+            if not (state.replica.prompt_tps and emptiest.replica.prompt_tps):
+                if _may_board_rather(state, emptiest, call):
+                    return state
+                continue
+            best_s = best_s if best_s >= 0.0 else emptiest.answered_s(call, now)
+            takes_s = state.answered_s(call, now)
+            if takes_s < best_s:
+                best, best_s = state, takes_s
+        for state in self._adapters_last(call, avoid, now) if best is emptiest else ():
+            if _may_board_rather(state, emptiest, call):
+                return state
+        return best
 
-    def _known(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
-        """The open replica that the last call with the same affinity key boarded, if it was not long ago."""
-        name = self._affinity.last(call, now)
+    def _holders(self, call: Call, avoid: Set[str]) -> list[ReplicaState]:
+        """A few open replicas that are expected to hold much of the prompt, the most first."""
+        if not call.prefix_keys:
+            return []
+        states = [self._doors.replicas[part.name] for part in self._prefixes.holders(call)]
+        return [state for state in states if state.open and state.replica.name not in avoid]
+
+    def _adapters_last(self, call: Call, avoid: Set[str], now: float) -> list[ReplicaState]:
+        """The open replica that the last call to the same adapter boarded, if it was not long ago."""
+        name = self._adapters.last(call.model, now)
         state = self._doors.replicas.get(name) if name is not None and name not in avoid else None
-        return state if state is not None and state.open else None
+        return [state] if state is not None and state.open else []
 
     def ride(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
         """A light replica for a call without a floor, if enough light seats are ready beyond the reserve."""
-        for state in self._doors.retiring.from_highest(avoid, call.choices):
+        holders = self._holders(call, avoid)
+        retiring = [state for state in holders if state.is_among_retiring and state.free >= call.choices]
+        for state in chain(retiring, self._doors.retiring.from_highest(avoid, call.choices)):
             if state.can_take(call, now):
                 return state
         if self.spare(now) < call.choices:
             return None
+        for state in holders:
+            if state.is_among_light and state.free >= call.choices and state.can_take(call, now):
+                return state
         fits = self._doors.light.lowest(avoid, call.choices)
         if fits is not None and not fits.can_take(call, now):
             emptier = self._doors.light.from_highest(avoid, call.choices)
@@ -81,3 +120,11 @@ class Finder:
     def spare(self, now: float) -> int:
         """The number of light seats that are ready beyond the reserve."""
         return max(0, self._doors.ready - self._reserve.wanted_free(now))
+
+
+def _may_board_rather(state: ReplicaState, emptiest: ReplicaState, call: Call, share: float = 0.0) -> bool:
+    """Whether a call without a floor may board this one instead of the emptiest: it is heavy, has room, and is not much
+    fuller. `share` of its seats may be taken more if that is more than MORE_STREAMS."""
+    if not state.is_among_heavy or state.free < call.choices or not state.has_memory_for(call):
+        return False
+    return state.load <= emptiest.load + max(MORE_STREAMS, int(emptiest.replica.seats * share))

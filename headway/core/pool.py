@@ -27,6 +27,7 @@ from collections.abc import Iterator, Set
 from math import inf
 from typing import Final
 
+from headway.core.adapter_affinity import AdapterAffinity
 from headway.core.caps import Caps
 from headway.core.doors import Doors
 from headway.core.fare import SeatTime
@@ -35,7 +36,6 @@ from headway.core.learnt import LearntPool
 from headway.core.offers import adapters_of, loosest_floors, targets_of, with_withdrawn
 from headway.core.pace import Pace
 from headway.core.preemption import Preemption
-from headway.core.prefix_affinity import PrefixAffinity
 from headway.core.prefix_index import PrefixIndex
 from headway.core.replica_queues import NOBODY
 from headway.core.replicas import ReplicaState, Stream
@@ -62,13 +62,13 @@ class Pool:
         self._gone_busy_us = self._gone_reserve_us = 0  # of replicas that were removed
         self.pace = Pace()
         self.preemption = Preemption(self.doors, self.waiting, self.pace)
-        self._affinity = PrefixAffinity(adapters_of(offers))
+        self._adapters = AdapterAffinity(adapters_of(offers))
         self.prefixes = PrefixIndex()
         self.loosest = loosest_floors(offers)
         self._caps = Caps(targets_of(offers), policy, self.doors)
         self._seat_costs = SeatCosts()
         self.reserve = Reserve(_express_wait_s(policy))
-        self.finder = Finder(self.doors, self.reserve, self._affinity)
+        self.finder = Finder(self.doors, self.reserve, self._adapters, self.prefixes)
 
     def change(self, policy: PoolPolicy, offers: dict[str, Offer], in_use: Set[tuple[str, Tier]], now: float) -> None:
         """Another policy and other offers from now on. `in_use` has the model and the tier of each call that is here:
@@ -79,7 +79,7 @@ class Pool:
         self.waiting.change(self.offers)
         self._count_seat_time()
         self.loosest = loosest_floors(self.offers)
-        self._affinity.adapters = adapters_of(self.offers)
+        self._adapters.change(adapters_of(self.offers))
         targets = targets_of(offers)
         aboard = {floor_tps for state in self.doors.replicas.values() for floor_tps in state.express}
         self._caps.change(targets, (targets_of(self.offers).keys() | aboard) - targets.keys(), policy, now)
@@ -266,7 +266,7 @@ class Pool:
             state.retiring = False
         self.taken[call.model, call.tier] += call.choices
         self.doors.place(state, now)
-        self._affinity.note(call, state.replica.name, now)
+        self._adapters.note(call.model, state.replica.name, now)
         if call.prefix_keys:
             answer_tokens = call.choices * round(self.pace.answer_tokens)
             self.prefixes.boarded(call, state.replica.name, state.replica.kv_tokens, answer_tokens)

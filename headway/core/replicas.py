@@ -30,6 +30,7 @@ class Stream:
         boarded_taken: int,
         first_at: float,
         boarded_read_s: float,
+        boarded_most_read_s: float,
         kv_tokens: int,
         context: int,
         is_seen_whole: bool,
@@ -41,6 +42,7 @@ class Stream:
         self.boarded_taken = boarded_taken  # the time that one stream of its kind had taken then (fare.py)
         self.first_at = first_at  # when its prompt and those before it have been read
         self.boarded_read_s = boarded_read_s  # the replica's `read_s` when the call boarded, with its own prompt
+        self.boarded_most_read_s = boarded_most_read_s
         self.kv_tokens = kv_tokens  # that its prompt and its answers are expected to take
         self.context = context  # the tokens that its choices are expected to read in each step
         self.is_seen_whole = is_seen_whole  # False if it began before this core knew it
@@ -79,7 +81,8 @@ class ReplicaState:
     caps_slowness: float = 1.0  # how slow streams may be, compared with the curve, by the caps
     given: float = 0.0  # tokens that one stream got since the start, according to the curve without correction
     given_at: float = 0.0
-    read_s: float = 0.0  # for reading the prompts of all calls that boarded, in seconds
+    read_s: float = 0.0  # for reading the prompts of all calls that boarded, in seconds, as far as they are not cached
+    most_read_s: float = 0.0  # the same if nothing was cached
     read_until: float = 0.0  # when the last of them will have been read
     # Set by doors.py: the queues that the replica is in, and how it is counted there.
     is_among_light: bool = False
@@ -190,19 +193,43 @@ class ReplicaState:
         read_s = self.read_again(call_id, now) / self.replica.prompt_tps if self.replica.prompt_tps else 0.0
         return self._ahead_s(self.aboard[call_id], now) >= pause_s + read_s
 
+    def answered_s(self, call: Call, now: float) -> float:
+        """In how many seconds a call that boards now would be answered: the prompts before it and its own are read, and
+        an answer of mean length comes at the speed of a batch with it."""
+        waiting_s, curve = max(0.0, self.read_until - now), self.replica.curve
+        if curve is None:
+            return waiting_s + self._prompt_s(call)
+        step_s = curve.seconds_per_token(self.load + call.choices, self.context + self._context(call))
+        return waiting_s + self._prompt_s(call) + self.pace.answer_tokens * step_s
+
     def _prompt_s(self, call: Call) -> float:
-        return call.prompt_tokens / self.replica.prompt_tps if self.replica.prompt_tps else 0.0
+        """How long the engine reads what it is not expected to have in its cache."""
+        if not self.replica.prompt_tps:
+            return 0.0
+        return (call.prompt_tokens - self.prefixes.cached_tokens(call)) / self.replica.prompt_tps
 
     def board(self, call: Call, floor_tps: float, now: float, *, is_read: bool = False) -> None:
         """`is_read`: the engine has read its prompt already, for another core."""
         self.advance(now)
         prompt_s = 0.0 if is_read else self._prompt_s(call)
         self.read_s += prompt_s
+        if not is_read and self.replica.prompt_tps:
+            self.most_read_s += call.prompt_tokens / self.replica.prompt_tps
         self.read_until = max(self.read_until, now) + prompt_s
         taken = self.time.taken(express=floor_tps > 0.0)
         kv_tokens, context = self._kv_tokens(call), self._context(call)
         self.aboard[call.id] = Stream(
-            call, floor_tps, now, self.given, taken, self.read_until, self.read_s, kv_tokens, context, not is_read
+            call,
+            floor_tps,
+            now,
+            self.given,
+            taken,
+            self.read_until,
+            self.read_s,
+            self.most_read_s,
+            kv_tokens,
+            context,
+            not is_read,
         )
         self.load += call.choices
         self.kv_taken += kv_tokens
@@ -273,13 +300,13 @@ class ReplicaState:
         """How many times as long as the curve predicts the stream took for each token; 0 if there is no prediction, as
         for a stream of which only the end was seen: its speed is of its whole life.
 
-        Prompts that were read meanwhile delayed it; that is no slowness of the replica. But they may have been in the
-        engine's cache. So they explain at most what exceeds the prediction."""
+        Prompts that were read meanwhile delayed it; that is no slowness of the replica. Whether they were in the
+        engine's cache is not certain, whatever was expected. So they explain at most what exceeds the prediction."""
         given, decoding_s = self.given - stream.boarded_given, now - stream.first_at
         if given <= 0 or decoding_s <= 0.0 or not stream.is_seen_whole:
             return 0.0
         slowness = given / (now - stream.boarded_at) / speed_tps
-        read_share = min(1.0, (self.read_s - stream.boarded_read_s) / decoding_s)
+        read_share = min(1.0, (self.most_read_s - stream.boarded_most_read_s) / decoding_s)
         return max(min(slowness, 1.0), slowness * (1.0 - read_share))
 
     def change(self, replica: Replica, now: float) -> None:

@@ -387,22 +387,6 @@ def test_where_nothing_is_known_of_prompts_they_count_for_nothing() -> None:
     assert arrive(m, "b", "fast", prompt_tokens=10**6) == [fast("b", "r0")]
 
 
-# --- affinity --------------------------------------------------------------------------------------------------------
-
-
-def test_calls_that_begin_alike_go_to_the_same_replica_while_loads_are_alike() -> None:
-    m = machine(replicas=3)
-    for number in range(2):
-        arrive(m, f"other{number}", "standard")
-    arrive(m, "a0", "standard", affinity="a")
-    assert loads(m) == [1, 1, 1]
-    assert arrive(m, "a1", "standard", affinity="a") == [Board("a1", "r2", "standard")]
-    assert arrive(m, "a2", "standard", affinity="a") == [Board("a2", "r2", "standard")]
-    assert arrive(m, "a3", "standard", affinity="a") == [Board("a3", "r2", "standard")]
-    [board] = arrive(m, "a4", "standard", affinity="a")
-    assert board != Board("a4", "r2", "standard")  # three more than the emptiest is too many
-
-
 # --- limits of tokens per minute -------------------------------------------------------------------------------------
 
 

@@ -118,12 +118,12 @@ def test_limits_per_minute_are_of_each_model() -> None:
     assert refusal.reason == "over_limit"
 
 
-def test_a_prompt_that_one_model_has_read_is_not_in_the_cache_of_another() -> None:
+def test_an_adapter_is_used_where_it_is_loaded() -> None:
     m = machine(replicas=2)
-    assert arrive(m, "a0", "a", affinity="x") == [Board("a0", "r0", "standard")]
-    assert arrive(m, "b0", "b", affinity="x") == [Board("b0", "r1", "standard")]
-    assert arrive(m, "a1", "a", affinity="x") == [Board("a1", "r0", "standard")]
-    assert arrive(m, "b1", "b", affinity="x") == [Board("b1", "r1", "standard")]
+    assert arrive(m, "a0", "a") == [Board("a0", "r0", "standard")]
+    assert arrive(m, "b0", "b") == [Board("b0", "r1", "standard")]
+    assert arrive(m, "b1", "b") == [Board("b1", "r1", "standard")]
+    assert arrive(m, "a1", "a") == [Board("a1", "r0", "standard")]
 
 
 @given(
@@ -144,7 +144,7 @@ def test_two_models_alike_are_decided_as_one(steps: list[tuple[str, Tier, str, s
     alike: dict[Tier, TierPolicy] = {tier: replace(policy, max_held=1_000) for tier, policy in TIERS.items()}
     one, two = (machine(seats=4, replicas=3, a=alike, b=alike) for _ in range(2))
     for pool in (*one.pools.values(), *two.pools.values()):
-        pool._affinity.adapters = set()
+        pool._adapters.change(set())
     now, calls = 0.0, list[str]()
     for number, (what, tier, model, tenant, seconds, which) in enumerate(steps):
         now += seconds

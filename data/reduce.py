@@ -23,7 +23,6 @@ COLUMNS = (
 )  # fmt: skip
 MEASURED = ("silicon_ttft_ms", "silicon_tpot_ms")
 TRACE_CALLS = 1000
-PREFIX_BLOCKS = 2  # all that headway/sim/traces.py reads of a call's blocks
 
 
 def reduce_measurements(original: Path, reduced: Path) -> None:
@@ -53,11 +52,23 @@ def count_azure_minutes(original: Path, reduced: Path) -> None:
 
 
 def reduce_mooncake(original: Path, reduced: Path) -> None:
+    """Blocks are numbered in the order in which they appear, and each follows always the same block. So a prompt is
+    known by its last block that had appeared before, and by how many new ones it has."""
+    before: dict[int, int] = {}
     with original.open(encoding="utf-8") as source, reduced.open("w", encoding="utf-8") as target:
-        for line in islice(source, TRACE_CALLS):
+        writer = csv.writer(target, lineterminator="\n")
+        writer.writerow(("at_ms", "prompt_tokens", "output_tokens", "known_block", "new_blocks"))
+        for line in source:
             call = json.loads(line)
-            call["hash_ids"] = call["hash_ids"][:PREFIX_BLOCKS]
-            target.write(json.dumps(call, separators=(",", ":")) + "\n")
+            blocks = call["hash_ids"]
+            known = [block for block in blocks if block in before]
+            new = range(len(before), len(before) + len(blocks) - len(known))
+            path = [-1, *known, *new]
+            assert blocks == path[1:], "new blocks do not follow known ones"
+            assert all(before.setdefault(block, path[place]) == path[place] for place, block in enumerate(blocks))
+            writer.writerow(
+                (call["timestamp"], call["input_length"], call["output_length"], path[len(known)], len(new))
+            )
 
 
 def main() -> None:
@@ -66,7 +77,7 @@ def main() -> None:
     reduce_measurements(originals / "silicon_refs.csv", DATA / "silicon_refs.csv")
     reduce_azure(originals / "AzureLLMInferenceTrace_conv.csv", DATA / "azure_conversations.csv")
     count_azure_minutes(originals / "AzureLLMInferenceTrace_conv.csv", DATA / "azure_minutes.csv")
-    reduce_mooncake(originals / "conversation_trace.jsonl", DATA / "mooncake_conversations.jsonl")
+    reduce_mooncake(originals / "conversation_trace.jsonl", DATA / "mooncake_conversations.csv")
 
 
 if __name__ == "__main__":

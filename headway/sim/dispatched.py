@@ -252,7 +252,7 @@ class DispatchedSimulation(Simulation):
         return self._probers[name]
 
     def _replica_dies(self, name: str) -> list[SimTrip]:
-        ended = [trip for call_id in list(self._replicas[name].streams) for trip in self._lose(self.trips[call_id])]
+        ended = [trip for call_id in list(self.replicas[name].streams) for trip in self._lose(self.trips[call_id])]
         return ended + self._step(self._prober(name), ReplicaDown(name))
 
     # --- a dispatcher ---
@@ -368,7 +368,7 @@ class DispatchedSimulation(Simulation):
         dispatcher = self._dispatchers[relay // RELAYS]
         asked = sorted(dispatcher.unopened | dispatcher.strangers.keys())
         items: list[QueueItem] = [
-            EngineCounted(name, self._replicas[name].load) for name in asked if self._probers[name] == relay
+            EngineCounted(name, self.replicas[name].load) for name in asked if self._probers[name] == relay
         ]
         if items:
             self._send(relay, items)

@@ -53,7 +53,7 @@ class ElasticSimulation(Simulation):
             ended += self._start(self._starting.popleft())
         pool = self.machines[0].pools[self._kind.pool]
         for name in [name for name in self._draining if not pool.aboard(name)]:
-            del self._draining[name], self._replicas[name]
+            del self._draining[name], self.replicas[name]
             self._gone_s += self.now - self._ordered_at.pop(name)
             ended += self._step(0, ReplicaRemoved(name))
         if self.now - self._asked_at >= self._scaling.every_s:

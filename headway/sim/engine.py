@@ -13,15 +13,19 @@ from __future__ import annotations
 from heapq import heapify, heappop, heappush
 
 from headway.core.curve import Curve
+from headway.core.prefix_index import UNKNOWN_KV_TOKENS
+from headway.sim.cache import SimCache
 
 NO_LIMIT = 1 << 16  # streams; more than any engine runs
 ROUNDING = 1e-6  # tokens; a stream counts as done if the counter is short by at most this
 
 
 class SimReplica:
-    def __init__(self, name: str, curve: Curve, prompt_tps: float = 0.0, first_token_s: float = 0.0) -> None:
+    def __init__(
+        self, name: str, curve: Curve, prompt_tps: float = 0.0, first_token_s: float = 0.0, kv_tokens: int = 0
+    ) -> None:
         """With `prompt_tps` 0, prompts take no time. `first_token_s` is additional time before a stream's first token,
-        which does not delay other streams."""
+        which does not delay other streams. `kv_tokens` is the size of its cache; 0 means unknown."""
         self.name = name
         self.version = 0  # of the next event; events of older versions in the loop's heap are ignored
         self.streams: dict[str, int] = {}  # choices of the calls aboard, whether they decode yet or not
@@ -34,6 +38,8 @@ class SimReplica:
         self._curve = curve
         self._prompt_tps = prompt_tps
         self._first_token_s = first_token_s
+        self.cached_tokens = 0  # of prompts, found in its cache
+        self._cache = SimCache(kv_tokens or UNKNOWN_KV_TOKENS)
         self._floors: dict[str, float] = {}  # of the calls aboard that have one
         self._with_floor: dict[float, int] = {}  # the number of these calls, by floor; no zeros
         self._allowed = NO_LIMIT  # streams, by the strictest of these floors
@@ -49,13 +55,22 @@ class SimReplica:
         self._ends_of: dict[str, float] = {}  # the same, by call
 
     def board(
-        self, call_id: str, prompt_tokens: int, tokens: int, now: float, choices: int = 1, floor_tps: float = 0.0
+        self,
+        call_id: str,
+        prompt_tokens: int,
+        tokens: int,
+        now: float,
+        choices: int = 1,
+        floor_tps: float = 0.0,
+        blocks: tuple[int, ...] = (),
     ) -> float:
-        """Add a call whose choices take `tokens` each. Returns the time of its first token if the replica's speed does
-        not change until then."""
+        """Add a call whose choices take `tokens` each. `blocks` are those of its prompt, if they are known. Returns the
+        time of its first token if the replica's speed does not change until then."""
         self._advance(now)
+        cached = self._cache.read(blocks, prompt_tokens) if blocks else 0
+        self.cached_tokens += cached
         if self._prompt_tps:
-            self._reading_s += self._slowness * self._noise * prompt_tokens / self._prompt_tps
+            self._reading_s += self._slowness * self._noise * (prompt_tokens - cached) / self._prompt_tps
         first_at = now + self._reading_s + self._first_token_s
         self.streams[call_id] = choices
         self.load += choices

@@ -57,6 +57,7 @@ class Job:
     at: float
     call: Call
     tokens: int
+    blocks: tuple[int, ...] = ()  # of the prompt: two prompts with the same block are the same up to its end
 
 
 @dataclass(slots=True)
@@ -137,7 +138,7 @@ class Simulation:
         self.trips: dict[str, SimTrip] = {}
         self._known = {replica.name: replica for replica in replicas}
         self._first_token_s = first_token_s
-        self._replicas: dict[str, SimReplica] = {}
+        self.replicas: dict[str, SimReplica] = {}
         self._aboard: dict[str, SimReplica] = {}  # by call
         # Time, order, and the event: a replica's event and the version for which it is valid; the first token of a flex
         # call; a message; or None if a held call has its deadline.
@@ -163,7 +164,7 @@ class Simulation:
     @property
     def over_limit(self) -> int:
         """Calls that boarded a replica beyond what a floor aboard allows, by the replicas' own counts."""
-        return sum(replica.over_limit for replica in self._replicas.values())
+        return sum(replica.over_limit for replica in self.replicas.values())
 
     def run(self, jobs: Iterator[Job], until: float) -> Iterator[SimTrip]:
         """Simulate the jobs, which must be in order of time; yields each trip when it ends."""
@@ -276,10 +277,11 @@ class Simulation:
 
     def _board(self, trip: SimTrip, name: str, tier: Tier, floor_tps: float) -> None:
         """The replica reads the prompt with what was given before, and gives the rest."""
-        replica = self._aboard[trip.job.call.id] = self._replicas[name]
+        replica = self._aboard[trip.job.call.id] = self.replicas[name]
         trip.tier, call = tier, trip.job.call
         prompt_tokens, tokens = call.prompt_tokens + trip.given, trip.job.tokens - trip.given
-        trip.resumed_at = replica.board(call.id, prompt_tokens, tokens, self.now, call.choices, floor_tps)
+        blocks = trip.job.blocks
+        trip.resumed_at = replica.board(call.id, prompt_tokens, tokens, self.now, call.choices, floor_tps, blocks)
         if trip.has_begun:
             trip.paused_s += trip.resumed_at - trip.given_at
         else:
@@ -336,8 +338,7 @@ class Simulation:
     def _count_given(self, trip: SimTrip) -> None:
         """What the client has now, if the replica has given the stream anything."""
         call_id = trip.job.call.id
-        left = self._aboard[call_id].tokens_left(call_id, self.now)
-        if left is not None and self.now >= trip.resumed_at:
+        if (left := self._aboard[call_id].tokens_left(call_id, self.now)) is not None and self.now >= trip.resumed_at:
             trip.given = min(trip.job.tokens - 1, int(trip.job.tokens - left))
             trip.given_at = self.now
 
@@ -346,7 +347,7 @@ class Simulation:
     def _look(self) -> list[SimTrip]:
         """Look at the streams with a floor, as gateway/floors.py does, and let the replicas' noise change."""
         if self._noise is not None:
-            for name, replica in self._replicas.items():
+            for name, replica in self.replicas.items():
                 replica.set_noise(self._noise.factor(name, self.now), self.now)
                 self._expect(replica)
         behind = {
@@ -373,7 +374,7 @@ class Simulation:
     def _start(self, name: str) -> list[SimTrip]:
         known = self._known[name]
         assert known.curve is not None
-        self._replicas[name] = SimReplica(name, known.curve, known.prompt_tps, self._first_token_s)
+        self.replicas[name] = SimReplica(name, known.curve, known.prompt_tps, self._first_token_s, known.kv_tokens)
         return self._step(self._prober(name), ReplicaUp(known))
 
     # --- faults ---
@@ -388,12 +389,11 @@ class Simulation:
                 return self._start(fault.replica)
             self._down.add(fault.replica)
             return self._replica_dies(fault.replica)
-        replica = self._replicas[fault.replica]
+        replica = self.replicas[fault.replica]
         replica.slow_down(1.0 if is_over else fault.slowness, self.now)
         self._expect(replica)
         return []
 
     def _expect(self, replica: SimReplica) -> None:
-        at = replica.next_event()
-        if at is not None:
+        if (at := replica.next_event()) is not None:
             heappush(self._heap, (at, next(self._order), replica, replica.version))

@@ -61,12 +61,11 @@ class Recipe:
     week: tuple[float, ...] = (1.0,) * 7
     prompts: Lengths = field(default_factory=lambda: Lengths(1_100, 0.95, 8_000))
     answers: Lengths = field(default_factory=lambda: Lengths(49, 1.4, 1_500))
-    shared_prompts: float = 0.35  # share of a client's calls with the same prefix as the call before
     tiers: dict[Tier, float] = field(default_factory=lambda: {"standard": 1.0})  # share of the calls of each tier
 
 
 class _SimClient:
-    __slots__ = ("chance", "name", "rate", "scale", "session", "shape", "until")
+    __slots__ = ("chance", "name", "rate", "scale", "shape", "until")
 
     def __init__(self, name: str, rate: float, cv: float, seed: str) -> None:
         self.chance = random.Random(seed)
@@ -75,7 +74,6 @@ class _SimClient:
         self.shape = 1.0 / cv**2
         self.scale = 0.0
         self.until = 0.0  # when the scale must be updated
-        self.session = 0
 
 
 def synthesize(recipe: Recipe, seed: int, model: str = "m", prefix: str = "c") -> Iterator[Job]:
@@ -97,15 +95,12 @@ def synthesize(recipe: Recipe, seed: int, model: str = "m", prefix: str = "c") -
         at, number, client = heap[0]
         made += 1
         tier = tiers[0] if len(tiers) == 1 else client.chance.choices(tiers, shares)[0]
-        if client.chance.random() >= recipe.shared_prompts:
-            client.session += 1
         call = Call(
             f"{prefix}{made}",
             model,
             tier,
             client.name,
             falls_back=True,
-            affinity=f"{client.name} {client.session}",
             prompt_tokens=recipe.prompts.draw(client.chance),
         )
         yield Job(at, call, recipe.answers.draw(client.chance))

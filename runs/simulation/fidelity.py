@@ -104,8 +104,7 @@ def planned(jobs: Iterator[Job], model: str, seconds: float) -> list[Planned]:
     prompts, made = Prompts(SEED), []
     for job in takewhile(lambda job: job.at < seconds, jobs):
         tier = "fast" if job.call.tier == "fast" else "default"
-        prompt, session = prompts.text(job.call.prompt_tokens), job.call.affinity
-        request = chat_request(model, job.tokens, prompt=prompt, service_tier=tier, prompt_cache_key=session)
+        request = chat_request(model, job.tokens, prompt=prompts.text(job.call.prompt_tokens), service_tier=tier)
         as_seen = replace(job.call, model=model, tenant="", prompt_tokens=taken_for(request))
         made.append(Planned(Job(job.at, as_seen, job.tokens), request))
     return made

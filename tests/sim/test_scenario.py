@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import islice
 from math import inf
 from pathlib import Path
 
@@ -81,14 +80,27 @@ def test_seeds_together() -> None:
     assert 100 < len(outcomes[0].moments) <= 200
 
 
-@pytest.mark.parametrize(
-    ("name", "calls"), [("azure_conversations.csv", 1_000), ("mooncake_conversations.jsonl", 1_000)]
-)
-def test_public_traces(name: str, calls: int) -> None:
-    jobs = list(read_trace(DATA / name))
-    assert len(jobs) == calls
+def test_a_trace_of_azure() -> None:
+    jobs = list(read_trace(DATA / "azure_conversations.csv"))
+    assert len(jobs) == 1_000
     assert [one.at for one in jobs] == sorted(one.at for one in jobs)
-    assert all(one.tokens >= 1 for one in islice(jobs, 100))
+    assert all(one.tokens >= 1 for one in jobs)
+
+
+def test_a_trace_of_mooncake(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text(
+        '{"timestamp":0,"input_length":1100,"output_length":5,"hash_ids":[0,1,2]}\n'
+        '{"timestamp":1500,"input_length":1600,"output_length":0,"hash_ids":[0,1,3,4]}\n'
+    )
+    first, second = read_trace(path)
+    assert (second.at, second.call.prompt_tokens, second.tokens, second.blocks) == (1.5, 1600, 1, (0, 1, 3, 4))
+    tokens = second.call.prefix_tokens
+    assert len(tokens) == len(second.call.prefix_keys)
+    shared = [
+        count for count, key in zip(tokens, second.call.prefix_keys, strict=True) if key in first.call.prefix_keys
+    ]
+    assert shared == [count for count in tokens if count <= 1024]
 
 
 def test_the_command(tmp_path: Path) -> None:

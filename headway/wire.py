@@ -299,6 +299,7 @@ class Request:
     limit_field: str = "max_tokens"  # the dialect's field for `max_output_tokens`
     has_tools: bool = False
     is_parsable: bool = False  # if it is continuable, then also where the engine parses reasoning or tools
+    prompt_start: int = 0  # where the prompt begins in the body
     so_far: ChatSoFar | None = None  # of a chat answer that goes on at another engine
 
     @property

@@ -29,7 +29,7 @@ from headway.api.fields import RequestFields
 from headway.api.grammars import Grammars
 from headway.api.images import Images, MediaType
 from headway.api.known_fields import MESSAGES_FIELDS
-from headway.api.prompt import describe_prompt
+from headway.api.prompt import prompt_start, prompt_tokens_of
 from headway.api.proof import proof_headers
 from headway.core.rate_limit import RateLimit
 from headway.core.types import EXPRESS, Call, Tier
@@ -116,13 +116,14 @@ class Prompt(Struct, forbid_unknown_fields=True, kw_only=True):
     """The fields of both endpoints."""
 
     model: limits.ModelName
-    messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=limits.MAX_MESSAGES)]
-    system: str | Annotated[list[TextBlock], Meta(max_length=limits.MAX_PARTS)] | UnsetType | None = UNSET
-    tools: Annotated[list[AnthropicTool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
-    tool_choice: ToolChoice | UnsetType | None = UNSET
+    # What the prompt is made of, in the order in which most chat templates use it (PROMPT_FIELDS).
     thinking: Thinking | UnsetType | None = UNSET
-    output_config: OutputConfig | UnsetType | None = UNSET
     chat_template_kwargs: Raw | UnsetType = UNSET  # vLLM's own
+    tools: Annotated[list[AnthropicTool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
+    system: str | Annotated[list[TextBlock], Meta(max_length=limits.MAX_PARTS)] | UnsetType | None = UNSET
+    messages: Annotated[list[AnthropicMessage], Meta(min_length=1, max_length=limits.MAX_MESSAGES)]
+    tool_choice: ToolChoice | UnsetType | None = UNSET
+    output_config: OutputConfig | UnsetType | None = UNSET
 
 
 class Messages(Prompt, kw_only=True):
@@ -138,6 +139,8 @@ class Messages(Prompt, kw_only=True):
 
 
 TIER_FIELD = "speed"
+# The fields that the prompt is made of, as they follow each other in the encoded request.
+PROMPT_FIELDS = (b"thinking", b"chat_template_kwargs", b"tools", b"system", b"messages")
 
 _read_messages = msgspec.json.Decoder(Messages).decode
 _read_prompt = msgspec.json.Decoder(Prompt).decode
@@ -156,9 +159,9 @@ def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Req
     collect: Collect = "never" if streaming or request.tools or request.tool_choice else "if_same"  # as in openai.py
     request.stream = streaming or UNSET  # the engine adds it if the answer is collected
     encoded = _encode(request)
-    affinity, prompt_tokens = describe_prompt(encoded, None, b"system", b"messages", image_chars=images.chars)
     # In this dialect a call that gets no express seat is refused with a retry-after, never served at another tier.
-    call = Call(call_id, request.model, "standard", falls_back=False, affinity=affinity, prompt_tokens=prompt_tokens)
+    prompt_tokens = prompt_tokens_of(encoded, images.chars)
+    call = Call(call_id, request.model, "standard", falls_back=False, prompt_tokens=prompt_tokens)
     form = MessagesForm(not streaming, request.max_tokens)
     standard = Request(
         call,
@@ -172,6 +175,7 @@ def read_messages(body: bytes, call_id: str, _params: Params = NO_PARAMS) -> Req
         is_whole_timed=False,
         template_names=template_names,
         images=images,
+        prompt_start=prompt_start(encoded, *PROMPT_FIELDS),
     )
     return at_tier(standard, tier)
 

@@ -27,6 +27,7 @@ from headway.api.models import MaxModelLens, Models, may_use
 from headway.api.origin import Origins, Scope
 from headway.api.overflow import mark_overflow
 from headway.api.pages import Page, PageRoute
+from headway.api.prompt import with_prefix_keys
 from headway.api.responses_socket import Sockets
 from headway.api.responses_store import Remembered, StoredResponses
 from headway.api.server import HTTPClient, Send
@@ -257,7 +258,7 @@ class App:
             if b"traceparent" in headers:
                 request = replace(request, trace=read_trace(headers))
             if request.call.model not in self._models.autos:
-                return request, cleaned.ignored
+                return with_prefix_keys(request), cleaned.ignored
             if route.dialect is responses:
                 raise InvalidRequest("Auto models are not offered on `/v1/responses`: use chat or Messages.", "model")
             return self._rungs(route, cleaned.body, request, key), cleaned.ignored
@@ -272,7 +273,7 @@ class App:
             call = replace(rung_request.call, falls_back=falls_back)
             rung_request = replace(rung_request, call=call, session=request.session, trace=request.trace)
             rung_request = count_image_tokens(rung_request, full.image_tokens)
-            return self._for_tenant(rung_request, key) if key is not None else rung_request
+            return with_prefix_keys(self._for_tenant(rung_request, key) if key is not None else rung_request)
 
         names, tiers = (student.name, full.name), [tier.name for tier in student.tiers]
         return CallRungs(body, request, route.call.read, openai.read_chat, prepare, names, tiers)
@@ -289,11 +290,10 @@ class App:
     def _for_tenant(self, request: Request, key: Key) -> Request:
         """The request with its tenant's id, limits and cache salt."""
         call, max_output_tokens, cache_salt = request.call, request.max_output_tokens, ""
-        body, affinity = request.body, call.affinity
+        body = request.body
         if self._salt is not None and request.runs_model:
             # A tenant's prompts may be found in an engine's cache only by its own calls.
             cache_salt = self._salt(key.id)
-            affinity = f"{key.id} {affinity}" if affinity else ""
         has_budget = key.budget_day is not None or key.budget_month is not None
         if has_budget and max_output_tokens is None:
             # The highest possible cost of a call must be known before it is served.
@@ -302,7 +302,6 @@ class App:
         call = replace(
             call,
             tenant=key.id,
-            affinity=affinity,
             express_limit=_limit(key.fast_input_tpm, key.fast_output_tpm, key.fast_requests_pm),
             other_limit=_limit(key.input_tpm, key.output_tpm, key.requests_pm),
         )

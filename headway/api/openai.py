@@ -19,6 +19,7 @@ from headway.api.known_fields import CHAT_FIELDS, COMPLETION_FIELDS
 from headway.api.openai_meter import OpenAIForm
 from headway.api.openai_requests import (
     ANY_TOOL,
+    PROMPT_FIELDS,
     ChatCompletion,
     Completion,
     JsonSchema,
@@ -34,7 +35,7 @@ from headway.api.openai_requests import (
     stops_of,
     token_limit,
 )
-from headway.api.prompt import describe_prompt
+from headway.api.prompt import prompt_start, prompt_tokens_of
 from headway.api.proof import proof_headers
 from headway.core.rate_limit import RateLimit
 from headway.core.types import Call, Tier
@@ -94,22 +95,20 @@ def _for_engine(
     collect: Collect = "if_same" if not streaming and is_same_collected(request) else "never"
     can_go_on = streaming and not asked.continuous_usage_stats and not images.pixels and is_continuable(request)
     form = _form_of(request, asked, choices, max_output_tokens, can_go_on=can_go_on, collects=collect != "never")
-    tier, session = tier_of(request.service_tier), getattr(request, "prompt_cache_key", None)
+    tier = tier_of(request.service_tier)
     is_tier_open = request.service_tier in (UNSET, None, "auto")
     for field in NOT_SENT_ON:
         if hasattr(request, field):
             setattr(request, field, UNSET)
     request.stream = streaming or UNSET  # the engine adds it if the answer is collected
     body = _encode(request)
-    affinity, prompt_tokens = describe_prompt(body, session, b"messages", b"prompt", image_chars=images.chars)
     # In this dialect a call that gets no express seat is served and billed as standard, and the answer says so.
     call = Call(
         call_id,
         request.model,
         tier,
         falls_back=True,
-        affinity=affinity,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=prompt_tokens_of(body, images.chars),
         choices=choices,
         is_continuable=can_go_on and len(body) <= MAX_CONTINUABLE_BYTES,
     )
@@ -125,6 +124,7 @@ def _for_engine(
         is_tier_open=is_tier_open,
         template_names=template_names,
         images=images,
+        prompt_start=prompt_start(body, *PROMPT_FIELDS[type(request)]),
         has_tools=form.has_tools,
         is_parsable=is_parsable(request),
     )

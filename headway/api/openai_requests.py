@@ -96,21 +96,22 @@ class Sampling(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ChatCompletion(Sampling, kw_only=True):
+    # What the prompt is made of, in the order in which most chat templates use it (PROMPT_FIELDS).
+    reasoning_effort: limits.ShortText | UnsetType | None = UNSET
+    chat_template_kwargs: Raw | UnsetType = UNSET  # vLLM's own: what the chat template is told
+    tools: Annotated[list[ChatTool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
     messages: Annotated[list[ChatMessage], Meta(min_length=1, max_length=limits.MAX_MESSAGES)]
     max_completion_tokens: limits.Tokens | UnsetType | None = UNSET
     logprobs: bool | UnsetType | None = UNSET
     top_logprobs: limits.TopLogprobs | UnsetType | None = UNSET
     return_tokens_as_token_ids: bool | UnsetType = UNSET  # vLLM's own: logprobs name tokens by their ids
-    tools: Annotated[list[ChatTool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
     tool_choice: Literal["none", "auto", "required"] | NamedTool | UnsetType | None = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
-    reasoning_effort: limits.ShortText | UnsetType | None = UNSET
-    # vLLM's own: what the chat template is told, and whether the answer continues the last message.
-    chat_template_kwargs: Raw | UnsetType = UNSET
+    # vLLM's own: whether the answer has reasoning, and continues the last message.
     include_reasoning: bool | UnsetType = UNSET
     add_generation_prompt: bool | UnsetType = UNSET
     continue_final_message: bool | UnsetType = UNSET
-    # Calls with the same key share a prompt prefix; not sent to the engine, which finds prefixes by itself.
+    # Not sent to the engine: shared prefixes are found without it.
     prompt_cache_key: limits.ShortText | UnsetType | None = UNSET
 
 
@@ -119,6 +120,13 @@ class Completion(Sampling, kw_only=True):
     echo: bool | UnsetType | None = UNSET
     logprobs: limits.TopLogprobs | UnsetType | None = UNSET
     suffix: UnsetType | None = UNSET
+
+
+# The fields that the prompt is made of, as they follow each other in the encoded request; the last is always there.
+PROMPT_FIELDS: dict[type[Sampling], tuple[bytes, ...]] = {
+    ChatCompletion: (b"reasoning_effort", b"chat_template_kwargs", b"tools", b"messages"),
+    Completion: (b"prompt",),
+}
 
 
 def token_limit(request: ChatCompletion | Completion) -> int | None:

@@ -28,7 +28,7 @@ from headway.api.openai import (
     tier_of,
 )
 from headway.api.openai_requests import ServiceTier
-from headway.api.prompt import describe_prompt
+from headway.api.prompt import prompt_start, prompt_tokens_of
 from headway.api.responses_items import NOTHING_EARLIER, EarlierItems, InputItem, check_items, prepare_items
 from headway.api.responses_meter import AnswerSoFar, InputTokensForm, ResponsesForm, event_bytes
 from headway.api.responses_names import RESPONSES_FIELDS
@@ -104,15 +104,16 @@ class ResponsePrompt(Struct, forbid_unknown_fields=True, kw_only=True):
     """The fields of both endpoints."""
 
     model: limits.ModelName
-    input: str | Annotated[list[InputItem], Meta(max_length=limits.MAX_MESSAGES)]
-    instructions: str | UnsetType | None = UNSET
+    # What the prompt is made of, in the order in which most chat templates use it (PROMPT_FIELDS).
+    reasoning: ReasoningWish | UnsetType | None = UNSET
+    chat_template_kwargs: Raw | UnsetType = UNSET  # vLLM's own
     tools: Annotated[list[ResponsesTool], Meta(max_length=limits.MAX_TOOLS)] | UnsetType | None = UNSET
+    instructions: str | UnsetType | None = UNSET
+    input: str | Annotated[list[InputItem], Meta(max_length=limits.MAX_MESSAGES)]
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | UnsetType | None = UNSET
     parallel_tool_calls: bool | UnsetType | None = UNSET
-    reasoning: ReasoningWish | UnsetType | None = UNSET
     text: TextConfig | UnsetType | None = UNSET
     truncation: Literal["auto", "disabled"] | UnsetType | None = UNSET
-    chat_template_kwargs: Raw | UnsetType = UNSET  # vLLM's own
     # Read by api/responses_store.py and told in the answer. Not sent to the engine.
     previous_response_id: limits.ShortText | UnsetType | None = UNSET
 
@@ -149,6 +150,8 @@ class EngineResponse(CreateResponse, kw_only=True):
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
 ]
+# The fields that the prompt is made of, as they follow each other in the encoded request.
+PROMPT_FIELDS = (b"reasoning", b"chat_template_kwargs", b"tools", b"instructions", b"input")
 _read_create = msgspec.json.Decoder(CreateResponse).decode
 _read_prompt = msgspec.json.Decoder(ResponsePrompt).decode
 _check_metadata = msgspec.json.Decoder(Metadata | None).decode
@@ -179,16 +182,13 @@ def call_of(request: CreateResponse, call_id: str, earlier: EarlierItems = NOTHI
     _prepare(request)
     items = earlier.count + (len(request.input) if isinstance(request.input, list) else 1)
     encoded = _for_engine(request, call_id, earlier, wants_logprobs=wants_logprobs)
-    affinity, prompt_tokens = describe_prompt(
-        encoded, request.prompt_cache_key, b"instructions", b"input", image_chars=images.chars
-    )
+    prompt_tokens = prompt_tokens_of(encoded, images.chars)
     # As on chat, a call that gets no express seat is served and billed as standard, and the answer says so.
     call = Call(
         call_id,
         request.model,
         tier_of(request.service_tier),
         falls_back=True,
-        affinity=affinity,
         prompt_tokens=prompt_tokens,
     )
     form = ResponsesForm(
@@ -212,6 +212,7 @@ def call_of(request: CreateResponse, call_id: str, earlier: EarlierItems = NOTHI
         is_tier_open=request.service_tier in (UNSET, None, "auto"),
         template_names=template_names,
         images=images,
+        prompt_start=prompt_start(encoded, *PROMPT_FIELDS),
         limit_field="max_output_tokens",
     )
 

@@ -13,7 +13,6 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -264,8 +263,6 @@ class ResponsesSocket:
                 body, asked.body = asked.body, b""  # a call that waits has its request for the engine
                 request, client.ignored, key = await self._sockets.read(body, self._headers, call_id, find)
                 del body
-                if continued is not None:  # the engine that served it has its prefix, whatever the speed is now
-                    request = replace(request, call=replace(request.call, affinity=continued.affinity))
                 if asked.warms_up:
                     self._warm_up(request, client)
                 else:
@@ -291,7 +288,7 @@ class ResponsesSocket:
     def _remember(self, request: Request, client: SocketClient, asked: Raw, output: Raw) -> None:
         response_id = responses.response_id(request.call.id)
         items = continuing(request, asked, output)
-        self._remembered.keep(client.stream, response_id, request.call.affinity, items)
+        self._remembered.keep(client.stream, response_id, items)
 
     def _warm_up(self, request: Request, client: SocketClient) -> None:
         """Remember the request, so that the next one need not repeat it. No engine is asked, and nothing is billed."""

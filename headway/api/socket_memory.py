@@ -15,7 +15,6 @@ from headway.api.responses_store import Continued
 @dataclass(frozen=True, slots=True)
 class RememberedResponse:
     id: str
-    affinity: str
     items: Continued
     bytes: int
 
@@ -56,14 +55,14 @@ class SocketResponses:
         self._max_bytes = max_bytes
         self._newest: dict[str, RememberedResponse] = {}  # by stream; the oldest first
 
-    def keep(self, stream: str, response_id: str, affinity: str, items: Continued) -> None:
+    def keep(self, stream: str, response_id: str, items: Continued) -> None:
         self.forget(stream)
         size = len(items.earlier.encoded) + sum(map(len, items.others))
         if size > self._max_bytes:
             return
         while self._newest and size + sum(one.bytes for one in self._newest.values()) > self._max_bytes:
             self.forget(next(iter(self._newest)))
-        self._newest[stream] = RememberedResponse(response_id, affinity, items, size)
+        self._newest[stream] = RememberedResponse(response_id, items, size)
         self._memory.add(self, stream, size)
 
     def find(self, response_id: str) -> RememberedResponse | None:

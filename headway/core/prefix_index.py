@@ -19,9 +19,8 @@ from collections import OrderedDict
 from itertools import islice
 from typing import Final
 
-from headway.core.types import Call
+from headway.core.types import KEYED_TOKENS, Call
 
-MAX_PREFIX_KEYS: Final = 32  # of a call
 MAX_HELD = 1_000_000
 # The memory of an engine that does not say how much it has, in tokens.
 UNKNOWN_KV_TOKENS: Final = 100_000
@@ -91,7 +90,7 @@ class PrefixIndex:
         part = self.parts[name]
         keys, tokens = call.prefix_keys, call.prefix_tokens
         added = answer_tokens
-        for place in range(min(len(keys), len(tokens), MAX_PREFIX_KEYS) - 1, -1, -1):
+        for place in range(min(len(keys), len(tokens), len(KEYED_TOKENS)) - 1, -1, -1):
             added += tokens[place] - tokens[place - 1] if place else tokens[0]
             self._use(part, keys[place], added)
             added = 0

@@ -25,6 +25,8 @@ MIN_TOKENS_FOR_PROMISE = 16  # a shorter answer is too short to measure its spee
 MAX_MOVES = 2  # how often a stream may be taken off a replica or lose it, and go on at another one
 MAX_PAUSE_S = 5.0  # for which a stream that has begun may wait for a seat elsewhere
 TICK_S = 0.1  # the drivers send Ticked this often
+# The prefixes of a prompt that have keys. So where two prompts differ is known to about a fifth of their length.
+KEYED_TOKENS: Final = tuple(int(128 * 1.28**number) for number in range(32))
 
 
 @dataclass(slots=True)
@@ -36,9 +38,7 @@ class Call:
     tier: Tier
     tenant: str = ""
     falls_back: bool = False  # if no express seat is free in time: served as standard instead of refused
-    affinity: str = ""  # calls with the same key share a prompt prefix, which an engine may have cached
-    # Of prefixes of the prompt, the shortest first: a hash of everything up to there, and the estimated tokens of it.
-    # Equal keys mean equal prefixes. 32 at most, as many of one as of the other.
+    # Of the prefixes of KEYED_TOKENS tokens, as far as they go: a hash of everything up to there, and its tokens.
     prefix_keys: tuple[int, ...] = ()
     prefix_tokens: tuple[int, ...] = ()
     is_continuable: bool = False  # a stream that has begun can go on at another replica

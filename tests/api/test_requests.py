@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from headway.api import anthropic, openai
-from headway.core.types import Call
 from headway.errors import InvalidRequest
 
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -329,19 +328,6 @@ def test_an_answers_message_can_be_sent_back() -> None:
     message = {"role": "assistant", "content": "Hi", "refusal": None, "audio": None}
     message |= {"function_call": None, "tool_calls": None, "reasoning": None}
     sent("chat", messages=[{"role": "user", "content": "x"}, message, {"role": "user", "content": "y"}])
-
-
-def test_boarding_is_told_how_a_prompt_begins_and_about_how_long_it_is() -> None:
-    def chat(*contents: str, **more: object) -> Call:
-        messages = [{"role": "user", "content": content} for content in contents]
-        return openai.read_chat(msgspec.json.encode({"model": "m", "messages": messages, **more}), "id").call
-
-    system = "You are a bus. " * 100
-    first, second = chat(system, "Where do you go?"), chat(system, "And when?")
-    assert first.affinity == second.affinity != chat("something else").affinity
-    assert chat("a", prompt_cache_key="mine").affinity == chat("b", prompt_cache_key="mine").affinity
-    assert 350 < first.prompt_tokens < 450
-    assert "bus" not in first.affinity
 
 
 @pytest.mark.parametrize(

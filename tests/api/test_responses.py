@@ -131,7 +131,7 @@ def test_what_clients_send_is_read(client: str) -> None:
     assert {"service_tier", "prompt_cache_key", "client_metadata", "previous_response_id"}.isdisjoint(got)
     assert (got["store"], got["request_id"]) == (False, "resp_id")
     if client == "codex":
-        assert ignored == ("client_metadata", "encrypted_content", "web_search")
+        assert ignored == ("client_metadata", "web_search", "encrypted_content")
         assert [tool["type"] for tool in got["tools"]] == ["function", "namespace"]
         assert (request.call.tier, request.streaming, got["reasoning"]) == ("fast", True, {})
 

@@ -131,18 +131,6 @@ async def test_each_message_chooses_its_tier() -> None:
             await here.until_empty()
 
 
-async def test_a_conversation_keeps_its_affinity_when_its_speed_changes() -> None:
-    """Its prompt begins differently with every turn, because it is short; core sees one key all the same."""
-    async with running(SCRIPT) as first, running(SCRIPT) as second:
-        config = config_for([first, second], express=[FAST], curve=CURVE)
-        async with running_gateway(config) as here, opened(here) as socket:
-            previous = None
-            for tier in ("default", "fast", "default", "fast"):
-                asked: dict[str, Any] = {"input": "hi", "max_output_tokens": 3, "service_tier": tier}
-                previous = (await socket.ask(**asked, previous_response_id=previous))["response"]["id"]
-            assert len(here.gateway.machine.pools[MODEL]._affinity._used) == 1
-
-
 async def test_a_tool_loop(tmp_path: Path) -> None:
     path = tmp_path / "answers.toml"
     path.write_text(ANSWERS)

@@ -509,19 +509,19 @@ def stored(size: int) -> Continued:
 def test_what_sockets_remember_is_bounded() -> None:
     memory = SocketMemory(100)
     ada, ada_too, bob = [SocketResponses(memory, name, 60) for name in ("ada", "ada", "bob")]
-    ada.keep("", "a1", "", stored(40))
-    bob.keep("", "b1", "", stored(20))
-    ada_too.keep("", "a2", "", stored(40))
-    ada_too.keep("x", "a3", "", stored(10))  # in all 110: the oldest of the key with the most goes
+    ada.keep("", "a1", stored(40))
+    bob.keep("", "b1", stored(20))
+    ada_too.keep("", "a2", stored(40))
+    ada_too.keep("x", "a3", stored(10))  # in all 110: the oldest of the key with the most goes
     assert ada.find("a1") is None
     assert [one.id for one in (ada_too.find("a2"), ada_too.find("a3"), bob.find("b1")) if one is not None] == [
         "a2",
         "a3",
         "b1",
     ]
-    ada_too.keep("y", "a4", "", stored(20))  # more than one socket may remember
+    ada_too.keep("y", "a4", stored(20))  # more than one socket may remember
     assert ada_too.find("a2") is None
-    ada_too.keep("y", "a5", "", stored(61))  # too large: and the older one of its stream is not the newest any more
+    ada_too.keep("y", "a5", stored(61))  # too large: and the older one of its stream is not the newest any more
     assert (ada_too.find("a4"), ada_too.find("a5"), ada_too.newest("y")) == (None, None, None)
     for one in (ada, ada_too, bob):
         one.forget_all()

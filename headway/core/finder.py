@@ -18,7 +18,7 @@ from headway.core.reserve import Reserve
 from headway.core.types import Call
 
 # A call without a floor accepts so many more streams than on the emptiest replica for a prefix that was read there, or
-# for its adapter; or this part of its seats more, if the call is answered sooner there.
+# for its adapter; or this part of its seats more, if that costs less there.
 MORE_STREAMS: Final = 2
 MORE_SEATS: Final = 1 / 8
 
@@ -53,14 +53,19 @@ class Finder:
                 if state.has_room_for(call, floor_tps, now):
                     return state
         if self._doors.may_another_be_light:
-            for heavy in self._doors.heavy.ranks:
+            for rank, heavy in enumerate(self._doors.heavy.ranks):
                 emptiest = heavy.lowest(avoid)
-                if emptiest is not None and emptiest.has_room_for(call, floor_tps, now):
-                    return emptiest
+                if emptiest is None:
+                    continue
+                of_rank = [state for state in known if state.is_among_heavy and state.rank == rank]
+                for state in [*of_rank, emptiest]:
+                    if state.has_room_for(call, floor_tps, now):
+                        return state
         return None
 
     def heavy_seat(self, call: Call, avoid: Set[str], now: float) -> ReplicaState | None:
-        """The heavy replica that a call without a floor would board; None if there is none."""
+        """Where a call without a floor would board if a heavy replica has a seat: there, or on one that retires and has
+        read more of its prompt."""
         emptiest = self._doors.emptiest(avoid)
         if emptiest is not None and not (emptiest.free >= call.choices and emptiest.has_memory_for(call)):
             # A larger replica may have more free seats and more memory.
@@ -68,21 +73,21 @@ class Finder:
             emptiest = next((state for state in larger if state.has_memory_for(call)), None)
         if emptiest is None:
             return None
-        best, best_s = emptiest, -1.0
+        best, least_s = emptiest, -1.0
         cached = emptiest.prefixes.cached_tokens(call)
         for state in self._holders(call, avoid):
-            if state.prefixes.cached_tokens(call) <= cached or not _may_board_rather(state, emptiest, call, MORE_SEATS):
+            is_timed = state.replica.prompt_tps > 0.0 and emptiest.replica.prompt_tps > 0.0
+            has_more = state.prefixes.cached_tokens(call) > cached
+            if not has_more or not _may_board_rather(state, emptiest, call, now, MORE_SEATS if is_timed else 0.0):
                 continue
-            if not (state.replica.prompt_tps and emptiest.replica.prompt_tps):
-                if _may_board_rather(state, emptiest, call):
-                    return state
-                continue
-            best_s = best_s if best_s >= 0.0 else emptiest.answered_s(call, now)
-            takes_s = state.answered_s(call, now)
-            if takes_s < best_s:
-                best, best_s = state, takes_s
+            if not is_timed:
+                return state
+            least_s = least_s if least_s >= 0.0 else emptiest.cost_s(call, now)
+            costs_s = state.cost_s(call, now)
+            if costs_s < least_s:
+                best, least_s = state, costs_s
         for state in self._adapters_last(call, avoid, now) if best is emptiest else ():
-            if _may_board_rather(state, emptiest, call):
+            if _may_board_rather(state, emptiest, call, now):
                 return state
         return best
 
@@ -122,9 +127,13 @@ class Finder:
         return max(0, self._doors.ready - self._reserve.wanted_free(now))
 
 
-def _may_board_rather(state: ReplicaState, emptiest: ReplicaState, call: Call, share: float = 0.0) -> bool:
-    """Whether a call without a floor may board this one instead of the emptiest: it is heavy, has room, and is not much
-    fuller. `share` of its seats may be taken more if that is more than MORE_STREAMS."""
-    if not state.is_among_heavy or state.free < call.choices or not state.has_memory_for(call):
+def _may_board_rather(state: ReplicaState, emptiest: ReplicaState, call: Call, now: float, share: float = 0.0) -> bool:
+    """Whether a call without a floor may board this one instead of the emptiest heavy one: it has room, and if it is
+    heavy it is not much fuller. `share` of its seats may be taken more if that is more than MORE_STREAMS."""
+    if state.free < call.choices:
+        return False
+    if state.is_among_retiring:
+        return state.can_take(call, now)
+    if not state.is_among_heavy or not state.has_memory_for(call):
         return False
     return state.load <= emptiest.load + max(MORE_STREAMS, int(emptiest.replica.seats * share))

@@ -64,9 +64,9 @@ def test_the_next_turn_boards_where_the_last_one_was_read() -> None:
     m.check(20.0)
 
 
-def test_a_fuller_replica_is_left_if_the_prompt_is_read_sooner_than_steps_are_longer() -> None:
-    """With an answer of 200 tokens, three streams more cost 3 s; 2,000 tokens are read in 2 s."""
-    for each, replica in ((2_000, "r1"), (20_000, "r0")):
+def test_a_fuller_replica_is_left_if_steps_get_longer_by_more_than_the_prompt_counts() -> None:
+    """With an answer of 200 tokens, three streams more cost 3 s; 400 tokens, read in 0.4 s, count as 2.4 s."""
+    for each, replica in ((400, "r1"), (20_000, "r0")):
         m = fleet(seats=64)
         ask(m, "a1", 1, each=each)
         for number in range(6):
@@ -116,6 +116,25 @@ def test_an_express_call_prefers_a_light_replica_that_holds_its_prompt() -> None
     assert loads(m) == [2, 2]
     assert ask(m, "f", 5, 7, tier="fast") == [fast("f", "r1")]
     assert ask(m, "g", 5, 8, tier="fast") == [fast("g", "r0")]  # its floor allows three streams
+
+
+def test_the_replica_that_becomes_light_is_one_that_holds_the_prompt() -> None:
+    m = fleet(replicas=4, share=0.0, prompt_tps=0.0)
+    for number in range(4):
+        ask(m, f"s{number}", number + 1)
+    assert loads(m) == [1, 1, 1, 1]
+    assert ask(m, "a", 3, tier="fast") == [fast("a", "r2")]
+
+
+def test_a_standard_call_rides_on_a_retiring_replica_that_holds_its_prompt() -> None:
+    m = fleet(replicas=2, share=0.0)
+    assert ask(m, "a", 1, tier="fast") == [fast("a", "r0")]
+    state = state_of(m, "r0")
+    state.retiring = True
+    m.pools["m"].doors.place(state, 0.0)
+    assert ask(m, "b", 1, now=10.0) == [Board("b", "r0", "standard")]
+    assert ask(m, "c", 2, now=10.0) == [Board("c", "r1", "standard")]
+    m.check(10.0)
 
 
 def test_what_is_cached_takes_no_time_from_the_streams_aboard() -> None:

@@ -1,0 +1,35 @@
+"""The calls of Mooncake's conversation trace (data/README.md), with the blocks of their prompts."""
+
+from __future__ import annotations
+
+import csv
+import random
+from pathlib import Path
+
+from headway.core.types import Call
+from headway.sim.loop import Job
+from headway.sim.traces import with_blocks
+
+TRACE = Path(__file__).parent.parent.parent / "data" / "mooncake_conversations.csv"
+
+
+def conversations(faster: float, fast_share: float = 0.0, seed: int = 0) -> list[Job]:
+    """The calls come `faster` times as fast as they did. A share of them, drawn from the seed, is fast."""
+    chance = random.Random(f"{seed} fast")
+    before: list[int] = []  # by block: the one that it always follows; -1 for the first of a prompt
+    jobs = []
+    with TRACE.open(newline="", encoding="utf-8") as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            last = int(row["known_block"])
+            for _ in range(int(row["new_blocks"])):
+                before.append(last)
+                last = len(before) - 1
+            blocks = []
+            while last >= 0:
+                blocks.append(last)
+                last = before[last]
+            tier = "fast" if chance.random() < fast_share else "standard"
+            call = Call(f"t{number}", "m", tier, falls_back=False, prompt_tokens=int(row["prompt_tokens"]))
+            job = Job(int(row["at_ms"]) / 1000.0 / faster, call, max(1, int(row["output_tokens"])))
+            jobs.append(with_blocks(job, tuple(reversed(blocks))))
+    return jobs

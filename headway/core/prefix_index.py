@@ -6,8 +6,8 @@ used for the longest time first. An engine may forget earlier, or later: what is
 is thought to take and where a call goes, never how many seats there are.
 
 Prefixes are known by their keys only (types.Call). Whoever holds a long prefix holds the shorter ones, so the longest
-one that is held is found by bisection. A key remembers the last HOLDERS replicas that a call with it boarded, however
-many hold it: a prefix that everybody holds costs no more to look up than another one.
+one that is held is found by bisection. A key remembers the last HOLDERS replicas that got it, however many hold it: a
+prefix that everybody holds costs no more to look up than another one.
 
 Bounded by MAX_HELD keys of all replicas together, counted once for each replica that holds them. The keys of a replica
 that is gone are taken out a few at a time, by later calls.
@@ -16,7 +16,7 @@ that is gone are taken out a few at a time, by later calls.
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import islice
+from collections.abc import Mapping
 from typing import Final
 
 from headway.core.types import KEYED_TOKENS, Call
@@ -25,10 +25,20 @@ MAX_HELD = 1_000_000
 # The memory of an engine that does not say how much it has, in tokens.
 UNKNOWN_KV_TOKENS: Final = 100_000
 HOLDERS: Final = 3  # remembered for each key
+NO_KEY: Final = -1
 FORGOTTEN_AT_ONCE: Final = 256  # keys, at most; few, so that no call waits for it
 NUMBER_BITS: Final = 20  # of a part's number; HOLDERS of them are one small integer
 NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
 HOLDERS_MASK: Final = (1 << (NUMBER_BITS * HOLDERS)) - 1
+
+
+class HeldPrefix:
+    """One key in the part of a replica."""
+
+    def __init__(self, before: int, tokens: int) -> None:
+        self.before = before  # the key of the next shorter prefix of the same prompt
+        self.tokens = tokens  # beyond that one
+        self.longer = 0  # how many keys have this one before them
 
 
 class HeldPrefixes:
@@ -37,17 +47,18 @@ class HeldPrefixes:
     def __init__(self, name: str, number: int) -> None:
         self.name = name
         self.number = number
-        self.tokens = 0  # the sum of `held`
-        # By key: the tokens beyond the next shorter prefix of the last call that had it. The least recently used is
-        # first; of one call the longest.
-        self.held: dict[int, int] = {}
+        self.tokens = 0  # of all that is held
+        self.held: dict[int, HeldPrefix] = {}
+        # The keys that no other one continues, the least recently used first. Only these are forgotten: so a call need
+        # not touch all its keys, and whoever holds a long prefix holds the shorter ones.
+        self.ends: OrderedDict[int, None] = OrderedDict()
 
     def cached_tokens(self, call: Call) -> int:
         """How many tokens of the call's prompt its engine is expected to have in its cache."""
         keys = call.prefix_keys
         if not keys or not self.held:
             return 0
-        count = _longest_in(keys, self.held)
+        count = longest_in(keys, self.held)
         return min(call.prefix_tokens[count - 1], call.prompt_tokens) if count else 0
 
 
@@ -60,7 +71,7 @@ class PrefixIndex:
         self._by_number: dict[int, HeldPrefixes] = {}
         self._gone: list[HeldPrefixes] = []
         self._free_numbers: list[int] = []
-        # By key: the numbers of the parts where it was used last, the last one in the lowest bits; numbers begin at 1.
+        # By key: the numbers of the parts that got it last, the last one in the lowest bits; numbers begin at 1.
         self._holders: dict[int, int] = {}
 
     def add(self, name: str) -> HeldPrefixes:
@@ -88,12 +99,9 @@ class PrefixIndex:
         `kv_tokens`; 0 means unknown."""
         self._forget_gone()
         part = self.parts[name]
-        keys, tokens = call.prefix_keys, call.prefix_tokens
-        added = answer_tokens
-        for place in range(min(len(keys), len(tokens), len(KEYED_TOKENS)) - 1, -1, -1):
-            added += tokens[place] - tokens[place - 1] if place else tokens[0]
-            self._use(part, keys[place], added)
-            added = 0
+        count = min(len(call.prefix_keys), len(call.prefix_tokens), len(KEYED_TOKENS))
+        if count:
+            self._use(part, call.prefix_keys[:count], call.prefix_tokens, answer_tokens)
         budget = kv_tokens or UNKNOWN_KV_TOKENS
         while part.tokens > budget:
             self._forget_oldest(part)
@@ -106,31 +114,65 @@ class PrefixIndex:
     def holders(self, call: Call) -> list[HeldPrefixes]:
         """A few replicas that hold much of the prompt, the most first."""
         found: list[HeldPrefixes] = []
-        keys = call.prefix_keys
-        for place in range(_longest_in(keys, self._holders) - 1, -1, -1):
+        keys, place = call.prefix_keys, longest_in(call.prefix_keys, self._holders) - 1
+        least = call.prefix_tokens[place] // 2 if place >= 0 else 0  # whoever holds less than half of it saves little
+        while place >= 0 and call.prefix_tokens[place] >= least and len(found) < HOLDERS:
             numbers = self._holders.get(keys[place], 0)
             while numbers:
                 part = self._by_number.get(numbers & NUMBER_MASK)
                 if part is not None and part not in found:
                     found.append(part)
                 numbers >>= NUMBER_BITS
-            if len(found) >= HOLDERS:
-                break
+            place -= 1
         return found
 
-    def _use(self, part: HeldPrefixes, key: int, tokens: int) -> None:
-        earlier = part.held.pop(key, -1)
-        part.held[key] = tokens
-        part.tokens += tokens - max(0, earlier)
-        self.count += earlier < 0
+    def _use(self, part: HeldPrefixes, keys: tuple[int, ...], lengths: tuple[int, ...], answer_tokens: int) -> None:
+        place = longest_in(keys, part.held)
+        if place:
+            # An answer that was added here before is part of this prompt now, or not of this conversation.
+            self._resize(part, part.held[keys[place - 1]], _between(lengths, place - 1))
+        while place < len(keys):
+            if keys[place] not in part.held:
+                self._hold(part, keys[place], keys[place - 1] if place else NO_KEY, _between(lengths, place))
+            place += 1
+        last = part.held[keys[-1]]
+        if not last.longer:
+            self._resize(part, last, last.tokens + answer_tokens)
+            part.ends[keys[-1]] = None
+            part.ends.move_to_end(keys[-1])
+        self._name(part, keys[-1])
+
+    def _hold(self, part: HeldPrefixes, key: int, before: int, tokens: int) -> None:
+        part.held[key] = HeldPrefix(before, tokens)
+        part.tokens += tokens
+        self.count += 1
+        if (shorter := part.held.get(before)) is not None:
+            shorter.longer += 1
+            part.ends.pop(before, None)
+        part.ends[key] = None
+        self._name(part, key)
+
+    def _resize(self, part: HeldPrefixes, held: HeldPrefix, tokens: int) -> None:
+        part.tokens += tokens - held.tokens
+        held.tokens = tokens
+
+    def _name(self, part: HeldPrefixes, key: int) -> None:
+        """Remember the part as the last one that got the key."""
         numbers = self._holders.get(key, 0)
         if numbers & NUMBER_MASK != part.number:
             others = _without(numbers, part.number)
             self._holders[key] = (others << NUMBER_BITS & HOLDERS_MASK) | part.number
 
     def _forget(self, part: HeldPrefixes, key: int) -> None:
-        part.tokens -= part.held.pop(key)
+        held = part.held.pop(key)
+        part.tokens -= held.tokens
+        part.ends.pop(key, None)
         self.count -= 1
+        if (shorter := part.held.get(held.before)) is not None:
+            shorter.longer = max(0, shorter.longer - 1)
+            if not shorter.longer:
+                part.ends[held.before] = None
+                part.ends.move_to_end(held.before, last=False)
         numbers = _without(self._holders.get(key, 0), part.number)
         if numbers:
             self._holders[key] = numbers
@@ -138,9 +180,8 @@ class PrefixIndex:
             self._holders.pop(key, None)
 
     def _forget_oldest(self, part: HeldPrefixes) -> None:
-        """Several at once: the beginning of a dict from which much was removed is slow to find."""
-        for key in list(islice(part.held, min(FORGOTTEN_AT_ONCE, 1 + len(part.held) // 64))):
-            self._forget(part, key)
+        # There is always an end, unless an engine lost prefixes in the middle and hashes of 63 bits were the same.
+        self._forget(part, next(iter(part.ends)) if part.ends else next(iter(part.held)))
 
     @property
     def _share(self) -> int:
@@ -159,8 +200,10 @@ class PrefixIndex:
     def _forget_gone(self) -> None:
         """Forget some keys of the parts that are gone."""
         if self._gone:
-            self._forget_oldest(self._gone[-1])
-            if not self._gone[-1].held:
+            part = self._gone[-1]
+            for _ in range(min(FORGOTTEN_AT_ONCE, len(part.held))):
+                self._forget_oldest(part)
+            if not part.held:
                 self._free_numbers.append(self._gone.pop().number)
 
     def check(self) -> None:
@@ -168,7 +211,9 @@ class PrefixIndex:
         parts = [*self.parts.values(), *self._gone]
         assert self.count == sum(len(part.held) for part in parts) <= self._max_held, "prefixes are miscounted"
         for part in self.parts.values():
-            assert part.tokens == sum(part.held.values()), f"{part.name} miscounts the tokens of its prefixes"
+            tokens = sum(held.tokens for held in part.held.values())
+            assert part.tokens == tokens, f"{part.name} miscounts the tokens of its prefixes"
+            assert all(not part.held[key].longer for key in part.ends), f"{part.name} would forget a prefix too early"
         by_number = {part.number: part for part in parts}
         assert len(by_number) == len(parts), "two replicas have one number"
         for key, numbers in self._holders.items():
@@ -177,7 +222,7 @@ class PrefixIndex:
                 numbers >>= NUMBER_BITS
 
 
-def _longest_in(keys: tuple[int, ...], held: dict[int, int]) -> int:
+def longest_in(keys: tuple[int, ...], held: Mapping[int, object]) -> int:
     """How many of the keys are held, if each that is held holds the shorter ones."""
     low, high = 0, len(keys)
     while low < high:
@@ -187,6 +232,11 @@ def _longest_in(keys: tuple[int, ...], held: dict[int, int]) -> int:
         else:
             high = middle
     return low
+
+
+def _between(lengths: tuple[int, ...], place: int) -> int:
+    """The tokens of this prefix beyond the next shorter one."""
+    return lengths[place] - lengths[place - 1] if place else lengths[0]
 
 
 def _without(numbers: int, number: int) -> int:

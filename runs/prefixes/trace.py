@@ -6,7 +6,7 @@ import csv
 import random
 from pathlib import Path
 
-from headway.core.types import Call
+from headway.core.types import Call, Tier
 from headway.sim.loop import Job
 from headway.sim.traces import with_blocks
 
@@ -14,8 +14,9 @@ TRACE = Path(__file__).parent.parent.parent / "data" / "mooncake_conversations.c
 
 
 def conversations(faster: float, fast_share: float = 0.0, seed: int = 0) -> list[Job]:
-    """The calls come `faster` times as fast as they did. A share of them, drawn from the seed, is fast."""
-    chance = random.Random(f"{seed} fast")
+    """The calls come `faster` times as fast as they did. A share of the conversations, drawn from the seed, is fast. A
+    conversation is what begins with the same two blocks: nearly all prompts share the first one."""
+    chance, is_fast = random.Random(f"{seed} fast"), dict[tuple[int, ...], bool]()
     before: list[int] = []  # by block: the one that it always follows; -1 for the first of a prompt
     jobs = []
     with TRACE.open(newline="", encoding="utf-8") as file:
@@ -28,8 +29,12 @@ def conversations(faster: float, fast_share: float = 0.0, seed: int = 0) -> list
             while last >= 0:
                 blocks.append(last)
                 last = before[last]
-            tier = "fast" if chance.random() < fast_share else "standard"
-            call = Call(f"t{number}", "m", tier, falls_back=False, prompt_tokens=int(row["prompt_tokens"]))
+            blocks.reverse()
+            beginning = tuple(blocks[:2])
+            if beginning not in is_fast:
+                is_fast[beginning] = chance.random() < fast_share
+            tier: Tier = "fast" if is_fast[beginning] else "standard"
+            call = Call(f"t{number}", "m", tier, prompt_tokens=int(row["prompt_tokens"]))
             job = Job(int(row["at_ms"]) / 1000.0 / faster, call, max(1, int(row["output_tokens"])))
-            jobs.append(with_blocks(job, tuple(reversed(blocks))))
+            jobs.append(with_blocks(job, tuple(blocks)))
     return jobs

@@ -5,9 +5,9 @@ fed with the prompts of the calls that board there, and forgets as a cache of th
 used for the longest time first. An engine may forget earlier, or later: what is expected here decides how long a prompt
 is thought to take and where a call goes, never how many seats there are.
 
-Prefixes are known by their keys only (types.Call). Whoever holds a long prefix holds the shorter ones, so the longest
-one that is held is found by bisection. A key remembers the last HOLDERS replicas that got it, however many hold it: a
-prefix that everybody holds costs no more to look up than another one.
+Prefixes are known by their keys only (types.Call). They form one tree for all replicas: a Node has the keys that one
+prompt added to another, a Holding says how many of them a replica holds. Whoever holds a node holds all before it, so
+the longest known prefix of a prompt is found by bisection, and a call that changes little touches little.
 
 Bounded by MAX_HELD keys of all replicas together, counted once for each replica that holds them. The keys of a replica
 that is gone are taken out a few at a time, by later calls.
@@ -24,42 +24,62 @@ from headway.core.types import KEYED_TOKENS, Call
 MAX_HELD = 1_000_000
 # The memory of an engine that does not say how much it has, in tokens.
 UNKNOWN_KV_TOKENS: Final = 100_000
-HOLDERS: Final = 3  # remembered for each key
-NO_KEY: Final = -1
+HOLDERS: Final = 3  # looked at for one call
+MANY: Final = 8  # holders of one node
 FORGOTTEN_AT_ONCE: Final = 256  # keys, at most; few, so that no call waits for it
-NUMBER_BITS: Final = 20  # of a part's number; HOLDERS of them are one small integer
-NUMBER_MASK: Final = (1 << NUMBER_BITS) - 1
-HOLDERS_MASK: Final = (1 << (NUMBER_BITS * HOLDERS)) - 1
 
 
-class HeldPrefix:
-    """One key in the part of a replica."""
+class Node:
+    """The keys by which prompts continue another one, up to where they part."""
 
-    def __init__(self, before: int, tokens: int) -> None:
-        self.before = before  # the key of the next shorter prefix of the same prompt
-        self.tokens = tokens  # beyond that one
-        self.longer = 0  # how many keys have this one before them
+    def __init__(self, before: Node | None, place: int, keys: tuple[int, ...], lengths: tuple[int, ...]) -> None:
+        self.before = before
+        self.place = place  # of the first key among those of a prompt
+        self.keys = keys  # the shortest first
+        self.lengths = lengths  # in tokens, of all prefixes of the prompt
+        self.holders: dict[HeldPrefixes, Holding] = {}  # the last one that got it last
+
+    def tokens(self, keys: int) -> int:
+        """Of the first so many keys, beyond what is before."""
+        before = self.lengths[self.place - 1] if self.place else 0
+        return self.lengths[self.place + keys - 1] - before if keys else 0
+
+
+class Holding:
+    """What a replica holds of one node."""
+
+    def __init__(self, node: Node, keys: int) -> None:
+        self.node = node
+        self.keys = keys  # the first ones: the longest is forgotten first
+        self.answer_tokens = 0  # expected: they count until a prompt continues this one
+        self.continued = 0  # by how many holdings of the same replica
 
 
 class HeldPrefixes:
     """The part of one replica. Made by PrefixIndex.add."""
 
-    def __init__(self, name: str, number: int) -> None:
+    def __init__(self, name: str, index: PrefixIndex) -> None:
         self.name = name
-        self.number = number
+        self.index = index
+        self.is_gone = False
+        self.keys = 0
         self.tokens = 0  # of all that is held
-        self.held: dict[int, HeldPrefix] = {}
-        # The keys that no other one continues, the least recently used first. Only these are forgotten: so a call need
-        # not touch all its keys, and whoever holds a long prefix holds the shorter ones.
-        self.ends: OrderedDict[int, None] = OrderedDict()
+        # What no other holding continues, the least recently used first: only this is forgotten.
+        self.ends: OrderedDict[Holding, None] = OrderedDict()
 
     def cached_tokens(self, call: Call) -> int:
         """How many tokens of the call's prompt its engine is expected to have in its cache."""
-        keys = call.prefix_keys
-        if not keys or not self.held:
+        if not self.keys or not call.prefix_keys:
             return 0
-        count = longest_in(keys, self.held)
-        return min(call.prefix_tokens[count - 1], call.prompt_tokens) if count else 0
+        node, keys = self.index.longest_known(call)
+        while node is not None:
+            holding = node.holders.get(self)
+            if holding is not None:
+                place = node.place + min(keys, holding.keys) - 1
+                return min(call.prefix_tokens[place], call.prompt_tokens)
+            node = node.before
+            keys = len(KEYED_TOKENS)
+        return 0
 
 
 class PrefixIndex:
@@ -68,22 +88,21 @@ class PrefixIndex:
         self.parts: OrderedDict[str, HeldPrefixes] = OrderedDict()
         self.count = 0  # keys of all parts, and of those that are gone and not forgotten yet
         self._max_held = max_held
-        self._by_number: dict[int, HeldPrefixes] = {}
         self._gone: list[HeldPrefixes] = []
-        self._free_numbers: list[int] = []
-        # By key: the numbers of the parts that got it last, the last one in the lowest bits; numbers begin at 1.
-        self._holders: dict[int, int] = {}
+        self._nodes: dict[int, Node] = {}  # by key
+        # What was found for the last call, until something changes: it is asked for with each replica in question.
+        self._found_for: Call | None = None
+        self._found: tuple[Node | None, int] = (None, 0)
 
     def add(self, name: str) -> HeldPrefixes:
         """Begin the part of a replica that has none."""
-        number = self._free_numbers.pop() if self._free_numbers else len(self._by_number) + len(self._gone) + 1
-        part = self.parts[name] = self._by_number[number] = HeldPrefixes(name, number)
+        part = self.parts[name] = HeldPrefixes(name, self)
         return part
 
     def remove(self, name: str) -> None:
         """The replica is gone, or its engine has lost all."""
         part = self.parts.pop(name)
-        del self._by_number[part.number]
+        part.is_gone = True
         self._gone.append(part)
         self._forget_gone()
 
@@ -91,97 +110,186 @@ class PrefixIndex:
         """Its engine does not have these prefixes any more."""
         part = self.parts[name]
         for key in keys:
-            if key in part.held:
-                self._forget(part, key)
+            node = self._nodes.get(key)
+            holding = node.holders.get(part) if node is not None else None
+            place = node.keys.index(key) if node is not None else 0
+            if holding is not None and place < holding.keys:
+                self._forget_longer(part, holding)
+                self._forget_longest(part, holding, holding.keys - place)
 
     def boarded(self, call: Call, name: str, kv_tokens: int, answer_tokens: int) -> None:
         """The engine reads the call's prompt, and then adds an answer of about this length. It has memory for
         `kv_tokens`; 0 means unknown."""
         self._forget_gone()
         part = self.parts[name]
-        count = min(len(call.prefix_keys), len(call.prefix_tokens), len(KEYED_TOKENS))
-        if count:
-            self._use(part, call.prefix_keys[:count], call.prefix_tokens, answer_tokens)
+        if call.prefix_keys:
+            self._use(part, call, answer_tokens)
         budget = kv_tokens or UNKNOWN_KV_TOKENS
         while part.tokens > budget:
-            self._forget_oldest(part)
+            self._forget_oldest(part, part.tokens - budget)
         while self.count > self._max_held:
             if self._gone:
                 self._forget_gone()
             else:
-                self._forget_oldest(part if len(part.held) > self._share else self._next_to_forget())
+                self._forget_oldest(part if part.keys > self._share else self._next_to_forget())
 
     def holders(self, call: Call) -> list[HeldPrefixes]:
         """A few replicas that hold much of the prompt, the most first."""
         found: list[HeldPrefixes] = []
-        keys, place = call.prefix_keys, longest_in(call.prefix_keys, self._holders) - 1
-        least = call.prefix_tokens[place] // 2 if place >= 0 else 0  # whoever holds less than half of it saves little
-        while place >= 0 and call.prefix_tokens[place] >= least and len(found) < HOLDERS:
-            numbers = self._holders.get(keys[place], 0)
-            while numbers:
-                part = self._by_number.get(numbers & NUMBER_MASK)
-                if part is not None and part not in found:
+        node, keys = self.longest_known(call)
+        least = call.prefix_tokens[node.place + keys - 1] // 2 if node is not None else 0
+        # Whoever holds less than half of what one holds saves little.
+        while node is not None and call.prefix_tokens[node.place + keys - 1] >= least:
+            for part in reversed(node.holders.keys()):
+                if not part.is_gone and part not in found:
                     found.append(part)
-                numbers >>= NUMBER_BITS
-            place -= 1
+                    if len(found) == HOLDERS:
+                        return found
+            node = node.before
+            keys = len(node.keys) if node is not None else 0
         return found
 
-    def _use(self, part: HeldPrefixes, keys: tuple[int, ...], lengths: tuple[int, ...], answer_tokens: int) -> None:
-        place = longest_in(keys, part.held)
-        if place:
-            # An answer that was added here before is part of this prompt now, or not of this conversation.
-            self._resize(part, part.held[keys[place - 1]], _between(lengths, place - 1))
-        while place < len(keys):
-            if keys[place] not in part.held:
-                self._hold(part, keys[place], keys[place - 1] if place else NO_KEY, _between(lengths, place))
-            place += 1
-        last = part.held[keys[-1]]
-        if not last.longer:
-            self._resize(part, last, last.tokens + answer_tokens)
-            part.ends[keys[-1]] = None
-            part.ends.move_to_end(keys[-1])
-        self._name(part, keys[-1])
+    def longest_known(self, call: Call) -> tuple[Node | None, int]:
+        """The node of the longest prefix of the prompt that anybody holds, and how many keys of it the prompt has."""
+        if self._found_for is not call:
+            place = longest_in(call.prefix_keys, self._nodes)
+            node = self._nodes[call.prefix_keys[place - 1]] if place else None
+            self._found_for = call
+            self._found = (node, place - node.place if node is not None else 0)
+        return self._found
 
-    def _hold(self, part: HeldPrefixes, key: int, before: int, tokens: int) -> None:
-        part.held[key] = HeldPrefix(before, tokens)
-        part.tokens += tokens
-        self.count += 1
-        if (shorter := part.held.get(before)) is not None:
-            shorter.longer += 1
-            part.ends.pop(before, None)
-        part.ends[key] = None
-        self._name(part, key)
+    def _use(self, part: HeldPrefixes, call: Call, answer_tokens: int) -> None:
+        node, keys = self.longest_known(call)
+        known = node.place + keys if node is not None else 0
+        is_longer = known < len(call.prefix_keys)
+        if node is not None and keys < len(node.keys) and (is_longer or part not in node.holders):
+            node = self._split(node, keys)
+        if is_longer:
+            node = Node(node, known, call.prefix_keys[known:], call.prefix_tokens)
+            keys = len(node.keys)
+            for key in node.keys:
+                self._nodes[key] = node
+            self._found_for = None
+        if node is None:
+            return
+        last = self._hold(part, node, keys)
+        if not last.continued:
+            part.tokens += answer_tokens - last.answer_tokens
+            last.answer_tokens = answer_tokens
+            part.ends.move_to_end(last)
 
-    def _resize(self, part: HeldPrefixes, held: HeldPrefix, tokens: int) -> None:
-        part.tokens += tokens - held.tokens
-        held.tokens = tokens
+    def _hold(self, part: HeldPrefixes, node: Node, keys: int) -> Holding:
+        """The part gets so many keys of the node, and all before it."""
+        last: Holding | None = None
+        after: Holding | None = None  # that is new, and continues the one in question
+        at: Node | None = node
+        while at is not None:
+            holding = at.holders.get(part)
+            is_new = holding is None
+            if holding is None:
+                holding = at.holders[part] = Holding(at, 0)
+                part.ends[holding] = None
+            elif at is node:
+                at.holders[part] = at.holders.pop(part)  # the last one that got it
+            wanted = keys if at is node else len(at.keys)
+            if holding.keys < wanted:
+                self._resize(part, holding, wanted)
+            if after is not None:
+                self._continue(part, holding)
+            if last is None:
+                last = holding
+            if not is_new:
+                break
+            after, at = holding, at.before
+        assert last is not None
+        return last
 
-    def _name(self, part: HeldPrefixes, key: int) -> None:
-        """Remember the part as the last one that got the key."""
-        numbers = self._holders.get(key, 0)
-        if numbers & NUMBER_MASK != part.number:
-            others = _without(numbers, part.number)
-            self._holders[key] = (others << NUMBER_BITS & HOLDERS_MASK) | part.number
+    def _continue(self, part: HeldPrefixes, holding: Holding) -> None:
+        # The answer that was added here is part of the longer prompt, or not of its conversation.
+        part.tokens -= holding.answer_tokens
+        holding.answer_tokens = 0
+        holding.continued += 1
+        part.ends.pop(holding, None)
 
-    def _forget(self, part: HeldPrefixes, key: int) -> None:
-        held = part.held.pop(key)
-        part.tokens -= held.tokens
-        part.ends.pop(key, None)
-        self.count -= 1
-        if (shorter := part.held.get(held.before)) is not None:
-            shorter.longer = max(0, shorter.longer - 1)
-            if not shorter.longer:
-                part.ends[held.before] = None
-                part.ends.move_to_end(held.before, last=False)
-        numbers = _without(self._holders.get(key, 0), part.number)
-        if numbers:
-            self._holders[key] = numbers
-        else:
-            self._holders.pop(key, None)
+    def _resize(self, part: HeldPrefixes, holding: Holding, keys: int) -> None:
+        part.tokens += holding.node.tokens(keys) - holding.node.tokens(holding.keys)
+        part.keys += keys - holding.keys
+        self.count += keys - holding.keys
+        holding.keys = keys
 
-    def _forget_oldest(self, part: HeldPrefixes) -> None:
-        # There is always an end, unless an engine lost prefixes in the middle and hashes of 63 bits were the same.
-        self._forget(part, next(iter(part.ends)) if part.ends else next(iter(part.held)))
+    def _split(self, node: Node, keys: int) -> Node:
+        """Part the node after so many keys. Returns the one before, which is new."""
+        shorter = Node(node.before, node.place, node.keys[:keys], node.lengths)
+        node.before, node.place, node.keys = shorter, node.place + keys, node.keys[keys:]
+        for key in shorter.keys:
+            self._nodes[key] = shorter
+        for part, holding in list(node.holders.items()):
+            before = shorter.holders[part] = Holding(shorter, min(keys, holding.keys))
+            holding.keys -= before.keys
+            if holding.keys:
+                before.continued = 1
+                continue
+            # It holds nothing of the rest.
+            del node.holders[part]
+            before.answer_tokens, before.continued = holding.answer_tokens, holding.continued
+            if holding in part.ends:
+                del part.ends[holding]
+                part.ends[before] = None
+                part.ends.move_to_end(before, last=False)
+        self._drop_unheld(node)
+        self._found_for = None
+        return shorter
+
+    def _forget_longest(self, part: HeldPrefixes, holding: Holding, keys: int) -> None:
+        """Forget the answer and the longest of the prefixes, so many."""
+        node = holding.node
+        part.tokens -= holding.answer_tokens
+        holding.answer_tokens = 0
+        self._resize(part, holding, max(0, holding.keys - keys))
+        if not holding.keys:
+            del node.holders[part]
+            part.ends.pop(holding, None)
+            before = node.before.holders.get(part) if node.before is not None else None
+            if before is not None:
+                before.continued -= 1
+                if not before.continued:
+                    part.ends[before] = None
+                    part.ends.move_to_end(before, last=False)
+        self._drop_unheld(node)
+
+    def _drop_unheld(self, node: Node) -> None:
+        """Take out the longest keys of the node that nobody holds. If many hold some, this waits: so it is cheap."""
+        if len(node.holders) > MANY:
+            return
+        held = 0
+        for one in node.holders.values():
+            held = max(held, one.keys)
+        if held < len(node.keys):
+            for key in node.keys[held:]:
+                del self._nodes[key]
+            node.keys = node.keys[:held]
+            self._found_for = None
+
+    def _forget_longer(self, part: HeldPrefixes, holding: Holding) -> None:
+        """Forget all that continues this holding."""
+        for end in list(part.ends) if holding.continued else ():
+            node: Node | None = end.node
+            while node is not None and node is not holding.node:
+                node = node.before
+            at: Holding | None = end if node is not None else None
+            while at is not None and at is not holding and not at.continued:
+                before = at.node.before
+                self._forget_longest(part, at, at.keys)
+                at = before.holders.get(part) if before is not None else None
+
+    def _forget_oldest(self, part: HeldPrefixes, tokens: int = 1) -> None:
+        """Forget the longest of the prefixes that were not used for the longest time, until so many tokens are free."""
+        holding = next(iter(part.ends))
+        node, keys = holding.node, holding.keys
+        left = node.lengths[node.place + keys - 1] + holding.answer_tokens - tokens
+        while keys and node.lengths[node.place + keys - 1] > left:
+            keys -= 1
+        self._forget_longest(part, holding, max(1, holding.keys - keys))
 
     @property
     def _share(self) -> int:
@@ -194,32 +302,34 @@ class PrefixIndex:
         while True:
             name = next(iter(self.parts))
             self.parts.move_to_end(name)
-            if len(self.parts[name].held) > share:
+            if self.parts[name].keys > share:
                 return self.parts[name]
 
     def _forget_gone(self) -> None:
         """Forget some keys of the parts that are gone."""
         if self._gone:
             part = self._gone[-1]
-            for _ in range(min(FORGOTTEN_AT_ONCE, len(part.held))):
+            for _ in range(min(FORGOTTEN_AT_ONCE, part.keys)):
                 self._forget_oldest(part)
-            if not part.held:
-                self._free_numbers.append(self._gone.pop().number)
+            if not part.keys:
+                self._gone.pop()
 
     def check(self) -> None:
         """Raise AssertionError if the counts are wrong or more is remembered than is held."""
-        parts = [*self.parts.values(), *self._gone]
-        assert self.count == sum(len(part.held) for part in parts) <= self._max_held, "prefixes are miscounted"
-        for part in self.parts.values():
-            tokens = sum(held.tokens for held in part.held.values())
+        held: dict[HeldPrefixes, list[Holding]] = {part: [] for part in [*self.parts.values(), *self._gone]}
+        for key, node in self._nodes.items():
+            assert key in node.keys, "a prefix is remembered in the wrong place"
+            assert node.holders, "a prefix is remembered that nobody holds"
+            if key == node.keys[0]:
+                for part, holding in node.holders.items():
+                    held[part].append(holding)
+        for part, holdings in held.items():
+            tokens = sum(holding.node.tokens(holding.keys) + holding.answer_tokens for holding in holdings)
             assert part.tokens == tokens, f"{part.name} miscounts the tokens of its prefixes"
-            assert all(not part.held[key].longer for key in part.ends), f"{part.name} would forget a prefix too early"
-        by_number = {part.number: part for part in parts}
-        assert len(by_number) == len(parts), "two replicas have one number"
-        for key, numbers in self._holders.items():
-            while numbers:
-                assert key in by_number[numbers & NUMBER_MASK].held, "a prefix is remembered where nobody holds it"
-                numbers >>= NUMBER_BITS
+            assert part.keys == sum(holding.keys for holding in holdings), f"{part.name} miscounts its prefixes"
+            ends = {holding for holding in holdings if not holding.continued}
+            assert ends == set(part.ends), f"{part.name} would forget a prefix too early, or never"
+        assert self.count == sum(part.keys for part in held) <= self._max_held, "prefixes are miscounted"
 
 
 def longest_in(keys: tuple[int, ...], held: Mapping[int, object]) -> int:
@@ -232,20 +342,3 @@ def longest_in(keys: tuple[int, ...], held: Mapping[int, object]) -> int:
         else:
             high = middle
     return low
-
-
-def _between(lengths: tuple[int, ...], place: int) -> int:
-    """The tokens of this prefix beyond the next shorter one."""
-    return lengths[place] - lengths[place - 1] if place else lengths[0]
-
-
-def _without(numbers: int, number: int) -> int:
-    """The packed numbers without this one."""
-    kept = shift = 0
-    while numbers:
-        one = numbers & NUMBER_MASK
-        if one != number:
-            kept |= one << shift
-            shift += NUMBER_BITS
-        numbers >>= NUMBER_BITS
-    return kept

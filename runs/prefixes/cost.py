@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import time
@@ -18,7 +19,6 @@ from headway.core.curve import Curve
 from headway.core.machine import Machine
 from headway.core.prefix_index import MAX_HELD
 from headway.core.types import (
-    KEYED_TOKENS,
     Arrived,
     Board,
     Call,
@@ -30,21 +30,23 @@ from headway.core.types import (
     TierPolicy,
     own_pools,
 )
+from headway.deciding import DISPATCHER_GC_THRESHOLDS
 from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish
+from runs.prefixes.trace import conversations
 from runs.simulation.speed import resident_mb
 
 console = Console(width=120)
-REPLICAS, SEATS, ABOARD = 1_000, 64, 20_000
+REPLICAS, SEATS, ABOARD = 1_000, 64, 6_000
+CALLS_PER_S = 640.0  # as in runs/prefix.sh, where 32 replicas serve 20
 CURVE = Curve(a=0.008, c=0.0003, d=0.0)
 TIERS: dict[Tier, TierPolicy] = {
     "fast": TierPolicy(1_000, 5.0, floor_tps=74.0),
     "standard": TierPolicy(10_000, 30.0),
 }
 FAST_SHARE = 0.1
-KEYS = len(KEYED_TOKENS)
-CONVERSATIONS = 2 * MAX_HELD // KEYS  # more than the index holds, so that it forgets with every call
-TURN_KEYS = 2  # new ones with each turn
-SETTLING, CHUNK, PAIRS = 60_000, 5_000, 21
+COPIES = 31  # of Mooncake's conversations at a time, each with its own keys: its trace fits 32 replicas
+KEY_MASK = (1 << 63) - 1
+SETTLING, CHUNK, PAIRS = 300_000, 5_000, 21
 MAX_US = 25.0
 
 
@@ -64,7 +66,7 @@ class Load:
         self.machine = Machine(*own_pools({"m": ModelPolicy(TIERS)}))
         self.now, self.made = 0.0, 0
         self._chance = random.Random(1)
-        self._talks = [0] * CONVERSATIONS  # turns so far
+        self._trace = conversations(1.0)
         self._aboard: deque[str] = deque()
         for number in range(REPLICAS):
             replica = Replica(f"r{number}", "m", SEATS, CURVE, 20_000.0, 400_000)
@@ -74,15 +76,14 @@ class Load:
         made = []
         for _ in range(count):
             self.made += 1
+            row, copy = divmod(self.made, COPIES)
+            of_trace = self._trace[row % len(self._trace)].call
             tier: Tier = "fast" if self._chance.random() < FAST_SHARE else "standard"
-            talk = self._chance.randrange(CONVERSATIONS)
-            self._talks[talk] += 1
-            kept = max(0, KEYS - TURN_KEYS * (self._talks[talk] % 8 + 1))
-            keys = tuple(talk * 10_000 + place for place in range(kept))
-            keys += tuple(talk * 10_000 + 100 * self._talks[talk] + place for place in range(kept, KEYS))
-            call = Call(f"c{self.made}", "m", tier, falls_back=True, prompt_tokens=2_000)
+            call = Call(f"c{self.made}", "m", tier, falls_back=True, prompt_tokens=of_trace.prompt_tokens)
             if with_keys:
-                call.prefix_keys, call.prefix_tokens = keys, tuple(tokens // 100 for tokens in KEYED_TOKENS)
+                other = (row // len(self._trace) * COPIES + copy) * 0x9E3779B97F4A7C15 & KEY_MASK
+                call.prefix_keys = tuple(key ^ other for key in of_trace.prefix_keys)
+                call.prefix_tokens = of_trace.prefix_tokens
             made.append(call)
         return made
 
@@ -90,7 +91,7 @@ class Load:
         """Returns the CPU time of a call in microseconds."""
         before = time.process_time()
         for call in calls:
-            self.now += 0.001
+            self.now += 1 / CALLS_PER_S
             for action in self.machine.step(Arrived(call), self.now):
                 if isinstance(action, Board):
                     self._aboard.append(action.call_id)
@@ -100,6 +101,7 @@ class Load:
 
 
 def measure() -> Figures:
+    gc.set_threshold(*DISPATCHER_GC_THRESHOLDS)
     load = Load()
     for _ in track(range(ABOARD // CHUNK + 1), "boarding", console=console, transient=True):
         load.run(load.calls(CHUNK, with_keys=False))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from headway.core.prefix_index import HOLDERS, UNKNOWN_KV_TOKENS, PrefixIndex
@@ -116,5 +118,54 @@ def test_a_replica_that_is_gone_is_named_no_more_and_forgotten_step_by_step() ->
     for _ in range(300):
         made.boarded(call(1_000), "r1", 0, 0)
     assert made.count == 1
-    assert made.add("r3").number <= 3  # numbers are used again
     made.check()
+
+
+def test_a_shared_beginning_does_not_keep_the_rest_of_a_prompt() -> None:
+    made = index("r0")
+    made.boarded(call(1, 2, 3, 4), "r0", 600, 0)
+    for key in range(10, 16):
+        made.boarded(call(1, 2, key), "r0", 600, 0)
+    assert made.parts["r0"].cached_tokens(call(1, 2, 3, 4)) == 200
+    assert made.parts["r0"].cached_tokens(call(1, 2, 15)) == 300
+    made.check()
+
+
+def test_what_continues_a_lost_prefix_is_lost_too() -> None:
+    made = index("r0")
+    made.boarded(call(1, 2, 3), "r0", 0, 0)
+    made.boarded(call(1, 2, 3, 4, 5), "r0", 0, 70)
+    made.boarded(call(1, 9), "r0", 0, 0)
+    made.lose("r0", [2])
+    assert made.parts["r0"].cached_tokens(call(1, 2, 3, 4, 5)) == 100
+    assert made.parts["r0"].cached_tokens(call(1, 9)) == 200
+    assert made.parts["r0"].tokens == 200
+    made.check()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_whatever_happens_nothing_is_miscounted(seed: int) -> None:
+    chance = random.Random(seed)
+    made = index("r0", "r1", "r2", max_held=chance.choice([20, 60, 1_000]))
+    many = chance.randint(2, 5)  # ways in which a prompt can go on
+
+    def some_call() -> Call:
+        keys = [chance.randrange(many) + 1]
+        for _ in range(chance.randrange(6)):
+            keys.append(keys[-1] * 10 + chance.randrange(many))
+        return call(*keys)
+
+    for _ in range(400):
+        name, some = chance.choice(list(made.parts)), some_call()
+        match chance.randrange(20):
+            case 0:
+                made.remove(name)
+                made.add(name)
+            case 1 | 2:
+                made.lose(name, [chance.choice(some.prefix_keys)])
+            case _:
+                made.boarded(some, name, chance.choice([0, 700, 2_000]), chance.randrange(300))
+                assert name in holders(made, *some.prefix_keys) or made.parts[name].cached_tokens(some) < 100
+        for part in made.parts.values():
+            assert 0 <= part.cached_tokens(some) <= some.prompt_tokens
+        made.check()

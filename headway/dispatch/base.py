@@ -25,11 +25,21 @@ from headway.core.trust import (
     TrustPolicy,
     Verdict,
 )
-from headway.core.types import Action, Adopted, Event, Offer, Replica, ReplicaDown, ReplicaSuspect, ReplicaUp
+from headway.core.types import (
+    Action,
+    Adopted,
+    Event,
+    Offer,
+    Replica,
+    ReplicaCacheLost,
+    ReplicaDown,
+    ReplicaSuspect,
+    ReplicaUp,
+)
 from headway.dispatch.fleet import Member
 from headway.supervise import Supervisor
 
-Finding = ReplicaUp | ReplicaDown | ReplicaSuspect  # of whoever probes or watches a replica
+Finding = ReplicaUp | ReplicaDown | ReplicaSuspect | ReplicaCacheLost  # of whoever probes or watches a replica
 
 
 @dataclass(slots=True)

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from headway.core.machine import Machine
 from headway.core.types import Event, ReplicaDown, ReplicaDraining, ReplicaKnown, ReplicaSuspect, ReplicaUp
-from headway.dispatch.base import Finding
 from headway.dispatch.dealing import Dealing
 from headway.dispatch.engine_counts import EngineCounts
 from headway.dispatch.fleet import Member, RunningFleet
@@ -117,7 +116,7 @@ class CellFleet:
 
     # --- what probers find ---
 
-    def found(self, session: RelaySession, event: Finding) -> None:
+    def found(self, session: RelaySession, event: ReplicaUp | ReplicaDown | ReplicaSuspect) -> None:
         if isinstance(event, ReplicaSuspect):
             self.probe_now(event.name)
             self.step(event)

@@ -78,6 +78,12 @@ class Engine(Protocol):
 
         Raises EngineLost if they cannot be read."""
 
+    async def life(self) -> tuple[float, ...]:
+        """When its process was started, 0 if it does not say, and what it has counted since then. If the first is
+        another one or a count is lower than before, it was started again. Empty if there is nothing to tell it by.
+
+        Raises EngineLost if that cannot be read."""
+
     async def kv_tokens(self) -> int:
         """How many tokens of prompts and answers its memory holds at a time; 0 if it does not say."""
 

@@ -68,6 +68,9 @@ class OpenAIServer:
     async def progress(self) -> tuple[float, ...]:
         return ()
 
+    async def life(self) -> tuple[float, ...]:
+        return ()
+
     async def kv_tokens(self) -> int:
         return 0
 

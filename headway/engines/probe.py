@@ -3,16 +3,20 @@
 A replica is up once it has produced a token, not once its port answers. It is down when its health check fails
 repeatedly, when it fails a call and then produces no token, or when calls are aboard and it makes no progress for
 `stall_s`: it sends no bytes and its own counters do not change. An engine that hangs can still answer /health.
+
+An engine that was started again has lost its cache, also if it is up again before a check fails: its counts show it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
-from headway.core.types import Replica, ReplicaDown, ReplicaUp
+from headway.core.types import Replica, ReplicaCacheLost, ReplicaDown, ReplicaUp
 from headway.engines.base import Engine
 from headway.errors import EngineLost
 
@@ -20,6 +24,9 @@ log = logging.getLogger("headway.probe")
 
 # A busy machine may answer /health late; three failures in a row are not lateness.
 MAX_FAILED_CHECKS = 3
+# Between two looks at an engine's counts, unless a check has failed. No model is loaded in less, and to write the page
+# of its metrics takes vLLM some milliseconds, in the process that also writes its streams.
+LIFE_S = 5.0
 
 
 class Prober:
@@ -28,7 +35,7 @@ class Prober:
         replica: Replica,
         engine: Engine,
         *,
-        tell: Callable[[ReplicaUp | ReplicaDown], None],
+        tell: Callable[[ReplicaUp | ReplicaDown | ReplicaCacheLost], None],
         aboard: Callable[[str], int],
         clock: Callable[[], float],
         interval_s: float,
@@ -51,6 +58,8 @@ class Prober:
         self._mismatch = ""  # what the engine said last of itself that does not fit
         self._counters: tuple[float, ...] = ()
         self._moved_at = 0.0
+        self._life: tuple[float, ...] = ()  # as the engine last said
+        self._life_at = -math.inf
 
     def probe_now(self) -> None:
         """Probe at once instead of at the next interval, because a call failed on this replica."""
@@ -85,6 +94,7 @@ class Prober:
         finally:
             self._is_asking = False
         if produces:
+            await self._look_for_restart()
             if not self.is_up:
                 log.info("replica %s is up", self.replica.name)
             self.is_up = True
@@ -115,6 +125,8 @@ class Prober:
         is_stalled = False
         try:
             is_healthy = await self.engine.is_healthy()
+            if is_healthy and (self._failed_checks or self._clock() - self._life_at >= LIFE_S):
+                await self._look_for_restart()
             is_stalled = is_healthy and await self.is_stalled()
         except EngineLost as unreadable:
             log.warning("a probe of replica %s failed: %s", self.replica.name, unreadable)
@@ -124,6 +136,16 @@ class Prober:
             self._mark_down(f"{MAX_FAILED_CHECKS} health checks failed in a row")
         elif is_stalled:
             self._mark_down(f"calls are aboard and it made no progress for {self._stall_s:g} s")
+
+    async def _look_for_restart(self) -> None:
+        """Tell that the engine has lost its cache if it was started again."""
+        self._life_at = self._clock()
+        with suppress(EngineLost):  # whether it is healthy is not asked here
+            if life := await self.engine.life():
+                if is_another_life(self._life, life):
+                    log.info("replica %s was started again", self.replica.name)
+                    self._tell(ReplicaCacheLost(self.replica.name))
+                self._life = life
 
     async def is_stalled(self) -> bool:
         """Whether calls of this gateway are aboard and the engine makes no progress. Raises EngineLost if its counters
@@ -143,3 +165,8 @@ class Prober:
         log.warning("replica %s is down: %s", self.replica.name, why)
         self.is_up = False
         self._tell(ReplicaDown(self.replica.name))
+
+
+def is_another_life(before: tuple[float, ...], now: tuple[float, ...]) -> bool:
+    """Whether an engine that said this before was started again since then."""
+    return bool(before) and (now[0] != before[0] or any(map(float.__lt__, now[1:], before[1:])))

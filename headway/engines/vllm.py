@@ -163,10 +163,13 @@ class VLLMEngine:
             return ""
         return f"it serves {', '.join(map(repr, names)) or 'no model'}, not {self._model!r}"
 
+    async def life(self) -> tuple[float, ...]:
+        status, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
+        return read_life(page) if status == 200 else ()
+
     async def counts(self) -> tuple[float, ...]:
         """The engine's start time in seconds since 1970, and its prompt and output tokens since then."""
-        _, page = await fetch(self._pool, "/metrics", HEALTH_TIMEOUT_S)
-        return read_metrics(page, COUNTS)
+        return await self.life() or (0.0,) * len(COUNTS)
 
     async def produces_a_token(self) -> bool:
         """Of an embedding model, an embedding. Also finds out which parsers the engine has: one of reasoning shows in
@@ -301,6 +304,12 @@ def read_metrics(page: bytes, names: tuple[bytes, ...]) -> tuple[float, ...]:
         if name in totals:
             totals[name] += _value(line)
     return tuple(totals.values())
+
+
+def read_life(page: bytes) -> tuple[float, ...]:
+    """COUNTS, from a Prometheus text page; empty if it has none of them."""
+    life = read_metrics(page, COUNTS)
+    return life if any(life) else ()
 
 
 def _value(line: bytes) -> float:

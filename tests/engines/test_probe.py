@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from headway.core.types import Event, Replica, ReplicaDown, ReplicaUp
+from headway.core.types import Event, Replica, ReplicaCacheLost, ReplicaDown, ReplicaUp
 from headway.engines.base import Pulse
-from headway.engines.probe import Prober
+from headway.engines.probe import LIFE_S, Prober, is_another_life
 from headway.engines.scripted import Script, running
-from headway.engines.vllm import PROGRESS_METRICS, VLLMEngine, read_kv_tokens, read_metrics
+from headway.engines.vllm import PROGRESS_METRICS, VLLMEngine, read_kv_tokens, read_life, read_metrics
 from headway.errors import EngineLost
 
 pytestmark = pytest.mark.anyio
@@ -29,6 +29,9 @@ class FakeEngine:
 
     async def is_healthy(self) -> bool:
         return True
+
+    async def life(self) -> tuple[float, ...]:
+        return read_life(self.page)
 
     async def kv_tokens(self) -> int:
         return 0
@@ -133,3 +136,51 @@ async def test_a_replica_that_is_changed_while_its_memory_is_read_stays_changed(
 def test_a_page_of_metrics_is_bounded() -> None:
     with pytest.raises(EngineLost, match="larger than"):
         read_metrics(b"x 1\n" * 2**21, PROGRESS_METRICS)
+
+
+LIFE = b"process_start_time_seconds %d\nvllm:prompt_tokens_total %d\nvllm:generation_tokens_total 7\n"
+
+
+@pytest.mark.parametrize(
+    ("now", "is_another"),
+    [
+        ((5.0, 10.0, 7.0), False),
+        ((5.0, 12.0, 7.0), False),
+        ((6.0, 12.0, 8.0), True),
+        ((5.0, 9.0, 7.0), True),
+        ((5.0, 12.0, 0.0), True),
+    ],
+)
+def test_an_engine_that_was_started_again_is_known_by_its_counts(now: tuple[float, ...], is_another: bool) -> None:
+    assert is_another_life((5.0, 10.0, 7.0), now) is is_another
+    assert not is_another_life((), now)  # nothing was known
+
+
+async def test_an_engine_that_was_started_again_between_two_checks_has_lost_its_cache() -> None:
+    engine, told, now = FakeEngine(), list[Event](), 0.0
+    made: Any = engine
+    prober = Prober(
+        Replica("r0", "m", 8),
+        made,
+        tell=told.append,
+        aboard=lambda _name: 0,
+        clock=lambda: now,
+        interval_s=0.001,
+        stall_s=60.0,
+    )
+    engine.page = LIFE % (100, 50)
+    task = asyncio.create_task(prober.run())
+    await until(told, 1)
+    engine.page = LIFE % (100, 60)
+    now += LIFE_S
+    await asyncio.sleep(0.02)
+    assert told == [ReplicaUp(Replica("r0", "m", 8))]
+    for page in (b"oops", LIFE % (200, 60), LIFE % (200, 1)):
+        engine.page = page
+        now += LIFE_S
+        await asyncio.sleep(0.02)
+    engine.page = LIFE % (300, 1)
+    prober.probe_now()  # a call has failed: it is asked for a token before any call boards again
+    await until(told, 5)
+    task.cancel()
+    assert told[1:] == [ReplicaCacheLost("r0")] * 3 + [ReplicaUp(Replica("r0", "m", 8))]

@@ -38,6 +38,9 @@ class EchoEngine:
     async def progress(self) -> tuple[float, ...]:
         return ()
 
+    async def life(self) -> tuple[float, ...]:
+        return ()  # it does not say
+
     async def kv_tokens(self) -> int:
         return 0  # it does not say
 

@@ -77,7 +77,12 @@ def check_can_be_shared(config: Config) -> None:
 
 def members_of(config: Config) -> list[Member]:
     listed = [
-        Member(replica_of(model, replica, name=replica.url), replica.kind)
+        Member(
+            replica_of(model, replica, name=replica.url),
+            replica.kind,
+            kv_events=replica.kv_events or "",
+            kv_replay=replica.kv_replay or "",
+        )
         for model in config.models
         for replica in model.replicas
     ]

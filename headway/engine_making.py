@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 
@@ -22,6 +23,10 @@ def check_engines(config: Config) -> None:
     """Raises SetupError if an engine cannot be made: its kind is unknown, or the key of a hosted server is missing."""
     for member in members_of(config):
         check_kind(member.name, member.kind)
+        if member.kv_events and importlib.util.find_spec("zmq") is None:
+            raise SetupError(
+                f"Replica {member.name} has `kv_events`, which need pyzmq: pip install 'headway[kv-events]'"
+            )
     for model in config.models:
         if model.hosted is not None and not os.environ.get(model.hosted.key_env):
             raise SetupError(

@@ -186,6 +186,10 @@ class ContinuableMeter(Protocol):
 
     repeated_tokens: int  # that engines read again, because the stream has moved
 
+    @property
+    def prompt_ids(self) -> bytes:
+        """The prompt's token ids, as JSON numbers with commas between them; empty if they are not known."""
+
     def seam(self, request: Request) -> Seam | None:
         """Where the stream has stopped. None if it cannot go on at another engine."""
 

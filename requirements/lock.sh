@@ -20,7 +20,7 @@ lock() {
 
 lock pyproject.toml --extra dev "$@" -o requirements/dev.txt
 lock pyproject.toml -c requirements/dev.txt "$@" -o requirements/base.txt
-for extra in postgres otel pictures eval ray distill; do
+for extra in postgres otel kv-events pictures eval ray distill; do
     lock pyproject.toml --extra "$extra" -c requirements/dev.txt "$@" -o "requirements/$extra.txt"
 done
 lock requirements/tools.in "$@" -o requirements/tools.txt

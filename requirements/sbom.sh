@@ -8,7 +8,7 @@ project=$(mktemp)
 trap 'rm -f "$project"' EXIT
 version=$(sed -nE 's/^__version__ = (".+")$/\1/p' headway/__init__.py)
 sed "s/^dynamic = .*/version = $version/" pyproject.toml >"$project"
-(cd requirements && sed -nE 's/^([a-z0-9][^ ]*==[^ ]+).*/\1/p' base.txt postgres.txt otel.txt pictures.txt eval.txt ray.txt distill.txt) |
+(cd requirements && sed -nE 's/^([a-z0-9][^ ]*==[^ ]+).*/\1/p' base.txt postgres.txt otel.txt kv-events.txt pictures.txt eval.txt ray.txt distill.txt) |
     LC_ALL=C sort -u |
     PYTHONWARNINGS=ignore cyclonedx-py requirements --pyproject "$project" --mc-type application --output-reproducible \
         --of JSON -o requirements/sbom.cdx.json -

@@ -52,6 +52,9 @@ class RecordedMeter(Meter, Protocol):
     repeated_tokens: int
     has_finished: bool
 
+    @property
+    def prompt_ids(self) -> bytes: ...
+
     def goes_on(self, grant: Grant) -> None: ...
 
 
@@ -190,6 +193,10 @@ class ContinuedMeter:
     has_usage = property(lambda self: self._inner.has_usage)
     is_final = property(lambda self: self._inner.is_final)
     is_complete = property(lambda self: self._inner.is_complete)
+
+    @property
+    def prompt_ids(self) -> bytes:
+        return self._inner.prompt_ids
 
     def feed(self, data: bytes, now: float) -> bytes:
         if self._is_stopped:

@@ -287,6 +287,10 @@ class OpenAIMeter:
         self.record = None
         return data[: data.rfind(USAGE_AFTER_TOKEN) + 2] + b"}\n\n"
 
+    @property
+    def prompt_ids(self) -> bytes:
+        return self.record.prompt_ids if self.record is not None else b""
+
     def seam(self, request: Request) -> Seam | None:
         return seam_of(self, self._form.stops, request)
 

@@ -41,7 +41,21 @@ def _engine(model: ModelTable, replica: ReplicaTable, weights: str, flags: Engin
         tensor_parallel=flags.tensor_parallel,
         prompt_chunk=flags.prompt_chunk,
         speculation=vllm_speculation(flags.speculation),
+        kv_events=vllm_kv_events(replica),
     )
+
+
+def vllm_kv_events(replica: ReplicaTable) -> dict[str, object] | None:
+    """The value of vLLM's `--kv-events-config`. vLLM listens only where the address has a `*`; to any other one it
+    connects."""
+    if replica.kv_events is None:
+        return None
+    config = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": _on_all_hosts(replica.kv_events)}
+    return config | ({"replay_endpoint": _on_all_hosts(replica.kv_replay)} if replica.kv_replay is not None else {})
+
+
+def _on_all_hosts(address: str) -> str:
+    return f"tcp://*:{address.rpartition(':')[2]}"
 
 
 def vllm_speculation(speculation: SpeculationTable | None) -> dict[str, object] | None:

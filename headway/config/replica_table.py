@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from headway.config.measured_table import MeasuredTable
-from headway.config.urls import http_url
+from headway.config.urls import http_url, tcp_address
 
 HOST_AND_PORT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,250}[A-Za-z0-9.])?:\d{1,5}")
 SRV_NAME = re.compile(r"_[A-Za-z0-9_.-]{1,250}")
@@ -35,10 +35,35 @@ class ReplicaTable(EngineSettings):
 
     url: str = Field(description="Base URL of the server. Keep it on loopback or a private network.")
 
+    kv_events: str | None = Field(
+        None,
+        description="Where the engine publishes what its prefix cache stores and evicts, such as `tcp://10.0.0.5:5557` "
+        "(vLLM's `--kv-events-config`, which `headway engine` prints). Needs the extra `kv-events`. Without it the "
+        "gateway estimates what an engine has evicted.",
+    )
+    kv_replay: str | None = Field(
+        None,
+        description="Where the engine sends again what was missed of `kv_events`, such as `tcp://10.0.0.5:5558`. "
+        "Without it, a message that is missed empties what the gateway expects in the engine's cache.",
+    )
+
     @field_validator("url")
     @classmethod
     def _http(cls, url: str) -> str:
         return http_url(url)
+
+    @field_validator("kv_events", "kv_replay")
+    @classmethod
+    def _tcp(cls, address: str | None) -> str | None:
+        return address if address is None else tcp_address(address)
+
+    @model_validator(mode="after")
+    def _has_events(self) -> ReplicaTable:
+        if self.kv_replay is not None and self.kv_events is None:
+            raise ValueError("`kv_replay` is for what was missed of `kv_events`: set that too, or remove it")
+        if self.kv_events is not None and self.kind != "vllm":
+            raise ValueError(f"`kv_events` are vLLM's, and this engine is of the kind {self.kind!r}: remove it")
+        return self
 
 
 class DiscoverTable(EngineSettings):

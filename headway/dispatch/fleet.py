@@ -23,14 +23,16 @@ class Member:
     replica: Replica
     kind: str  # of engine (engines/kinds.py)
     min_context: int = 0  # tokens; an engine that says it has less takes no calls
+    # Addresses of its KV events; empty if it has none. The second one is to ask for those that were missed.
+    kv_events: str = ""
+    kv_replay: str = ""
 
     @property
     def name(self) -> str:
         return self.replica.name
 
     def is_same_engine(self, other: Member) -> bool:
-        mine, others = ((one.kind, one.replica.pool, one.min_context) for one in (self, other))
-        return mine == others
+        return replace(self, replica=other.replica) == other and self.replica.pool == other.replica.pool
 
 
 class FleetHost(Protocol):

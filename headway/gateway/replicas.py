@@ -16,11 +16,13 @@ from headway.core.types import Replica, ReplicaSuspect
 from headway.dispatch.base import Finding
 from headway.dispatch.fleet import Member
 from headway.engines.base import Engine
+from headway.engines.kv_blocks import ReadPrompt
+from headway.engines.kv_subscriber import KvRoom, KvSubscriber
 from headway.engines.probe import Prober
 from headway.errors import EngineLost
 from headway.gateway.timing import Timing
 from headway.supervise import Supervisor
-from headway.wire import Meter
+from headway.wire import ContinuableMeter, Meter, Request
 
 log = logging.getLogger("headway.gateway")
 
@@ -29,7 +31,9 @@ log = logging.getLogger("headway.gateway")
 class _Watched:
     engine: Engine
     prober: Prober
-    task: asyncio.Task[None] | None = None  # None before `start`
+    kv_events: KvSubscriber | None = None
+    task: asyncio.Task[None] | None = None  # of the prober; None while others probe it
+    kv_task: asyncio.Task[None] | None = None
     # One for each call of this gateway that is aboard, with the output tokens that it had read when it came aboard.
     meters: dict[Meter, int] = field(default_factory=dict)
     ended_tokens: int = 0  # output tokens of calls that are aboard no more
@@ -38,6 +42,14 @@ class _Watched:
     @property
     def aboard(self) -> int:
         return len(self.meters)
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Probe it no more. Returns the tasks that end."""
+        tasks = [task for task in (self.task, self.kv_task) if task is not None]
+        for task in tasks:
+            task.cancel()
+        self.task = self.kv_task = None
+        return tasks
 
 
 class Replicas:
@@ -55,6 +67,7 @@ class Replicas:
         self._clock = clock
         self._supervisor = supervisor
         self._timing = timing
+        self._kv_room = KvRoom()
         self._watched: dict[str, _Watched] = {}
         self._counting: dict[str, asyncio.Task[None]] = {}
         self._probed: Mapping[str, bool] | None = {}  # with whether each was open; None: all of them
@@ -74,6 +87,10 @@ class Replicas:
         )
         self.pools[replica.name] = replica.pool
         watched = self._watched[replica.name] = _Watched(engine, prober)
+        if member.kv_events:
+            watched.kv_events = KvSubscriber(
+                replica.name, member.kv_events, member.kv_replay, self._kv_room, self._tell
+            )
         if self._probed is None:
             self._start(watched)
 
@@ -84,8 +101,7 @@ class Replicas:
     def remove(self, name: str) -> None:
         watched = self._watched.pop(name)
         del self.pools[name]
-        if watched.task is not None:
-            watched.task.cancel()
+        watched.stop()
         watched.engine.close()
 
     def max_model_lens(self) -> dict[str, int]:
@@ -106,7 +122,7 @@ class Replicas:
         return self._watched[name].aboard if name in self._watched else 0
 
     @contextmanager
-    def carrying(self, name: str, meter: Meter) -> Iterator[None]:
+    def carrying(self, name: str, meter: Meter, request: Request) -> Iterator[None]:
         """While the replica runs a call. The meter of one that goes on here has read tokens of other replicas."""
         if (watched := self._watched.get(name)) is None:
             yield
@@ -119,6 +135,9 @@ class Replicas:
         finally:
             del watched.meters[meter]
             watched.ended_tokens += meter.usage().output_tokens - before
+            # Its blocks cannot have been evicted until now.
+            if watched.kv_events is not None and (prompt := read_prompt(meter, request, self.pools.get(name))):
+                watched.kv_events.read(prompt)
 
     def output_tokens(self) -> dict[str, int]:
         """Output tokens that were read from each replica since it was added, also those of streams that still run."""
@@ -158,9 +177,7 @@ class Replicas:
             self._watching = self._supervisor.start("stalls", self._watch_for_stalls)
         for name, watched in self._watched.items():
             if replicas is not None and name not in replicas:
-                if watched.task is not None:
-                    watched.task.cancel()
-                    watched.task = None
+                watched.stop()
                 continue
             is_open = replicas is not None and replicas[name]
             if watched.task is None:
@@ -172,7 +189,10 @@ class Replicas:
                 watched.prober.say_again()
 
     def _start(self, watched: _Watched) -> None:
-        watched.task = self._supervisor.start(f"prober {watched.engine.name}", watched.prober.run)
+        name = watched.engine.name
+        watched.task = self._supervisor.start(f"prober {name}", watched.prober.run)
+        if watched.kv_events is not None:
+            watched.kv_task = self._supervisor.start(f"KV events of {name}", watched.kv_events.run)
 
     async def _watch_for_stalls(self) -> None:
         """A relay that probes a replica knows of its own calls only. So each relay watches those that have its calls
@@ -190,10 +210,20 @@ class Replicas:
                 self._tell(ReplicaSuspect(watched.engine.name))
 
     async def stop(self) -> None:
-        tasks = [self._watching, *(watched.task for watched in self._watched.values())]
-        running = [task for task in tasks if task is not None]
-        for task in running:
-            task.cancel()
+        running = [task for watched in self._watched.values() for task in watched.stop()]
+        if self._watching is not None:
+            self._watching.cancel()
+            running.append(self._watching)
         await asyncio.gather(*running, return_exceptions=True)
         for watched in self._watched.values():
             watched.engine.close()
+
+
+def read_prompt(meter: Meter, request: Request, pool: str | None) -> ReadPrompt | None:
+    """What is known of the prompt of a call; None if that is too little to find its blocks."""
+    call = request.call
+    if not (isinstance(meter, ContinuableMeter) and meter.prompt_ids and call.prefix_keys and call.prompt_tokens):
+        return None
+    shares = tuple(min(1.0, tokens / call.prompt_tokens) for tokens in call.prefix_tokens)
+    adapter = call.model if call.model != pool else ""
+    return ReadPrompt(meter.prompt_ids, call.prefix_keys, shares, adapter, request.cache_salt)

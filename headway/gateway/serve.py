@@ -137,7 +137,7 @@ class Gateway:
             async with trip.aboard:
                 trip.is_aboard = True
                 request = await self._begin_boarding(trip, engine)
-                with self.replicas.carrying(engine.name, trip.meter):
+                with self.replicas.carrying(engine.name, trip.meter, trip.request):
                     await self._exchange(trip, request, engine, client)
         except TimeoutError:
             raise EngineLost("the call was taken off its replica") from None

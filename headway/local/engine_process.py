@@ -79,6 +79,7 @@ class LocalEngine:
     tensor_parallel: int = 1  # chips that the weights are split over
     prompt_chunk: int | None = None  # prompt tokens per step, at most
     speculation: dict[str, object] | None = None  # the value of vLLM's --speculative-config
+    kv_events: dict[str, object] | None = None  # the value of vLLM's --kv-events-config
 
     def arguments(self) -> list[str]:
         flags = ["--host", self.host, "--port", str(self.port), "--served-model-name", self.served_name]
@@ -96,6 +97,8 @@ class LocalEngine:
             flags += ["--max-num-batched-tokens", str(self.prompt_chunk)]
         if self.speculation is not None:
             flags += ["--speculative-config", json.dumps(self.speculation)]
+        if self.kv_events is not None:
+            flags += ["--kv-events-config", json.dumps(self.kv_events)]
         return [*self.command, self.model, *flags, *self.extra_args]
 
     def environment(self) -> dict[str, str]:

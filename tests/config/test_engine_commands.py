@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from headway.config import Config
 from headway.config.engine_commands import engine_commands
+from headway.deciding import members_of
 
 
 def config(profiles: list[dict[str, Any]] | None = None, **engine: Any) -> Config:
@@ -44,6 +45,43 @@ def test_each_replica_has_its_command() -> None:
     assert after(first, "--max-num-batched-tokens") == "512"
     assert "--speculative-config" not in first
     assert "--tensor-parallel-size" not in first
+
+
+def test_an_engine_publishes_its_events_where_the_gateway_subscribes() -> None:
+    replicas = [
+        {"url": "http://10.0.0.5:8002", "kv_events": "tcp://10.0.0.5:5557", "kv_replay": "tcp://[fd00::5]:5558"},
+        {"url": "http://10.0.0.6:8002", "kv_events": "tcp://engine-6:5557"},
+        {"url": "http://10.0.0.7:8002"},
+    ]
+    model = {"name": "small", "replicas": replicas, "engine": {"weights": "w"}}
+    described = Config.model_validate({"models": [model]})
+    wanted = {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": "tcp://*:5557"}
+    first, second = (json.loads(after(words(described, number), "--kv-events-config")) for number in range(2))
+    assert first == {**wanted, "replay_endpoint": "tcp://*:5558"}
+    assert second == wanted
+    assert "--kv-events-config" not in words(described, 2)
+    assert [(one.kv_events, one.kv_replay) for one in members_of(described)] == [
+        ("tcp://10.0.0.5:5557", "tcp://[fd00::5]:5558"),
+        ("tcp://engine-6:5557", ""),
+        ("", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        *[
+            ({"kv_events": address}, "must look like")
+            for address in ("", "tcp://*:5557", "tcp://a", "tcp://a:0", "tcp://a:65536", "ipc:///a", "http://a:5557")
+        ],
+        ({"kv_events": "tcp://a:1", "kv_replay": "a:5557"}, "must look like"),
+        ({"kv_replay": "tcp://a:5557"}, "set that too"),
+        ({"kv_events": "tcp://a:5557", "kind": "openai"}, "are vLLM's"),
+    ],
+)
+def test_addresses_of_events_are_checked(settings: dict[str, str], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        Config.model_validate({"models": [{"name": "m", "replicas": [{"url": "http://127.0.0.1:8001", **settings}]}]})
 
 
 def test_a_replica_is_started_as_its_profile_says_and_no_other_is() -> None:

@@ -74,6 +74,7 @@ NAVIGATION = {
         "design/0014-a-fleet-on-ray",
         "design/0015-streams-that-move",
         "design/0016-replicas-with-other-curves",
+        "design/0017-what-is-in-the-cache",
     ],
     "Project": ["LOG", "/CHANGELOG", "/CONTRIBUTING"],
 }

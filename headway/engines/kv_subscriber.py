@@ -20,7 +20,7 @@ from headway.engines.kv_events import CacheEvents
 if TYPE_CHECKING:
     import zmq.asyncio
 
-MAX_BLOCKS: Final = 100_000  # of all replicas that this process probes: some 75 MB
+MAX_BLOCKS: Final = 100_000  # of all replicas that this process probes: some 85 MB
 WORK_SHARE: Final = 0.1
 WORK_S: Final = 0.001  # of work, after which it pauses
 MESSAGE_S: Final = 50e-6  # to receive a message, about

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -14,7 +15,8 @@ import zmq
 import zmq.asyncio
 
 from headway.config import Config
-from headway.core.types import ReplicaCacheLost
+from headway.core.types import Replica, ReplicaCacheLost
+from headway.dispatch.fleet import Member
 from headway.engines import kv_subscriber
 from headway.engines.kv_subscriber import MAX_MESSAGE_BYTES, KvRoom, KvSubscriber
 from headway.engines.scripted import Script, running
@@ -287,6 +289,24 @@ async def test_a_prompt_whose_blocks_are_evicted_is_not_expected_any_more() -> N
         await until_held(here, lambda left: 0 < left < most, lambda: publisher.send())
         await until_held(here, lambda left: left == 0, lambda: publisher.send({"type": "AllBlocksCleared"}))
         assert here.gateway.is_ready()
+
+
+async def test_only_who_probes_a_replica_subscribes() -> None:
+    async with (
+        running(QUICK) as engine,
+        publishing() as publisher,
+        running_gateway(config_with(publisher, engine.url)) as here,
+    ):
+        replicas = here.gateway.replicas
+        for probed, subscribers in [({}, 0), ({engine.url: True}, 1), ({}, 0), (None, 1)]:
+            replicas.probe_only(probed)
+            await publisher.until(lambda wanted=subscribers: replicas._kv_room.subscribers == wanted)  # type: ignore[misc]
+        other = replace(member_of(engine.url), kv_events=publisher.address)
+        assert not other.is_same_engine(member_of(engine.url))  # so it drains, and begins again with its address
+
+
+def member_of(url: str) -> Member:
+    return Member(Replica(url, MODEL, 8), "vllm")
 
 
 async def test_without_the_extra_the_gateway_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

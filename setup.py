@@ -17,6 +17,7 @@ from pathlib import Path
 from setuptools import setup
 
 SIMULATED = [
+    "sim/cache.py",
     "sim/cells.py",
     "sim/dispatched.py",
     "sim/dispatcher.py",

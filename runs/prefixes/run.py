@@ -17,6 +17,7 @@ from rich.table import Table
 from headway.sim.loop import Job
 from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish, none_of
 from runs.prefixes.on_vllm import Seen, Way, compare, serving
+from runs.prefixes.picture import draw_found
 from runs.prefixes.simulated import FASTER, REPLICAS, by_core, by_rule, hashed, in_turns, last_seen, of_one_cache
 from runs.prefixes.trace import conversations
 
@@ -45,6 +46,12 @@ class LiveFigures:
     computed: float  # prompt tokens computed, divided by round robin's, over all rounds
     first_token: float  # medians, divided by round robin's: the median of the rounds
     errors: int
+
+
+@dataclass(frozen=True)
+class Figures:
+    simulated: list[SimulatedRow]
+    live: LiveFigures
 
 
 def is_scored(job: Job) -> bool:
@@ -90,6 +97,16 @@ def simulated_table(rows: list[SimulatedRow]) -> Table:
     return table
 
 
+def draw(rows: list[SimulatedRow]) -> None:
+    found: dict[str, list[float]] = {}
+    fullest: dict[str, list[float]] = {}
+    for row in rows:
+        who = f"Headway, {row.fast_share:.0%} fast calls" if row.who == "Headway" else row.who
+        found.setdefault(who, []).append(row.found)
+        fullest.setdefault(who, []).append(row.imbalance)
+    draw_found({who: median(some) for who, some in found.items()}, {who: median(some) for who, some in fullest.items()})
+
+
 def live_figures(seen: dict[Way, Seen]) -> LiveFigures:
     ours, others = seen["Headway"], seen["in turns"]
     ratios = [median(one) / median(other) for one, other in zip(ours.first_token_s, others.first_token_s, strict=True)]
@@ -105,7 +122,8 @@ def live_table(seen: dict[Way, Seen]) -> Table:
     return table
 
 
-def verdict(rows: list[SimulatedRow], live: LiveFigures) -> Verdict:
+def verdict(figures: Figures) -> Verdict:
+    rows, live = figures.simulated, figures.live
     plain, tenth, fifth = (headway_at(rows, share) for share in FAST_SHARES)
     found, with_fast = median(row.found for row in plain), median(row.found for row in tenth)
     bars: list[Bar] = [
@@ -129,10 +147,11 @@ def verdict(rows: list[SimulatedRow], live: LiveFigures) -> Verdict:
 def main() -> int:
     rows = simulate_all()
     console.print(simulated_table(rows))
+    draw(rows)
     with tempfile.TemporaryDirectory() as folder, serving(console, Path(folder)) as place:
         seen = asyncio.run(compare(place, ROUNDS, console))
     console.print(live_table(seen))
-    return finish(console, verdict(rows, live_figures(seen)))
+    return finish(console, verdict(Figures(rows, live_figures(seen))))
 
 
 if __name__ == "__main__":

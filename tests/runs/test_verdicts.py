@@ -24,7 +24,7 @@ from runs.continuation.drains import Drained
 from runs.continuation.room import MadeRoom
 from runs.continuation.service import PRICE, Told
 from runs.engine import long_prompts, mixed_prompts, noise, speculation
-from runs.express import fast_mode, moves, report, rule
+from runs.express import fast_mode, moves, profiles, report, rule
 from runs.express.demand import CELLS, Demand
 from runs.failover import run as failover
 from runs.fleet import adapters, discovery, other_engines, real_engines, reload, rolling, scaling_live, upgrade
@@ -39,6 +39,8 @@ from runs.ledger.torture_judge import Judgement
 from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish, none_of
 from runs.mistakes import budget, by_speed
 from runs.mistakes.killed import Killed
+from runs.prefixes import cost as prefix_cost
+from runs.prefixes import run as prefixes
 from runs.simulation import fidelity, internet_scale, parity, scaling, speed
 from runs.simulation.scaled_day import Row
 from runs.students import distill, drafter
@@ -560,6 +562,31 @@ def ids_cost_case() -> Case:
     return Case(ids_cost.verdict, good, [ids_cost.IdPairs([1.0] * 21, [1.11] * 21), ids_cost.IdPairs([1.0], [1.0])])
 
 
+def prefix_case() -> Case:
+    ours = [
+        prefixes.SimulatedRow("Headway", share, 0.95, 1.05, 0.2, 0.998, 0)
+        for share in prefixes.FAST_SHARES
+        for _ in (1, 2)
+    ]
+    live = prefixes.LiveFigures(0.55, 0.7, 0)
+    good = prefixes.Figures(ours, live)
+    worse = ({"found": 0.8}, {"imbalance": 1.3}, {"kept": 0.9}, {"refused": 1})
+    bad = [prefixes.Figures([replace(row, **one) for row in ours], live) for one in worse]
+    bad += [replace(good, live=one) for one in each(live, computed=0.7, first_token=0.8, errors=1)]
+    return Case(prefixes.verdict, good, bad)
+
+
+def prefix_cost_case() -> Case:
+    good = prefix_cost.Figures(is_compiled=True, us=20.0, us_without=15.0, blocks=1_000_000, mb=100.0)
+    return Case(prefix_cost.verdict, good, each(good, is_compiled=False, us=30.0, blocks=10_000))
+
+
+def fast_profile_case() -> Case:
+    good = profiles.Figures({"copies": 2.0, "stories": 1.0}, {"copies": 5.0, "stories": 3.0}, 0.99, 0.99, 100, 0)
+    bad = each(good, gains={"copies": 1.4, "stories": 0.8}, kept=0.9, drafted=0, cut=1)
+    return Case(profiles.verdict, good, bad)
+
+
 CASES = {
     "adapters": adapters_case(),
     "discovery": discovery_case(),
@@ -589,6 +616,9 @@ CASES = {
     "hostile": hostile_case(),
     "ids-cost": ids_cost_case(),
     "moves": moves_case(),
+    "prefix": prefix_case(),
+    "prefix-cost": prefix_cost_case(),
+    "fast-profile": fast_profile_case(),
     "internet-scale": internet_scale_case(),
     "leaks": leaks_case(),
     "websocket": websocket_case(),

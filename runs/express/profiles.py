@@ -41,11 +41,11 @@ SIDES: tuple[Side, ...] = ("plain", "speculating")
 KINDS: tuple[Kind, ...] = ("copies", "stories")
 BATCHES = (8, 16, 32, 64)
 NEAR_PEAK = 0.95
-LIGHT_BATCHES = (1, 2, 4)
+LIGHT_BATCHES = (1, 2, 4, 8)  # drafting is off from 5 on
 FAST_CALLERS, FAST_TOKENS, STANDARD_TOKENS = 2, 48, 64
 FLOOR_RATIO = 1.5  # times the speed of a standard stream, as in runs/fast-mode.sh
 PROMPT_TPS = 300.0  # of such engines; prompts here are short
-PAIRS, WARM_UP_S, PHASE_S = 1, 20.0, 40.0
+PAIRS, WARM_UP_S, PHASE_S = 5, 20.0, 40.0
 READY_S = 300.0
 MIN_COPIES, MIN_STORIES, MIN_KEPT = 1.5, 0.9, 0.98
 
@@ -70,6 +70,7 @@ class Known:
 
     seats: int = 0
     floor_tps: float = 0.0
+    target_tps: float = 0.0  # of a plain light replica with the fast callers alone: so few streams that drafts pay
     standard_tps: float = 0.0  # of a stream of a full engine
     points: dict[Side, list[SpeedPoint]] = field(default_factory=dict)
 
@@ -124,7 +125,7 @@ async def measure_curves(urls: dict[str, str], known: Known) -> None:
             known.points[side] = []
             for batch in LIGHT_BATCHES:
                 speeds: list[float] = []
-                for number in range(6 if batch == 1 else 4):
+                for number in range(max(2, 6 // batch)):
                     calls = [asked(KINDS[(number + at) % 2], FAST_TOKENS, 900 + number + at) for at in range(batch)]
                     speeds += [s.speed_tps for s in await asyncio.gather(*[call(urls[side], one) for one in calls])]
                 known.points[side].append((batch, nine_in_ten_speed(speeds)))
@@ -132,6 +133,7 @@ async def measure_curves(urls: dict[str, str], known: Known) -> None:
         speeds = [stream.speed_tps for stream in full.done[known.seats :]]
     known.standard_tps = statistics.median(speeds)
     known.floor_tps = round(FLOOR_RATIO * known.standard_tps, 1)
+    known.target_tps = round(dict(known.points["plain"])[FAST_CALLERS], 1)
     for points in known.points.values():  # drafting is off where many streams run
         points.append((known.seats, nine_in_ten_speed(speeds)))
 
@@ -153,7 +155,8 @@ def serving(urls: dict[str, str], side: Side, known: Known, folder: Path) -> Ite
     config.write_text(
         f'[gateway]\nport = {port}\n[[models]]\nname = "{MODEL_NAME}"\n'
         '[[models.tiers]]\nname = "standard"\nmax_hold_s = 600.0\n'
-        f'[[models.tiers]]\nname = "fast"\nfloor_tps = {known.floor_tps}\nmax_hold_s = 30.0\n{profiles}{replicas}',
+        f'[[models.tiers]]\nname = "fast"\nfloor_tps = {known.floor_tps}\ntarget_tps = {known.target_tps}\n'
+        f"max_hold_s = 30.0\n{profiles}{replicas}",
         encoding="utf-8",
     )
     url = f"http://127.0.0.1:{port}"
@@ -271,7 +274,9 @@ def main() -> int:
         in_time(console, measure_curves(urls, known))
         for side, points in known.points.items():
             console.print(f"{side}: {', '.join(f'{tps:.1f} tok/s at {batch}' for batch, tps in points)}")
-        console.print(f"standard {known.standard_tps:.1f} tok/s, floor {known.floor_tps} tok/s")
+        console.print(
+            f"standard {known.standard_tps:.1f} tok/s, floor {known.floor_tps}, target {known.target_tps} tok/s"
+        )
         phases = alternate(urls, known, Path(folder))
     console.print(table_of(phases, known.floor_tps))
     return finish(console, verdict(figures_of(phases, known.floor_tps)))

@@ -251,7 +251,7 @@ async def held(here: Running) -> int:
     """How many prefixes the replica is expected to have."""
     here.gateway.machine.check(asyncio.get_running_loop().time())
     [part] = here.gateway.machine.pools[MODEL].prefixes.parts.values()
-    return len(part.held)
+    return part.keys
 
 
 async def until_held(here: Running, is_so: Callable[[int], bool], again: Callable[[], Awaitable[None]]) -> None:

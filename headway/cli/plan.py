@@ -13,10 +13,12 @@ from rich.table import Table
 
 from headway.bench.fares import read_frontier
 from headway.cli.planned_fleets import candidates_of, demand_of, show_fleets
+from headway.cli.planned_profiles import costs_table, show_profile_fleets, speculating
 from headway.errors import SetupError
 from headway.plan.answers import CALIBRATED, Band, PricedFloor, band_of, measured_offers, offers_of, quote
 from headway.plan.chips import CHIPS, Chip, Precision, this_cpu
-from headway.plan.fleet import measured_candidate
+from headway.plan.fleet import Candidate, Demand, measured_candidate
+from headway.plan.gains import Method
 from headway.plan.memory import fewest_chips, seats, splits, weights_held
 from headway.plan.models import model_shape
 from headway.plan.picture import draw
@@ -44,6 +46,10 @@ def plan(
     output_tokens: Annotated[int, typer.Option(min=1, help="Average output tokens of a call.")] = 1024,
     draft: Annotated[int, typer.Option(min=0, max=16, help="Draft tokens per step.")] = 0,
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="Acceptance rate of draft tokens.")] = 0.7,
+    speculation: Annotated[
+        Method | None,
+        typer.Option(help="Also plan engines with this drafter, and fleets in which some have it, by published gains."),
+    ] = None,
     student: Annotated[str | None, typer.Option(help="Distilled model to show as well, on SRAM (wse-3).")] = None,
     speeds: Annotated[bool, typer.Option(help="Also show speeds by batch size and number of chips.")] = False,
     demand: Annotated[
@@ -62,42 +68,54 @@ def plan(
         points = [(point.streams, median(point.median_tps)) for point in read_frontier(bench)]
         _rows(table, f"{model}, measured", measured_offers(points), replica_hour, standard, floors, CALIBRATED)
         notes.append(_note("measured", CALIBRATED))
-    speculation = Speculation(draft, acceptance if draft else 0.0)
+    drafts = Speculation(draft, acceptance if draft else 0.0)
 
     def setup_on(shape: ModelShape, where: Chip) -> Setup:
-        return Setup(shape, where, 1, precision, engine, prompt_tokens, output_tokens, speculation=speculation)
+        return Setup(shape, where, 1, precision, engine, prompt_tokens, output_tokens, speculation=drafts)
 
     setups = [setup_on(model_shape(model), _chip(name)) for name in chip or ([] if bench else ["h200", "b200"])]
     students = [setup_on(model_shape(student), CHIPS[STUDENT_CHIP])] if student is not None else []
-    for setup in setups + students:
+    with_drafter = speculating(setups, speculation) if speculation is not None else []
+    for setup in setups + with_drafter + students:
         notes += _offered(table, setup, standard, floors)
     console.print(table)
+    if speculation is not None and floors:
+        console.print(costs_table(setups, speculation, standard, floors))
     if speeds and setups:
-        console.print(_speed_table(setups + students))
+        console.print(_speed_table(setups + with_drafter + students))
     notes.append(f"All seats taken, prompts of {prompt_tokens} and answers of {output_tokens} tokens.")
     for note in dict.fromkeys(notes):
         console.print(note, highlight=False, soft_wrap=True, markup=False)
     if out is not None:
-        draw([_drawn(setup) for setup in setups if setup.chip.price_hour], f"{model}, {precision}", out)
-        console.print(f"The chart is {out / 'plan.svg'}.", highlight=False)
+        _draw(setups, f"{model}, {precision}", out)
     if demand is not None:
-        candidates = candidates_of(setups, standard)
-        if bench is not None:
-            candidates.append(measured_candidate(points, replica_hour, standard))
-        wanted = demand_of(demand, share or [], floors, prompt_tokens, output_tokens)
-        show_fleets(console, candidates, replace(wanted, moves_streams=moves))
+        wanted = replace(demand_of(demand, share or [], floors, prompt_tokens, output_tokens), moves_streams=moves)
+        measured = [measured_candidate(points, replica_hour, standard)] if bench is not None else []
+        _show_fleets(setups, measured, speculation, standard, wanted)
 
 
-def _drawn(setup: Setup) -> tuple[str, list[PricedFloor], float, Band]:
-    return setup.chip.name, offers_of(setup), setup.chip.price_hour or 0.0, band_of(setup)
+def _show_fleets(
+    setups: list[Setup], measured: list[Candidate], speculation: Method | None, standard: float, demand: Demand
+) -> None:
+    if speculation is None:
+        show_fleets(console, candidates_of(setups, standard) + measured, demand)
+    else:
+        show_profile_fleets(console, setups, measured, speculation, standard, demand)
+
+
+def _draw(setups: list[Setup], title: str, out: Path) -> None:
+    kinds = [(one.chip.name, offers_of(one), one.chip.price_hour, band_of(one)) for one in setups]
+    draw([(name, offers, price, band) for name, offers, price, band in kinds if price], title, out)
+    console.print(f"The chart is {out / 'plan.svg'}.", highlight=False)
 
 
 def _offered(table: Table, setup: Setup, standard: float, floors: list[float]) -> list[str]:
     """Add the rows of one model on one kind of chip and return the notes on them."""
     offers, band = offers_of(setup), band_of(setup)
-    name = f"{setup.shape.name} on {setup.chip.name}"
+    name = f"{setup.shape.name} on {setup.chip.name}" + (f", {setup.gains.method}" if setup.gains else "")
     _rows(table, name, offers, setup.chip.price_hour, standard, floors, band)
-    return [f"{name}: {_fits(setup, offers)}", _note(setup.chip.name, band)]
+    notes = [f"{name}: {_fits(setup, offers)}", _note(setup.chip.name, band)]
+    return [*notes, f"{name}: gains of {setup.gains}; none is assumed beyond."] if setup.gains else notes
 
 
 def _chip(name: str) -> Chip:

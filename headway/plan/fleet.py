@@ -9,7 +9,7 @@ Invariant: the returned fleet kept its promises with every seed, with one replic
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -66,26 +66,52 @@ class Candidate:
 
 
 @dataclass(slots=True)
-class Fleet:
+class FleetPart:
+    """The replicas of one kind in a cell."""
+
     candidate: Candidate
+    replicas: int
+
+
+@dataclass(slots=True)
+class Fleet:
+    """Replicas of one kind, or of two (two_profiles.py)."""
+
+    parts: list[FleetPart]
     cells: int
-    cell_replicas: int
     slow_replicas: int | None  # per cell if steps are as slow as the band allows; None if no number is enough
     outcomes: list[Outcome]  # of one cell, one per seed
+
+    @property
+    def cell_replicas(self) -> int:
+        return sum(part.replicas for part in self.parts)
 
     @property
     def replicas(self) -> int:
         return self.cells * self.cell_replicas
 
     @property
+    def chips(self) -> int:
+        return self.cells * sum(part.replicas * part.candidate.chips for part in self.parts)
+
+    @property
     def price_hour(self) -> float | None:
-        return None if self.candidate.price_hour is None else self.replicas * self.candidate.price_hour
+        prices = [part.candidate.price_hour for part in self.parts]
+        if any(price is None for price in prices):
+            return None
+        return self.cells * sum(part.replicas * (part.candidate.price_hour or 0.0) for part in self.parts)
+
+    @property
+    def cost(self) -> float:
+        """What fleets are compared by: the price, or the chips where it is not known."""
+        return self.chips if self.price_hour is None else self.price_hour
 
 
 def candidate_of(planned: PlannedReplica, standard_tps: float) -> Candidate | None:
     """Limit the seats so that every stream gets the standard speed. Returns None if not even one stream does."""
     setup, curve = planned.setup, fit(planned.points)
-    name, seats = f"{setup.chips} x {setup.chip.name}", curve.largest_batch(standard_tps, planned.seats, 0.0)
+    name = f"{setup.chips} x {setup.chip.name}" + (f" {setup.gains.method}" if setup.gains else "")
+    seats = curve.largest_batch(standard_tps, planned.seats, 0.0)
     if not seats:
         return None
     return Candidate(name, curve, seats, planned.prompt_tps, planned.price_hour, setup.chips, band_of(setup))
@@ -102,7 +128,7 @@ def measured_candidate(points: list[tuple[int, float]], price_hour: float | None
 
 def smallest_fleet(candidate: Candidate, demand: Demand, promises: Promises) -> Fleet | None:
     """Return None if no number of these replicas keeps the floors."""
-    cells = max(1, ceil(_replicas_for(candidate, demand) / CELL_REPLICAS))
+    cells = max(1, ceil(replicas_for(candidate, demand) / CELL_REPLICAS))
     part = replace(demand, calls_per_s=demand.calls_per_s / cells)
     found = _fewest(candidate, part, promises)
     if found is None:
@@ -110,13 +136,17 @@ def smallest_fleet(candidate: Candidate, demand: Demand, promises: Promises) -> 
     replicas, outcomes = found
     slow = None
     if candidate.band.nine_in_ten is not None:
-        slower = replace(candidate, curve=candidate.curve.slower(1 / (1 - candidate.band.nine_in_ten)))
-        at_worst = _fewest(slower, part, promises)
+        at_worst = _fewest(slowed(candidate), part, promises)
         slow = max(replicas, at_worst[0]) if at_worst is not None else None
-    return Fleet(candidate, cells, replicas, slow, outcomes)
+    return Fleet([FleetPart(candidate, replicas)], cells, slow, outcomes)
 
 
-def _replicas_for(candidate: Candidate, demand: Demand) -> float:
+def slowed(candidate: Candidate) -> Candidate:
+    """With steps as slow as the band allows."""
+    return replace(candidate, curve=candidate.curve.slower(1 / (1 - (candidate.band.nine_in_ten or 0.0))))
+
+
+def replicas_for(candidate: Candidate, demand: Demand) -> float:
     """Return the number of replicas that would have every seat taken all the time: a lower bound."""
     per_call_s = demand.prompt_tokens / candidate.prompt_tps if candidate.prompt_tps else 0.0
     per_call_s += demand.answer_tokens * candidate.curve.seconds_per_token(candidate.seats) / candidate.seats
@@ -124,16 +154,24 @@ def _replicas_for(candidate: Candidate, demand: Demand) -> float:
 
 
 def _fewest(candidate: Candidate, demand: Demand, promises: Promises) -> tuple[int, list[Outcome]] | None:
-    policy, curve = _policy(demand), candidate.curve
+    policy, curve = policy_of(demand), candidate.curve
     if not all(curve.largest_batch(floor, candidate.seats, policy.margin) for floor in demand.floors.values()):
         return None
+    too_few = ceil(replicas_for(candidate, demand))  # not enough with one dead
+    return fewest(lambda replicas, _: _scenario(candidate, demand, policy, replicas), too_few, promises)
+
+
+def fewest(
+    scenario: Callable[[int, int], Scenario], too_few: int, promises: Promises
+) -> tuple[int, list[Outcome]] | None:
+    """The smallest number with which every seed's scenario keeps the promises, and its outcomes. `scenario` makes one
+    for a number and a seed."""
     enough: tuple[int, list[Outcome]] | None = None
-    too_few = ceil(_replicas_for(candidate, demand))  # not enough with one dead
     tried = too_few + 1
     while enough is None or enough[0] - too_few > 1:
         outcomes = []
         for seed in SEEDS:
-            outcomes.append(play(_scenario(candidate, demand, policy, tried), seed))
+            outcomes.append(play(scenario(tried, seed), seed))
             if not _keeps(outcomes[-1], promises):
                 too_few = tried
                 break
@@ -160,7 +198,7 @@ def _keeps(outcome: Outcome, promises: Promises) -> bool:
     return True
 
 
-def _policy(demand: Demand) -> ModelPolicy:
+def policy_of(demand: Demand) -> ModelPolicy:
     """Build the policy, fastest tier first."""
     by_floor = sorted(demand.floors.items(), key=lambda one: -one[1])
     tiers: dict[Tier, TierPolicy] = {tier: TierPolicy(10_000, 2.0, floor_tps) for tier, floor_tps in by_floor}
@@ -177,11 +215,14 @@ def _recipe(demand: Demand) -> Recipe:
 
 
 def _scenario(candidate: Candidate, demand: Demand, policy: ModelPolicy, replicas: int) -> Scenario:
-    fleet = [
-        Replica(str(number), MODEL, candidate.seats, candidate.curve, candidate.prompt_tps)
-        for number in range(replicas)
-    ]
-    dies = Fault(SECONDS / 2, "0", SECONDS)
+    return scenario_of([FleetPart(candidate, replicas)], demand, policy, "0")
+
+
+def scenario_of(parts: list[FleetPart], demand: Demand, policy: ModelPolicy, dead: str) -> Scenario:
+    """The replicas are numbered from 0; `dead` is the one that dies half way."""
+    kinds = [part.candidate for part in parts for _ in range(part.replicas)]
+    fleet = [Replica(str(number), MODEL, kind.seats, kind.curve, kind.prompt_tps) for number, kind in enumerate(kinds)]
+    dies = Fault(SECONDS / 2, dead, SECONDS)
     return Scenario(policy, fleet, partial(_jobs, demand), SECONDS, UNPAID, faults=(dies,))
 
 

@@ -3,7 +3,7 @@
 Knows bytes only; step.py knows speed. Weights are split evenly over the chips. Context is split by KV heads; a latent
 cache has none, so every chip holds all of it.
 
-Invariant: `seats` streams of full length fit and one more does not, or exceeds MAX_SEATS.
+Invariant: `seats` streams of full length fit and one more does not, or exceeds what was measured (MAX_SEATS, gains).
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ def weights_held(chip: Chip, precision: Precision, shape: ModelShape) -> float:
 
 
 def seats(setup: Setup) -> int:
-    """Return how many streams of full length fit with the weights; 0 if the weights do not fit."""
+    """Return how many streams of full length fit with the weights; 0 if the weights do not fit. With gains, at most as
+    many as were measured."""
     shape, n = setup.shape, setup.chips
+    most = MAX_SEATS if setup.gains is None else setup.gains.most_streams
     free = usable_gb(setup.chip) * 1e9 - shape.weight_bytes(setup.precision) / n
     kept = shape.kv_bytes(setup.prompt_tokens + setup.output_tokens, setup.precision)
     # SRAM chips are a pipeline of layers: each holds the context of its own layers, latent or not.
     a_stream = kept / n if setup.chip.kind == "sram" else kept / min(n, shape.kv_heads)
-    return max(0, min(MAX_SEATS, int(free / a_stream)))
+    return max(0, min(most, int(free / a_stream)))
 
 
 def fewest_chips(setup: Setup) -> int:

@@ -12,11 +12,12 @@ Does not know money, memory limits or calls. Invariant: seconds never fall when 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 from typing import Literal
 
 from headway.plan.chips import Chip, Precision
+from headway.plan.gains import Gains
 from headway.plan.shape import ModelShape
 
 Engine = Literal["vllm", "sglang", "trtllm"]
@@ -82,6 +83,7 @@ class Setup:
     output_tokens: int = 1024
     expert_parallel: int = 1
     speculation: Speculation = PLAIN
+    gains: Gains | None = None  # measured ones, of a drafter that is not modelled
 
     @property
     def context(self) -> float:
@@ -91,6 +93,11 @@ class Setup:
 
 def seconds_per_token(setup: Setup, batch: float, *, with_prompts: bool = True) -> float:
     """Return the time per token of a stream. With prompts, all streams also wait for the prompts of new streams."""
+    if setup.gains is not None:
+        plain = replace(setup, gains=None)
+        decoding_s = seconds_per_token(plain, batch, with_prompts=False)
+        reading_s = seconds_per_token(plain, batch) - decoding_s if with_prompts else 0.0
+        return decoding_s / setup.gains.at(batch) + reading_s
     spec = setup.speculation
     if setup.chip.layer_us is not None:
         step_s = _one_cost_per_layer(setup, batch, with_prompts=with_prompts)

@@ -79,3 +79,21 @@ def test_what_is_not_known_is_said() -> None:
         said("--model", "glm-5", "--chip", "h999")
     with pytest.raises(SetupError, match=r"config\.json"):
         said("--model", "no-such-model")
+
+
+def test_engines_with_a_drafter_beside_engines_without() -> None:
+    words = ["--model", "llama-3.1-70b", "--chip", "h200", "--floor", "100", "--speculation", "eagle3"]
+    text = " ".join(said(*words).split())
+    assert "all with eagle3" in text
+    assert "llama-3.1-70b on h200, eagle3: gains of llama-3.1-8b on rtx-3090" in text
+    for wrong in (["--chip", "wse-3"], ["--draft", "3"]):
+        with pytest.raises(SetupError, match="--speculation"):
+            said(*words, *wrong)
+
+
+def test_fleets_of_one_profile_and_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headway.plan.fleet.SECONDS", 60.0)
+    words = ["--model", "llama-3.1-70b", "--chip", "h200", "--floor", "100", "--speculation", "eagle3"]
+    text = " ".join(said(*words, "--demand", "1", "--share", "100=0.3").split())
+    assert "Cheapest fleet with the floor 100: plain:" in text
+    assert "two profiles:" in text

@@ -28,7 +28,7 @@ def test_one_replica_fewer_breaks_a_promise() -> None:
     assert (found.cells, found.price_hour) == (1, 3.0 * found.replicas)
     assert found.slow_replicas is not None
     assert found.slow_replicas >= found.cell_replicas
-    policy = fleet._policy(DEMAND)
+    policy = fleet.policy_of(DEMAND)
     fewer = fleet._scenario(KIND, DEMAND, policy, found.cell_replicas - 1)
     assert not all(fleet._keeps(play(fewer, seed), Promises()) for seed in fleet.SEEDS)
     assert all(fleet._keeps(outcome, Promises()) for outcome in found.outcomes)

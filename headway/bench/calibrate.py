@@ -44,13 +44,14 @@ class CurveCalibration:
     prompt_tps: float
     long_point: LongSpeedPoint | None = None
 
-    def config_lines(self) -> str:
-        """Return the lines for [[models.replicas]] in headway.toml."""
+    def config_lines(self, profile: str | None = None, seats: int = 0) -> str:
+        """Return the lines for [[models.replicas]] in headway.toml, or the [[models.profiles]] of a profile."""
         curve = ", ".join(f"[{streams}, {tps:.2f}]" for streams, tps in self.points)
         if self.long_point is not None:
             streams, tps, context = self.long_point
             curve += f", [{streams}, {tps:.2f}, {context}]"
-        return f"curve = [{curve}]\nprompt_tps = {self.prompt_tps:.0f}.0\n"
+        header = f'[[models.profiles]]\nname = "{profile}"\nseats = {seats}\n' if profile is not None else ""
+        return f"{header}curve = [{curve}]\nprompt_tps = {self.prompt_tps:.0f}.0\n"
 
 
 def batches_for(seats: int) -> list[int]:

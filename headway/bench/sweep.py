@@ -37,6 +37,7 @@ class Plan:
     output_tokens: int = 64
     repeats: int = 3
     quick: bool = False
+    profile: str | None = None  # that the server was started with, for the lines for headway.toml
 
     @property
     def streams(self) -> list[int]:
@@ -146,7 +147,7 @@ class Sweep:
             (point.streams, nine_in_ten_speed([1 / call.tpot_s for call in point.calls]))
             for point in self.within_seats()
         ]
-        return CurveCalibration(slow, self.prompt_tps).config_lines()
+        return CurveCalibration(slow, self.prompt_tps).config_lines(self.plan.profile, self.plan.seats)
 
     def rows(self) -> list[dict[str, Any]]:
         return [_row(self, point) for point in self.points]

@@ -14,12 +14,13 @@ from rich.table import Table
 from headway.bench.fares import read_frontier
 from headway.cli.options import DEFAULT_CONFIG, ApiKey, ConfigPath
 from headway.config import load
+from headway.config.profiles import valid_name
 from headway.distill.card import card_page, read_results
 from headway.distill.collect import Collected, Teacher, answered_keys, estimate, read_questions
 from headway.distill.collect import collect as ask_all
 from headway.distill.fit import fits, places, weigh
 from headway.distill.losses import draw_losses
-from headway.distill.publish import Drafting, FirstRung, Spark, best_tokens
+from headway.distill.publish import Drafting, FirstRung, Spark, best_tokens, profile_lines
 from headway.distill.publish import publish as write_published
 from headway.distill.student import cut_student
 from headway.distill.template import hermes_template
@@ -243,6 +244,10 @@ def publish(
     draft_up_to: Annotated[
         int | None, typer.Option(min=1, help="Streams up to which drafting is on.", show_default="no limit")
     ] = None,
+    profile: Annotated[
+        str | None,
+        typer.Option(help="Print the drafter as a [[models.profiles]] of this name to paste, for some of the engines."),
+    ] = None,
     auto: Annotated[
         Path | None, typer.Option(help="File written by `headway auto calibrate`. Adds the -auto model.")
     ] = None,
@@ -253,6 +258,7 @@ def publish(
 ) -> None:
     """Add a student to headway.toml: as the -spark model, as the drafter of the full model, or for -auto."""
     weigh(student)  # raises SetupError if the folder is not a model
+    profile = valid_name(profile)
     if acceptance is not None:
         draft_tokens, gain = best_tokens(_chances(acceptance), draft_cost)
         console.print(f"{draft_tokens} draft tokens, expected speed-up {gain:.2f}", highlight=False)
@@ -265,6 +271,11 @@ def publish(
     spark = Spark(weights, url, seats, floor, curve) if url is not None else None
     drafting = Drafting.up_to(weights, draft_tokens, draft_up_to) if draft_tokens is not None else None
     first_rung = FirstRung(str(auto), budget) if auto is not None else None
+    if profile is not None:
+        _print_profile(profile, drafting)
+        drafting = None
+    if spark is None and drafting is None and first_rung is None:
+        return
     for change in write_published(config, model, spark, drafting, load, first_rung):
         console.print(f"[green]{config}[/green]: {change}.", highlight=False)
 
@@ -277,6 +288,13 @@ def card(
     """Write the card of a student from measured results: mistakes, speed, size, training and weaknesses."""
     out.write_text(card_page(read_results(results)), encoding="utf-8")
     console.print(f"Wrote {out}.", highlight=False)
+
+
+def _print_profile(name: str, drafting: Drafting | None) -> None:
+    if drafting is None:
+        raise SetupError("--profile is for a drafter: set --draft-tokens or --acceptance.")
+    console.print(profile_lines(name, drafting), markup=False, highlight=False, soft_wrap=True, end="")
+    _note(f"Start an engine with it (`headway engine`), and add what `headway calibrate --profile {name}` prints.")
 
 
 def _template(by_heart: Path | None, hermes: bool, words_again: bool) -> str | None:

@@ -20,7 +20,8 @@ from headway.bench.report import describe_run, frontier_table, write_report
 from headway.bench.sweep import Plan, sweep
 from headway.bench.sweep import write as write_rows
 from headway.charts import require_pictures
-from headway.cli.options import ApiKey
+from headway.cli.options import ApiKey, Profile
+from headway.config.profiles import valid_name
 from headway.core.curve import fit
 from headway.engines.vllm import VLLMEngine
 from headway.errors import SetupError
@@ -32,8 +33,9 @@ def calibrate(
     url: Annotated[str, typer.Argument(help="URL of an idle engine: vLLM itself, not a gateway.")],
     model: Annotated[str, typer.Option(help="Name of the model on the engine.")],
     seats: Annotated[int, typer.Option(help="Maximum number of concurrent streams of the engine.")] = 64,
+    profile: Profile = None,
 ) -> None:
-    batches = batches_for(seats)
+    profile, batches = valid_name(profile), batches_for(seats)
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("prompts", total=len(batches) + 2)
 
@@ -50,7 +52,7 @@ def calibrate(
     console.print(table)
     if measured.long_point is None:
         console.print("Long contexts were not measured: the engine accepts none, holds none, or does not say.")
-    console.print(measured.config_lines(), markup=False, highlight=False, soft_wrap=True, end="")
+    console.print(measured.config_lines(profile, seats), markup=False, highlight=False, soft_wrap=True, end="")
 
 
 async def _calibrate(url: str, model: str, seats: int, show: Callable[[int], None]) -> CurveCalibration:
@@ -72,11 +74,12 @@ def bench(
     repeats: Annotated[int, typer.Option(help="Measurements of each point. Ignored with --quick.")] = 3,
     prompt_tokens: Annotated[int, typer.Option(help="Approximate tokens of each prompt.")] = 128,
     output_tokens: Annotated[int, typer.Option(help="Tokens of each answer.")] = 64,
+    profile: Profile = None,
     key: ApiKey = None,
     out: Annotated[Path, typer.Option(help="Folder for bench.json, curve.toml and the report.")] = Path("bench"),
 ) -> None:
     require_pictures()
-    plan = Plan(seats, prompt_tokens, output_tokens, 1 if quick else repeats, quick=quick)
+    plan = Plan(seats, prompt_tokens, output_tokens, 1 if quick else repeats, quick=quick, profile=valid_name(profile))
     with Progress(*Progress.get_default_columns(), console=console, transient=True) as progress:
         bar = progress.add_task("prompts", total=len(plan.order()))
 

@@ -29,6 +29,10 @@ Certificate = Annotated[
 CertificateKey = Annotated[Path | None, typer.Option("--key", help="The key of the certificate, without a password.")]
 Authority = Annotated[Path | None, typer.Option("--ca", help="The CA of the other side's certificates.")]
 
+Profile = Annotated[
+    str | None, typer.Option(help="Profile that the engine was started with: prints its [[models.profiles]] to paste.")
+]
+
 
 def security_of(secret_file: Path | None, certificate: Path | None, key: Path | None, ca: Path | None) -> Security:
     """Raises SetupError if the files of these options do not fit together."""

@@ -24,6 +24,7 @@ CHANGES_ANSWERS: Final = (
     "synthetic_acceptance_rates",
     "weights",
 )
+ProfileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 
 
 class SameAnswers(Table):
@@ -97,6 +98,4 @@ class ProfileTable(SameAnswers, EngineFlags, MeasuredTable):
     """Another way to start engines of the same weights, and what was measured of it. A replica with this profile needs
     no curve of its own. Nothing but the weights is taken over from `[models.engine]`."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = Field(
-        description="Name that replicas give as their `profile`."
-    )
+    name: ProfileName = Field(description="Name that replicas give as their `profile`.")

@@ -6,15 +6,27 @@ import difflib
 from collections.abc import Sequence
 from typing import Final, TypeVar
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from headway.config.engine_table import ProfileTable
+from headway.config.engine_table import ProfileName, ProfileTable
 from headway.config.measured_table import MeasuredTable
 from headway.config.replica_table import EngineSettings
+from headway.errors import SetupError
 
+NAME: Final = TypeAdapter(ProfileName)
 MEASURED: Final = tuple(MeasuredTable.model_fields)
 Settings = TypeVar("Settings", bound=EngineSettings)
+
+
+def valid_name(name: str | None) -> str | None:
+    """Raises SetupError if no profile can have this name."""
+    try:
+        return None if name is None else NAME.validate_python(name)
+    except ValidationError:
+        raise SetupError(
+            f"--profile {name}: a name has up to 64 letters, digits, dots, hyphens and underscores."
+        ) from None
 
 
 def in_profile(

@@ -46,6 +46,19 @@ class Drafting:
             return Drafting(weights, [(1, seats, tokens)])
         return Drafting(weights, [(1, streams, tokens), (streams + 1, seats, 0)])
 
+    @property
+    def tokens(self) -> int:
+        return max((number for _, _, number in self.by_streams), default=0)
+
+    def settings(self) -> dict[str, Any]:
+        """The table `speculation` of an engine or of a profile."""
+        settings: dict[str, Any] = {"method": "draft_model" if self.weights else "ngram", "tokens": self.tokens}
+        if self.weights:
+            settings["drafter"] = self.weights
+        if len(self.by_streams) > 1:
+            settings["by_streams"] = [list(one) for one in self.by_streams]
+        return settings
+
 
 @dataclass(frozen=True, slots=True)
 class FirstRung:
@@ -70,6 +83,15 @@ def best_tokens(acceptance: Sequence[float], draft_cost: float, verify_cost: flo
         if this > gain:
             best, gain = number, this
     return best, gain
+
+
+def profile_lines(name: str, drafting: Drafting) -> str:
+    """Return a [[models.profiles]] for engines with the drafter, to paste and to measure. Raises SetupError if it does
+    not draft."""
+    if drafting.tokens == 0:
+        raise SetupError("The drafter would not gain speed: a profile with 0 draft tokens is that of plain engines.")
+    profile: dict[str, Any] = {"name": name, "speculation": drafting.settings()}
+    return tomlkit.dumps({"models": {"profiles": _tables([profile])}})
 
 
 def publish(
@@ -137,16 +159,10 @@ def _write_spark(document: tomlkit.TOMLDocument, model: str, spark: Spark) -> st
 def _write_drafting(table: Any, model: str, drafting: Drafting) -> str:
     if "engine" not in table:
         raise SetupError(f"The model {model!r} has no [models.engine]: a drafter is a setting of its engine.")
-    tokens = max((number for _, _, number in drafting.by_streams), default=0)
-    if tokens == 0:
+    if drafting.tokens == 0:
         table["engine"].pop("speculation", None)
         return f"{model} drafts no tokens: it would not gain speed"
-    speculation: dict[str, Any] = {"method": "draft_model" if drafting.weights else "ngram", "tokens": tokens}
-    if drafting.weights:
-        speculation["drafter"] = drafting.weights
-    if len(drafting.by_streams) > 1:
-        speculation["by_streams"] = [list(one) for one in drafting.by_streams]
-    table["engine"]["speculation"] = tomlkit.item(speculation)
+    table["engine"]["speculation"] = tomlkit.item(drafting.settings())
     return f"{model} drafts " + ", ".join(
         f"{number} tokens at {begin} to {end} streams" for begin, end, number in drafting.by_streams
     )

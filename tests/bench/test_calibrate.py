@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import tomllib
+
 import pytest
 
 from headway.bench.calibrate import (
@@ -14,6 +16,7 @@ from headway.bench.calibrate import (
     nine_in_ten_speed,
 )
 from headway.bench.client import LoadClient
+from headway.config import ProfileTable
 from headway.core.curve import fit
 from headway.engines.scripted import Faults, Script, running
 from headway.errors import SetupError
@@ -63,6 +66,14 @@ async def test_the_long_point_is_left_out_where_contexts_are_short() -> None:
 def test_the_long_point_is_written_with_its_context() -> None:
     measured = CurveCalibration([(1, 62.0), (8, 40.1)], 1500.0, (8, 31.0, 4100))
     assert measured.config_lines() == "curve = [[1, 62.00], [8, 40.10], [8, 31.00, 4100]]\nprompt_tps = 1500.0\n"
+
+
+def test_a_profile_is_printed_with_its_name_and_seats() -> None:
+    measured = CurveCalibration([(1, 210.0), (32, 46.0)], 8500.0)
+    table = tomllib.loads(measured.config_lines("drafter", 32))["models"]["profiles"][0]
+    profile = ProfileTable.model_validate(table)
+    assert (profile.name, profile.seats, profile.prompt_tps) == ("drafter", 32, 8500.0)
+    assert profile.curve == [(1, 210.0), (32, 46.0)]
 
 
 def test_long_contexts_fit_into_the_engine() -> None:

@@ -60,6 +60,16 @@ def test_publish_makes_the_spark_model(tmp_path: Path, monkeypatch: pytest.Monke
     assert full.engine is not None
     assert full.engine.speculation is not None
     assert "m drafts no tokens" in run("publish", "student", "--model", "m", "--acceptance", "0.1")
+    before = Path("headway.toml").read_text()
+    pasted = run("publish", "student", "--model", "m", "--draft-tokens", "3", "--profile", "drafter")
+    assert Path("headway.toml").read_text() == before
+    assert '[[models.profiles]] name = "drafter" [models.profiles.speculation] method = "draft_model"' in pasted
+    with pytest.raises(SetupError, match="a name has up to 64"):
+        run("publish", "student", "--model", "m", "--draft-tokens", "3", "--profile", "not one")
+    with pytest.raises(SetupError, match="--profile is for a drafter"):
+        run("publish", "student", "--model", "m", "--url", url, "--profile", "drafter")
+    with pytest.raises(SetupError, match="would not gain speed"):
+        run("publish", "student", "--model", "m", "--draft-tokens", "0", "--profile", "drafter")
     with pytest.raises(SetupError, match="must look like"):
         run("publish", "student", "--model", "m", "--acceptance", "2")
     with pytest.raises(SetupError, match="Nothing to publish"):

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import struct
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from headway.config import load
+from headway.config import ProfileTable, load
 from headway.distill.card import card_page, ratio_interval, tally
 from headway.distill.fit import Place, Weights, cpu_caches, fits, places, weigh
 from headway.distill.layers import choose_layers
-from headway.distill.publish import Drafting, FirstRung, Spark, best_tokens, publish
+from headway.distill.publish import Drafting, FirstRung, Spark, best_tokens, profile_lines, publish
 from headway.errors import SetupError
 from headway.evals.shares import Share
 
@@ -125,6 +126,15 @@ def test_publishing_writes_a_configuration_that_loads_and_keeps_the_rest(tmp_pat
     full = load(path).models[0]
     assert full.engine is not None
     assert full.engine.speculation is None
+
+
+def test_a_profile_with_the_drafter_can_be_pasted() -> None:
+    lines = profile_lines("drafter", Drafting.up_to("student", 3, 8, 64))
+    profile = ProfileTable.model_validate(tomllib.loads(lines)["models"]["profiles"][0])
+    assert profile.name == "drafter"
+    assert profile.speculation is not None
+    assert (profile.speculation.drafter, profile.speculation.tokens) == ("student", 3)
+    assert profile.speculation.by_streams == [(1, 8, 3), (9, 64, 0)]
 
 
 def test_a_configuration_that_would_not_load_is_not_written(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ from runs.prefixes import run as prefixes
 from runs.simulation import fidelity, internet_scale, parity, scaling, speed
 from runs.simulation.scaled_day import Row
 from runs.students import distill, drafter
+from runs.two_profiles import compare as two_profiles
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "runs").glob("*.sh"))
 
@@ -557,6 +558,14 @@ def moves_case() -> Case:
     return Case(moves.verdict, {demand: moves.Compared(good, staying)}, bad)
 
 
+def two_profiles_case() -> Case:
+    one = two_profiles.Row("24 x TP4", (95_000.0, 96_000.0), 1.0, 0.0)
+    good = two_profiles.Row("6 x TP4 + 36 x TP2", (121_000.0, 122_000.0), 0.999, 0.001)
+    worse = each(good, standard_tps=(108_000.0, 109_000.0), kept=0.98, refused=0.02)
+    bad = [{0.1: two_profiles.Compared(one, row, None)} for row in worse]
+    return Case(two_profiles.verdict, {0.1: two_profiles.Compared(one, good, None)}, bad)
+
+
 def ids_cost_case() -> Case:
     good = ids_cost.IdPairs([1.0] * 21, [1.05] * 21)
     return Case(ids_cost.verdict, good, [ids_cost.IdPairs([1.0] * 21, [1.11] * 21), ids_cost.IdPairs([1.0], [1.0])])
@@ -641,6 +650,7 @@ CASES = {
     "soak": soak_case(),
     "speculation": speculation_case(),
     "tax": tax_case(),
+    "two-profiles": two_profiles_case(),
 }
 
 

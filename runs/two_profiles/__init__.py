@@ -1,0 +1,1 @@
+"""A fleet of two profiles beside fleets of one."""

@@ -131,7 +131,8 @@ class PrefixIndex:
             if self._gone:
                 self._forget_gone()
             else:
-                self._forget_oldest(part if part.keys > self._share else self._next_to_forget())
+                oldest = part if part.keys > self._share else self._next_to_forget()
+                self._forget_longest(oldest, next(iter(oldest.ends)), self.count - self._max_held)
 
     def holders(self, call: Call) -> list[HeldPrefixes]:
         """A few replicas that hold much of the prompt, the most first."""

@@ -46,7 +46,7 @@ LIGHT_BATCHES = (1, 2, 4, 8)  # drafting is off from 5 on
 FAST_CALLERS, FAST_TOKENS, STANDARD_TOKENS = 2, 48, 64
 FLOOR_RATIO = 1.5  # times the speed of a standard stream, as in runs/fast-mode.sh
 PROMPT_TPS = 300.0  # of such engines; prompts here are short
-PAIRS, WARM_UP_S, PHASE_S = 3, 20.0, 40.0
+PAIRS, WARM_UP_S, PHASE_S = 2, 15.0, 40.0
 READY_S = 300.0
 MIN_COPIES, MIN_STORIES, MIN_KEPT = 1.5, 0.9, 0.98
 

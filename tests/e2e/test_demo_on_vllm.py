@@ -51,7 +51,10 @@ def test_the_demo_shows_that_fast_is_faster_and_leaves_nothing(cache: Path) -> N
         )
         assert found, demo.output
         assert "served as fast" in found[3]
-        assert float(found[2]) > float(found[1]), found[0]
+        # Not than the raced standard call: that one may ride along on the light replica, where it is as fast.
+        full = re.search(r"standard at ([\d.]+) tok/s on a full engine", demo.output)
+        assert full, demo.output
+        assert float(found[2]) > float(full[1]), demo.output
         calls = calls_to_paste(MODEL_NAME, demo.port)
         for command in calls.values():
             assert f"\n{command}\n" in demo.output

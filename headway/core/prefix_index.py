@@ -153,20 +153,21 @@ class PrefixIndex:
     def longest_known(self, call: Call) -> tuple[Node | None, int]:
         """The node of the longest prefix of the prompt that anybody holds, and how many keys of it the prompt has."""
         if self._found_for is not call:
-            place = longest_in(call.prefix_keys, self._nodes)
+            place = longest_in(_bounded_keys(call), self._nodes)
             node = self._nodes[call.prefix_keys[place - 1]] if place else None
             self._found_for = call
             self._found = (node, place - node.place if node is not None else 0)
         return self._found
 
     def _use(self, part: HeldPrefixes, call: Call, answer_tokens: int) -> None:
+        all_keys = _bounded_keys(call)
         node, keys = self.longest_known(call)
         known = node.place + keys if node is not None else 0
-        is_longer = known < len(call.prefix_keys)
+        is_longer = known < len(all_keys)
         if node is not None and keys < len(node.keys) and (is_longer or part not in node.holders):
             node = self._split(node, keys)
         if is_longer:
-            node = Node(node, known, call.prefix_keys[known:], call.prefix_tokens)
+            node = Node(node, known, all_keys[known:], call.prefix_tokens)
             keys = len(node.keys)
             for key in node.keys:
                 self._nodes[key] = node
@@ -331,6 +332,11 @@ class PrefixIndex:
             ends = {holding for holding in holdings if not holding.continued}
             assert ends == set(part.ends), f"{part.name} would forget a prefix too early, or never"
         assert self.count == sum(part.keys for part in held) <= self._max_held, "prefixes are miscounted"
+
+
+def _bounded_keys(call: Call) -> tuple[int, ...]:
+    """Those whose lengths are known, as many as a prompt may have."""
+    return call.prefix_keys[: min(len(call.prefix_tokens), len(KEYED_TOKENS))]
 
 
 def longest_in(keys: tuple[int, ...], held: Mapping[int, object]) -> int:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from headway.core.prefix_index import HOLDERS, UNKNOWN_KV_TOKENS, PrefixIndex
-from headway.core.types import Call
+from headway.core.types import KEYED_TOKENS, Call
 
 
 def call(*keys: int, tokens: tuple[int, ...] | None = None) -> Call:
@@ -169,3 +169,15 @@ def test_whatever_happens_nothing_is_miscounted(seed: int) -> None:
         for part in made.parts.values():
             assert 0 <= part.cached_tokens(some) <= some.prompt_tokens
         made.check()
+
+
+def test_keys_beyond_the_bound_and_keys_without_a_length_are_not_kept() -> None:
+    made = index("r0")
+    many = call(*range(1, len(KEYED_TOKENS) + 20))
+    made.boarded(many, "r0", 0, 0)
+    assert made.count == len(KEYED_TOKENS)
+    short = Call("c", "m", "standard", prefix_keys=(71, 72, 73), prefix_tokens=(100,), prompt_tokens=300)
+    made.boarded(short, "r0", 0, 0)
+    assert made.count == len(KEYED_TOKENS) + 1
+    assert made.parts["r0"].cached_tokens(short) == 100
+    made.check()

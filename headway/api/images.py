@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Literal
 
 from headway.api.image_files import EncodedFile, UnreadableImage, sizes_of
-from headway.api.responses_meter import ResponsesForm
 from headway.errors import InvalidRequest
 from headway.wire import NO_IMAGES, Request, SentImages
 
@@ -88,15 +87,12 @@ def _pixels(sizes: list[tuple[int, int]], where: str) -> int:
 
 def count_image_tokens(request: Request, most: int) -> Request:
     """The request, with the tokens of its images: estimated in its call, and at most `most` for each."""
-    images, call, form = request.images, request.call, request.form
+    images, call = request.images, request.call
     if not images.pixels:
         return request
     tokens = sum(min(most, 1 + pixels // PIXELS_PER_TOKEN) for pixels in images.pixels)
-    if isinstance(form, ResponsesForm):  # its meter knows nothing else of a prompt whose client leaves early
-        form = replace(form, prompt_tokens=form.prompt_tokens + tokens)
     return replace(
         request,
-        form=form,
         call=replace(call, prompt_tokens=call.prompt_tokens + tokens),
         images=replace(images, max_tokens=most * len(images.pixels)),
     )

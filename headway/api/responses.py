@@ -182,20 +182,18 @@ def call_of(request: CreateResponse, call_id: str, earlier: EarlierItems = NOTHI
     _prepare(request)
     items = earlier.count + (len(request.input) if isinstance(request.input, list) else 1)
     encoded = _for_engine(request, call_id, earlier, wants_logprobs=wants_logprobs)
-    prompt_tokens = prompt_tokens_of(encoded, images.chars)
     # As on chat, a call that gets no express seat is served and billed as standard, and the answer says so.
     call = Call(
         call_id,
         request.model,
         tier_of(request.service_tier),
         falls_back=True,
-        prompt_tokens=prompt_tokens,
+        prompt_tokens=prompt_tokens_of(encoded, images.chars),
     )
     form = ResponsesForm(
         streaming=streaming,
         says_priority=request.service_tier == "priority",
         max_tokens=max_tokens or MAX_COUNT,
-        prompt_tokens=prompt_tokens,
         previous_response_id=previous,
         store=request.store is not False,
         items=items,

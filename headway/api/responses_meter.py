@@ -1,7 +1,7 @@
 """Reads answers of the Responses dialect as they pass.
 
 This dialect has usage only at the end. Before that each delta counts as one token, which is a lower bound if the engine
-puts several tokens into one delta, and the length of the prompt is estimated from the size of the request.
+puts several tokens into one delta, and the prompt counts nothing: an estimate could bill more than the engine read.
 """
 
 from __future__ import annotations
@@ -77,7 +77,6 @@ class ResponsesForm:
     streaming: bool
     says_priority: bool = False
     max_tokens: int = MAX_COUNT
-    prompt_tokens: int = 0  # estimated
     previous_response_id: str | None = None
     store: bool = True  # the client lets the response be stored
     items: int = 0  # of the input, as the engine gets it
@@ -205,8 +204,7 @@ class ResponsesMeter:
     def usage(self) -> Usage:
         if self.is_final:
             return Usage(self._prompt, self._cached, (self._output,))
-        prompt = self._form.prompt_tokens if self._deltas else 0
-        return Usage(prompt, 0, (self._deltas,))
+        return Usage(0, 0, (self._deltas,))
 
     def speed_tps(self) -> float | None:
         if self._engine_speed_tps is not None:

@@ -55,7 +55,7 @@ async def test_a_missed_floor_is_refunded(streamed: bool, tmp_path: Path) -> Non
 
 
 async def test_a_stream_the_client_cut_is_billed_for_what_was_produced(tmp_path: Path) -> None:
-    """The prompt is not known before the end, and estimated."""
+    """The prompt is not known before the end, and is not billed: an estimate could be too much."""
     async with running(SLOW) as engine, desk(tmp_path, [engine]) as at:
         stream = await at.here.openai.responses.create(**ASK, max_output_tokens=500, stream=True)
         deltas = 0
@@ -67,8 +67,8 @@ async def test_a_stream_the_client_cut_is_billed_for_what_was_produced(tmp_path:
         served = await at.one()
         assert served.outcome == "left"
         assert 10 <= served.output_tokens <= engine.steps.requests[served.call_id].tokens_sent < 500
-        assert 0 < served.prompt_tokens < 100
-        assert served.amount == served.prompt_tokens + 10 * served.output_tokens
+        assert served.prompt_tokens == 0
+        assert served.amount == 10 * served.output_tokens
 
 
 async def test_an_engine_that_dies_is_not_billed_beyond_what_was_delivered(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ NAVIGATION = {
         "explanation/express-rule",
         "explanation/the-guarantee",
         "explanation/the-books",
+        "explanation/reliability",
         "explanation/many-processes",
         "explanation/internet-scale",
         "/SECURITY",

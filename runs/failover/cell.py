@@ -29,6 +29,7 @@ from runs.failover.own_etcd import EtcdCluster
 from runs.failover.plan import DISPATCHERS, RELAYS
 from runs.failover.ports import free_ports
 from runs.ledger.own_postgres import OwnPostgres
+from runs.torture.forker import Forked, Forker
 
 START_S = 180.0  # on a busy machine
 END_S = 60.0
@@ -78,18 +79,31 @@ backend relays
 class Member:
     """A process that can be killed, stopped, and started again with the same address."""
 
-    def __init__(self, name: str, command: Callable[[int], list[str]], port: int, log: Path) -> None:
-        """`command` gives the arguments of the first start, the second, and so on."""
+    def __init__(
+        self, name: str, command: Callable[[int], list[str]], port: int, log: Path, forker: Forker | None = None
+    ) -> None:
+        """`command` gives the arguments of the first start, the second, and so on. `forker` starts it quickly."""
         self.name = name
         self.port = port
         self.starts = 0
         self._command = command
+        self._log_path = log
         self._log = log.open("ab")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._forker = forker
+        self._process: subprocess.Popen[bytes] | Forked | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
 
     def start(self) -> None:
         self.starts += 1
-        self._process = subprocess.Popen(self._command(self.starts), stdout=self._log, stderr=self._log)
+        command = self._command(self.starts)
+        if self._forker is not None:
+            self._process = self._forker.start(command, self._log_path)
+        else:
+            self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log)
 
     def signal(self, number: signal.Signals) -> None:
         assert self._process is not None
@@ -127,13 +141,15 @@ class Member:
 
 
 class Cell:
-    def __init__(self, folder: Path, *, with_etcd: bool, relays: Sequence[str] = RELAYS) -> None:
+    def __init__(
+        self, folder: Path, *, with_etcd: bool, relays: Sequence[str] = RELAYS, replicas: int = REPLICAS
+    ) -> None:
         self.folder = folder
         self._relay_names = list(relays)
-        self.port, *self._ports = free_ports(1 + REPLICAS + len(DISPATCHERS) + len(relays))
+        self.port, *self._ports = free_ports(1 + replicas + len(DISPATCHERS) + len(relays))
         self.database = OwnPostgres()
         self.etcd = EtcdCluster(folder) if with_etcd else None
-        self.replica_ports = [self._ports.pop() for _ in range(REPLICAS)]
+        self.replica_ports = [self._ports.pop() for _ in range(replicas)]
         self.links: list[CuttableLink] = []
         self.dispatchers: dict[str, Member] = {}
         self.relays: dict[str, Member] = {}
@@ -162,14 +178,14 @@ class Cell:
         self._write_config()
         for name in DISPATCHERS:
             port = self._ports.pop()
-            self.dispatchers[name] = Member(name, self._dispatch_command(name, port), port, self._log(name))
+            self.dispatchers[name] = self._member(name, self._dispatch_command(name, port), port)
         for name in self._relay_names:
             for dispatcher in self.dispatchers.values():
                 link = CuttableLink(name, dispatcher.name, dispatcher.port)
                 await link.start()
                 self.links.append(link)
             port = self._ports.pop()
-            self.relays[name] = Member(name, self._relay_command(name, port), port, self._log(name))
+            self.relays[name] = self._member(name, self._relay_command(name, port), port)
         for member in [*self.dispatchers.values(), *self.relays.values()]:
             member.start()
         for relay in self.relays.values():
@@ -276,6 +292,9 @@ class Cell:
     def _hosts(self) -> Iterable[str]:
         """The addresses at which the load balancer listens."""
         return ["127.0.0.1"]
+
+    def _member(self, name: str, command: Callable[[int], list[str]], port: int) -> Member:
+        return Member(name, command, port, self._log(name))
 
     def _add(self, name: str, command: Callable[[int], list[str]], port: int) -> None:
         member = Member(name, command, port, self._log(name))

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from headway.engines.scripted import Script, ScriptedEngine, parse_curve, running
+from headway.engines.scripted import ProgrammedAnswers, Script, ScriptedEngine, parse_curve, running
 from headway.engines.scripted.steps import RequestRecord
 from runs.ledger.torture_judge import Sent, Witness
 from runs.measure.witness import PROBE_ID_LENGTH
@@ -53,8 +53,8 @@ class Journal:
                 self.write(Line(time.monotonic(), request_id, prompt_tokens, number))
                 give(number)
 
+            boarded = board(request_id, prompt_tokens, total_tokens, give_noted)  # raises if it is refused
             self.write(Line(time.monotonic(), request_id, prompt_tokens, 0))
-            boarded = board(request_id, prompt_tokens, total_tokens, give_noted)
             self._running[request_id] = engine.steps.requests[request_id]
             return boarded
 
@@ -67,10 +67,10 @@ class Journal:
                 self.write(Line(record.ended_s, call_id, record.prompt_tokens, record.tokens_sent, record.state))
 
 
-async def serve(folder: Path, host: str, port: int, script: Script) -> None:
+async def serve(folder: Path, host: str, port: int, script: Script, answers: ProgrammedAnswers | None = None) -> None:
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    async with running(script, host, port) as engine:
+    async with running(script, host, port, answers) as engine:
         journal = Journal(folder, engine.url)
         journal.watch(engine)
         while not told.is_set():

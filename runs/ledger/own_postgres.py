@@ -9,6 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 DEBIAN = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
@@ -74,6 +75,24 @@ class OwnPostgres:
 
     def stop(self) -> None:
         self.kill(signal.SIGINT)
+
+    def pause(self) -> list[int]:
+        """Let the server and its children stand still. Returns their process ids, for `resume`."""
+        if self._process is None:
+            return []
+        found = [self._process.pid]
+        os.kill(found[0], signal.SIGSTOP)
+        children = Path(f"/proc/{found[0]}/task/{found[0]}/children").read_text()
+        found += [int(pid) for pid in children.split()]
+        for pid in found[1:]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        return found
+
+    def resume(self, paused: list[int]) -> None:
+        for pid in reversed(paused):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def remove(self) -> None:
         self.kill()

@@ -44,6 +44,7 @@ from runs.prefixes import run as prefixes
 from runs.simulation import fidelity, internet_scale, parity, scaling, speed
 from runs.simulation.scaled_day import Row
 from runs.students import distill, drafter
+from runs.torture import run as whole
 from runs.two_profiles import compare as two_profiles
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "runs").glob("*.sh"))
@@ -291,6 +292,26 @@ def ledger_outages() -> Case:
     return Case(
         outages.verdict, good, each(good, not_served=1, in_ledger=19_714, problems=("never closed",), outages=grown)
     )
+
+
+def torture_of_the_whole() -> Case:
+    faults = Counter({f"kind {number}": 500 for number in range(20)})
+    good = whole.Figures(50, 1_100_000, 1_000_000, 1_050_000, 200_000, 900, faults)
+    wrong = (
+        "lost",
+        "doubled",
+        "over-billed",
+        "wrong refund",
+        "missed, not refunded",
+        "streams above a limit",
+        "too late",
+    )
+    found = [Counter({what: 1}) for what in (*wrong, "cut", "left over")]
+    few = [Counter({f"kind {number}": 600 for number in range(19)}), Counter({**faults, "kind 0": 5_000})]
+    few.append(Counter({**faults, "kind 0": 499}))
+    bad = [replace(good, findings=one) for one in found] + [replace(good, faults=one) for one in few]
+    explained = Counter({"streams above a limit": 1})
+    return Case(whole.verdict, good, [*bad, *each(good, streams=999_999, in_books=999_999, explained=explained)])
 
 
 def ledger_torture() -> Case:
@@ -634,6 +655,7 @@ CASES = {
     "ledger-cost": ledger_cost(),
     "ledger-outages": ledger_outages(),
     "ledger-torture": ledger_torture(),
+    "torture": torture_of_the_whole(),
     "long-prompts": long_prompts_case(),
     "mistake-budget": mistake_budget(),
     "mixed-prompts": mixed_prompts_case(),

@@ -1,0 +1,1 @@
+"""Everything together, broken on purpose, and judged from outside."""

@@ -1,0 +1,140 @@
+"""One part of the torture: a cell, its load, the faults of one seed, and what the records say afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from runs.measure.fetch import fetch
+from runs.torture.callers import Callers
+from runs.torture.cell import RULES, TortureCell
+from runs.torture.faults import Faults
+from runs.torture.judge import Evidence, Judgement, judge
+from runs.torture.plan import Fault
+from runs.torture.witness import read_journals, read_rows
+
+CALLERS = 64
+WARM_UP_STREAMS = 50
+IDLE_S = 40.0  # for all that runs to end, after the last call
+
+
+class Outcome(msgspec.Struct):
+    """What one part showed. Kept as JSON."""
+
+    seed: int
+    commit: str
+    seconds: float
+    sent: int
+    streams: int  # whose answer began
+    ends: dict[str, int]
+    kinds: dict[str, int]  # of calls
+    refusals: dict[str, int]
+    faults: dict[str, int]
+    in_books: int
+    with_floor: int
+    missed: int
+    refunded: int
+    filled: int
+    findings: dict[str, list[str]]
+    explained: dict[str, list[str]]
+
+
+async def play(
+    seed: int, streams: int, plan: list[Fault], folder: Path, commit: str, tell: Callable[[str], None]
+) -> Outcome:
+    cell = TortureCell(folder)
+    try:
+        tell("starting the cell")
+        await cell.start()
+        callers = Callers(cell.port, seed, CALLERS, streams)
+        doing = Faults(cell, callers)
+        began_s = time.monotonic()
+        telling = asyncio.create_task(_tell(callers, doing, tell))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(callers.run())
+            group.create_task(doing.run(plan))
+            group.create_task(_watch(cell, doing))
+        telling.cancel()
+        tell("waiting until all is idle")
+        left = await _left_over(cell)
+        exits = [member.name for member in cell.members if member.ended_by_itself()]
+        codes = await cell.stop()
+        exits += [f"{name}: exit code {code}" for name, code in codes.items() if code]
+        tell("judging")
+        judged = await asyncio.to_thread(_judge, cell, callers, doing)
+        judged.findings["ended by itself, or badly"] += exits
+        judged.findings["left over"] += left
+        return _outcome(seed, commit, time.monotonic() - began_s, callers, doing, judged)
+    finally:
+        cell.remove()
+
+
+async def _tell(callers: Callers, doing: Faults, tell: Callable[[str], None]) -> None:
+    while True:
+        tell(f"{callers.started:,} streams, {len(doing.done):,} faults")
+        await asyncio.sleep(0.5)
+
+
+async def _watch(cell: TortureCell, doing: Faults) -> None:
+    """Ends with the load. A process that ends by itself is started again, and is a finding."""
+    while not doing.callers.is_over:
+        await asyncio.sleep(0.2)
+
+
+async def _left_over(cell: TortureCell) -> list[str]:
+    """What still runs on engines some time after the last call."""
+    deadline = time.monotonic() + IDLE_S
+    while True:
+        records = [await asyncio.to_thread(_running, url) for url in cell.engines]
+        if not any(records) or time.monotonic() > deadline:
+            return [f"{count} requests on {url}" for url, count in zip(cell.engines, records, strict=True) if count]
+        await asyncio.sleep(0.2)
+
+
+class _Page(msgspec.Struct):
+    running: int
+    waiting: int
+
+
+def _running(url: str) -> int:
+    page = msgspec.json.decode(fetch(url + "/scripted/record"), type=_Page)
+    return page.running + page.waiting
+
+
+def _judge(cell: TortureCell, callers: Callers, doing: Faults) -> Judgement:
+    streams = read_journals(cell.journals, doing.died_s)
+    rows, slices = read_rows(cell.database.url)
+    known = {row.id for row in rows}
+    evidence = Evidence(callers.ended, streams, rows, slices, doing.done, RULES, cell.engine_of)
+    judged = judge(evidence)
+    judged.findings["left in a spool"] += sorted(cell.spooled() - known)
+    if callers.sent != len(callers.ended):
+        judged.findings["did not end once"].append(f"{callers.sent} sent, {len(callers.ended)} ended")
+    return judged
+
+
+def _outcome(seed: int, commit: str, seconds: float, callers: Callers, doing: Faults, judged: Judgement) -> Outcome:
+    calls = callers.ended
+    return Outcome(
+        seed=seed,
+        commit=commit,
+        seconds=seconds,
+        sent=callers.sent,
+        streams=callers.started,
+        ends=dict(Counter(call.how for call in calls)),
+        kinds=dict(Counter(call.kind for call in calls)),
+        refusals=dict(Counter(call.words for call in calls if call.how == "refused")),
+        faults=dict(Counter(fault.kind for fault in doing.done)),
+        in_books=judged.in_books,
+        with_floor=judged.with_floor,
+        missed=judged.missed,
+        refunded=judged.refunded,
+        filled=judged.filled,
+        findings={what: cases for what, cases in judged.findings.items() if cases},
+        explained={what: cases for what, cases in judged.explained.items() if cases},
+    )

@@ -1,0 +1,56 @@
+"""The plan of one part: which faults, when and how long, drawn from its seed.
+
+Clients that leave are part of the workload and are not counted here.
+"""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+
+# Share of each kind, in parts of the whole; none is above a fifth.
+KINDS = {
+    "engine killed": 8,
+    "engine stopped": 5,
+    "engine slow": 5,
+    "engine drops streams": 9,
+    "engine dies before answers": 6,
+    "engine hangs": 4,
+    "engine refuses": 5,
+    "relay killed": 6,
+    "relay ended": 3,
+    "relay stopped": 6,
+    "leader killed": 4,
+    "leader stopped": 3,
+    "leader ended": 2,
+    "standby killed": 3,
+    "link closed": 7,  # between a relay and the leader
+    "link frozen": 5,
+    "relay cut off": 3,  # from both dispatchers
+    "database killed": 3,
+    "database cut": 4,  # all connections to it
+    "database read-only": 2,
+    "database stopped": 2,
+    "balancer killed": 1,
+    "configuration changed": 4,
+    "configuration broken": 2,
+    "key revoked": 3,
+}
+
+
+class Fault(msgspec.Struct, frozen=True):
+    kind: str
+    at: int  # number of streams that have begun
+    lasts_s: float
+    dice: int  # decides whom it hits
+
+
+def plan(seed: int, streams: int, faults: int, kinds: dict[str, int] = KINDS) -> list[Fault]:
+    chance = random.Random(f"faults {seed}")
+    drawn = chance.choices(list(kinds), list(kinds.values()), k=faults)
+    at = sorted(chance.randint(streams // 50, streams * 97 // 100) for _ in range(faults))
+    return [
+        Fault(kind, number, chance.uniform(0.2, 2.5), chance.getrandbits(32))
+        for kind, number in zip(drawn, at, strict=True)
+    ]

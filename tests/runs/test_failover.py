@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -138,8 +139,9 @@ def test_the_head_of_an_answer_is_read() -> None:
 
 
 async def _echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(100):
-        writer.write(data)
+    with suppress(ConnectionResetError):
+        while data := await reader.read(100):
+            writer.write(data)
     writer.close()
 
 

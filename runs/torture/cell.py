@@ -25,6 +25,7 @@ from runs.failover.cell import Cell, Member, until_listening
 from runs.failover.plan import DISPATCHERS, RELAYS
 from runs.torture.forker import Forker
 from runs.torture.judge import Rules
+from runs.torture.links import FaultyLink
 from runs.torture.workload import KEYS, MODEL, STUDENT, TOOL_NAME, TOOL_PARAMETERS
 
 FULL, STUDENTS, SEATS = 6, 2, 6
@@ -87,12 +88,21 @@ class TortureCell(Cell):
         self._forkers = {name: Forker(HEADWAY, environments.get(name)) for name in own}
         self._forkers["engines"] = Forker(ENGINE)
         self.engines: dict[str, Member] = {}
+        # All ways that pass through the run: to each engine, by its URL, and to the database.
+        self.engine_links = {
+            url: FaultyLink(url, port) for url, port in zip(self.replica_urls, self.replica_ports, strict=True)
+        }
+        self.database_link = FaultyLink("database", self.database.port)
         self.more_lines = ""  # of headway.toml, for changes while it runs
 
     @property
     def engine_of(self) -> dict[str, str]:
         """The URL in headway.toml -> the engine's own."""
-        return {url: url for url in self.replica_urls}
+        return {self.url_of(url): url for url in self.replica_urls}
+
+    def url_of(self, url: str) -> str:
+        """Of the link to this engine."""
+        return f"http://127.0.0.1:{self.engine_links[url].port}"
 
     @property
     def members(self) -> list[Member]:
@@ -100,6 +110,17 @@ class TortureCell(Cell):
 
     def model_of(self, url: str) -> str:
         return MODEL if self.replica_urls.index(url) < FULL else STUDENT
+
+    async def start(self) -> None:
+        for link in (*self.engine_links.values(), self.database_link):
+            await link.start()
+        await super().start()
+
+    async def stop(self) -> dict[str, int]:
+        codes = await super().stop()
+        for link in (*self.engine_links.values(), self.database_link):
+            await link.stop()
+        return codes
 
     def remove(self) -> None:
         super().remove()
@@ -161,10 +182,11 @@ class TortureCell(Cell):
             self.secret.write_text(hashlib.sha256(str(self.folder).encode()).hexdigest())
             self.secret.chmod(0o600)
         hashed = hashlib.sha256(ADMIN.encode()).hexdigest()
+        store = self.database.url.replace(f":{self.database.port}/", f":{self.database_link.port}/")
         text = (
             f"[gateway]\ndrain_timeout_s = {DRAIN_S}\nprobe_interval_s = 0.5\nstall_s = {STALL_S}\n"
             f'admin_key_hashes = ["{hashed}"]\n'
-            f'[ledger]\nstore = "{self.database.url}"\nspool = "{self.spool}"\nspool_bytes = {SPOOL_BYTES}\n'
+            f'[ledger]\nstore = "{store}"\nspool = "{self.spool}"\nspool_bytes = {SPOOL_BYTES}\n'
             f'[cell]\nrelays = {list(self._relay_names)}\nlease = "ledger"\n'
         )
         text += self._model_lines(MODEL, self.replica_urls[:FULL], [*MULTIPLES])
@@ -182,5 +204,5 @@ class TortureCell(Cell):
             lines += f"price_multiple = {MULTIPLES[tier]}\n"
             lines += f"floor_tps = {FLOORS[tier]}\n" if tier in FLOORS else ""
         for url in urls:
-            lines += f'[[models.replicas]]\nurl = "{url}"\nseats = {SEATS}\ncurve = {CURVE}\n'
+            lines += f'[[models.replicas]]\nurl = "{self.url_of(url)}"\nseats = {SEATS}\ncurve = {CURVE}\n'
         return lines

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 
+from headway.ledger.store import StoreUnavailable
 from runs.failover.cell import Member, until_listening, until_ready
 from runs.ledger.torture import cut_connections
 from runs.measure.witness import set_faults
@@ -77,7 +78,10 @@ class Faults:
             self._busy.add(url)
             from_s = time.monotonic()
             effects = ["dies"]
-            if what == "killed":
+            if what.startswith("link"):
+                effects = ["stands"]  # what is under way there arrives late
+                await self._at_engine_link(url, what, fault, chance)
+            elif what == "killed":
                 await self._kill_engine(url)
             elif what == "stopped":
                 effects = ["stands"]
@@ -87,6 +91,21 @@ class Faults:
                 await self._set_engine(url, what, fault, chance)
             self._note(fault, [url], effects, from_s)
             self._busy.discard(url)
+
+    async def _at_engine_link(self, url: str, what: str, fault: Fault, chance: random.Random) -> None:
+        link = self.cell.engine_links[url]
+        if what == "link closed":
+            link.close()
+        elif what == "link frozen":
+            link.freeze()
+        elif what == "link slow":
+            link.slow(chance.uniform(0.0, 0.05), chance.uniform(5_000, 100_000), chance.randint(1, 50))
+        elif what == "link truncated":
+            link.truncate(chance.randint(0, 4_000))
+        else:
+            link.corrupt(chance, 1 / chance.randint(500, 5_000))
+        await asyncio.sleep(fault.lasts_s)
+        link.mend()
 
     async def _kill_engine(self, url: str) -> None:
         engine = self.cell.engines[url]
@@ -191,6 +210,8 @@ class Faults:
                 await asyncio.to_thread(database.start)
             elif what == "cut":
                 await asyncio.to_thread(cut_connections, database.url)
+            elif what.startswith("link"):
+                await self._at_database_link(what, fault, chance)
             elif what == "stopped":
                 paused = database.pause()
                 try:
@@ -202,6 +223,17 @@ class Faults:
                 await asyncio.sleep(fault.lasts_s)
                 await asyncio.to_thread(_set_read_only, database.url, "off")
             self._note(fault, ["database"], [], from_s)
+
+    async def _at_database_link(self, what: str, fault: Fault, chance: random.Random) -> None:
+        link = self.cell.database_link
+        if what == "link closed":
+            link.close()
+        elif what == "link frozen":
+            link.freeze()
+        else:
+            link.slow(chance.uniform(0.01, 0.2))
+        await asyncio.sleep(fault.lasts_s)
+        link.mend()
 
     async def _at_balancer(self, _what: str, fault: Fault, _chance: random.Random) -> None:
         async with self._relays:
@@ -231,15 +263,19 @@ class Faults:
         async with self._keys:
             from_s = time.monotonic()
             names = [key.id for key in KEYS if key.may_be_revoked]
-            with suppress(psycopg.Error):
-                await asyncio.to_thread(self.cell.set_revoked, names, is_revoked=True)
-            await asyncio.sleep(fault.lasts_s)
-            while True:
-                with suppress(psycopg.Error):
-                    await asyncio.to_thread(self.cell.set_revoked, names, is_revoked=False)
-                    break
-                await asyncio.sleep(0.1)
+            for is_revoked in (True, False):
+                while not await asyncio.to_thread(self._try_revoke, names, is_revoked=is_revoked):
+                    await asyncio.sleep(0.1)
+                await asyncio.sleep(fault.lasts_s)
             self.done.append(Done(fault.kind, names, ["revoked"], from_s, time.monotonic() + 60.0))
+
+    def _try_revoke(self, names: list[str], *, is_revoked: bool) -> bool:
+        """The database may be away."""
+        try:
+            self.cell.set_revoked(names, is_revoked=is_revoked)
+        except StoreUnavailable:
+            return False
+        return True
 
 
 async def _stand(member: Member, for_s: float) -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import os
 import random
+import subprocess
+import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from runs.torture.clocks import FaultyClock
+from runs.torture.disks import FaultyDisk, joined
 from runs.torture.links import FaultyLink
 
 TIMEOUT_S = 20.0
@@ -156,3 +164,135 @@ async def test_a_link_without_a_target_resets() -> None:
         with pytest.raises(ConnectionResetError):
             await reader.readexactly(1)
         writer.close()
+
+
+# --- disks and clocks: each test asks one Python process that has the shims ---
+
+
+class _Process:
+    """A process that evaluates expressions."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        loop = "import sys\nfor line in sys.stdin:\n  try: print(repr(eval(line)), flush=True)\n"
+        loop += "  except OSError as error: print(repr(errno.errorcode[error.errno]), flush=True)\n"
+        command = [sys.executable, "-c", f"import errno, os, sqlite3, threading, time, uvloop\n{loop}"]
+        self._process = subprocess.Popen(
+            command, env=os.environ | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self, expression: str) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{expression}\n")
+        self._process.stdin.flush()
+        return ast.literal_eval(self._process.stdout.readline())
+
+    def end(self) -> None:
+        self._process.communicate()
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> FaultyDisk:
+    (tmp_path / "disk").mkdir()
+    return FaultyDisk(tmp_path / "disk", tmp_path / "control")
+
+
+@pytest.fixture
+def clock(tmp_path: Path) -> Iterator[FaultyClock]:
+    clock = FaultyClock(tmp_path / "clock")
+    yield clock
+    clock.mend()
+
+
+@pytest.fixture
+def ask(disk: FaultyDisk, clock: FaultyClock) -> Iterator[_Process]:
+    process = _Process(joined(disk.env(), clock.env()))
+    yield process
+    process.end()
+
+
+def test_a_full_disk_cuts_one_write_short_and_fails_the_next(disk: FaultyDisk, ask: _Process, tmp_path: Path) -> None:
+    inside, outside = disk.folder / "file", tmp_path / "file"
+    fd = ask(f"os.open({str(inside)!r}, os.O_WRONLY | os.O_CREAT)")
+    other = ask(f"os.open({str(outside)!r}, os.O_WRONLY | os.O_CREAT)")
+    disk.full(after_bytes=10)
+    assert ask(f"os.write({fd}, b'12345678')") == 8
+    assert ask(f"os.write({fd}, b'12345678')") == 2
+    assert ask(f"os.write({fd}, b'12345678')") == "ENOSPC"
+    assert ask(f"os.pwrite({fd}, b'1', 0)") == "ENOSPC"
+    assert ask(f"os.writev({fd}, [b'1', b'2'])") == "ENOSPC"
+    assert ask(f"os.write({other}, b'12345678')") == 8
+    assert disk.failures == 4
+    assert inside.read_bytes() == b"1234567812"
+    disk.mend()
+    assert ask(f"os.writev({fd}, [b'34', b'5'])") == 3
+
+
+def test_a_read_only_disk_changes_nothing(disk: FaultyDisk, ask: _Process) -> None:
+    path = disk.folder / "file"
+    path.write_bytes(b"old")
+    fd = ask(f"os.open({str(path)!r}, os.O_WRONLY)")
+    disk.read_only()
+    for expression in (
+        f"os.write({fd}, b'new')",
+        f"os.ftruncate({fd}, 0)",
+        f"os.open({str(path)!r}, os.O_WRONLY)",
+        f"os.open({str(disk.folder / 'other')!r}, os.O_WRONLY | os.O_CREAT)",
+        f"open({str(path)!r}, 'ab')",
+        f"os.rename({str(path)!r}, {str(path)!r} + '2')",
+        f"os.unlink({str(path)!r})",
+    ):
+        assert ask(expression) == "EROFS"
+    assert ask(f"open({str(path)!r}).read()") == "old"
+    disk.mend()
+    assert ask(f"os.write({fd}, b'new')") == 3
+
+
+def test_syncs_fail_and_are_slow(disk: FaultyDisk, ask: _Process) -> None:
+    fd = ask(f"os.open({str(disk.folder / 'file')!r}, os.O_WRONLY | os.O_CREAT)")
+    disk.failing_fsync(times=1)
+    assert ask(f"os.fsync({fd})") == "EIO"
+    assert ask(f"os.fsync({fd})") is None
+    disk.failing_fsync()
+    assert [ask(f"os.fdatasync({fd})") for _ in range(2)] == ["EIO", "EIO"]
+    disk.mend()
+    disk.slow_fsync(60)
+    began = time.monotonic()
+    assert ask(f"os.fdatasync({fd})") is None
+    assert time.monotonic() - began >= 0.06
+
+
+def test_sqlite_meets_a_full_disk(disk: FaultyDisk, ask: _Process) -> None:
+    database = f"sqlite3.connect({str(disk.folder / 'books.db')!r}, isolation_level=None)"
+    ask(f"globals().__setitem__('db', {database})")
+    ask("db.execute('CREATE TABLE t (x)').fetchall()")
+    disk.full()
+    ask("globals().__setitem__('tried', lambda: db.execute('INSERT INTO t VALUES (1)').fetchall())")
+    ask("exec('try: tried()\\nexcept sqlite3.Error as error: globals().__setitem__(\"why\", str(error))')")
+    assert ask("why") == "database or disk is full"
+    disk.mend()
+    assert ask("tried()") == []
+    assert ask("db.execute('SELECT * FROM t').fetchall()") == [(1,)]
+
+
+def test_a_clock_is_stepped_and_drifts_and_monotonic_time_does_not(clock: FaultyClock, ask: _Process) -> None:
+    def ahead_s() -> float:
+        told: float = ask("time.time()")
+        return told - time.time()
+
+    assert abs(ahead_s()) < 0.2
+    clock.step(3600)
+    monotonic_s = ask("time.monotonic()")
+    assert ahead_s() == pytest.approx(3600, abs=0.2)
+    assert ask("time.monotonic()") - monotonic_s < 2
+    assert ask("threading.Event().wait(0.05)") is False  # neither at once nor an hour late
+    assert ask("uvloop.run(__import__('asyncio').sleep(0.05))") is None
+    clock.step(-7200)
+    assert ahead_s() == pytest.approx(-3600, abs=0.2)
+    clock.mend()
+    clock.drift(3)
+    time.sleep(0.3)
+    assert 0.4 < ahead_s() < 30
+    assert ahead_s() == pytest.approx(clock.offset_s, abs=0.3)
+    clock.mend()
+    assert abs(ahead_s()) < 0.2

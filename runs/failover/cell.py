@@ -217,9 +217,12 @@ class Cell:
         """What the dispatchers recorded, one file for each start."""
         return sorted(path for path in self.folder.glob("record-*") if path.stat().st_size)
 
-    def spooled(self) -> set[str]:
-        """The ids of all entries that are in the spools. The newest segment stays when the store has its entries."""
-        lines = [line for path in self.spool.rglob(NAMES) for line in path.read_bytes().splitlines(keepends=True)]
+    def spooled(self, spool: Path | None = None) -> set[str]:
+        """The ids of all entries that are in the spools, or in one of them. The newest segment stays when the store has
+        its entries."""
+        lines = [
+            line for path in (spool or self.spool).rglob(NAMES) for line in path.read_bytes().splitlines(keepends=True)
+        ]
         read = [read_line(line) for line in lines]
         return {value.id for kind, value in read if kind in ("entry", "again")}
 

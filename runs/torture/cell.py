@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,8 @@ from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
 from runs.failover.cell import Cell, Member, until_listening
 from runs.failover.plan import DISPATCHERS, RELAYS
+from runs.torture.clocks import FaultyClock
+from runs.torture.disks import FaultyDisk, joined
 from runs.torture.forker import Forker
 from runs.torture.judge import Rules
 from runs.torture.links import FaultyLink
@@ -39,6 +41,7 @@ PRICES = {MODEL: (1.0, 10.0), STUDENT: (0.2, 2.0)}
 STALL_S, DRAIN_S = 4.0, 20.0
 SPOOL_BYTES = 512 * 1024
 ADMIN = "hw-torture-admin"
+CLOCKS = ("relay-2", "relay-4", *DISPATCHERS)  # whose wall clocks are not the machine's
 CURVE = [[batch, round(1 / SCRIPT.step_time_s(batch), 4)] for batch in range(1, SEATS + 1)]
 ANSWERS = f"""
 [[answers]]
@@ -78,14 +81,17 @@ def _always(command: list[str], _start: int) -> list[str]:
 
 
 class TortureCell(Cell):
-    def __init__(self, folder: Path, environments: Mapping[str, Mapping[str, str]] | None = None) -> None:
-        """`environments`: of the members that are started with other variables, by name."""
+    def __init__(self, folder: Path) -> None:
         super().__init__(folder, with_etcd=False, relays=RELAYS, replicas=FULL + STUDENTS)
-        environments = environments or {}
         self.journals = folder / "journals"
         self.journals.mkdir()
-        own = [*RELAYS, *DISPATCHERS]
-        self._forkers = {name: Forker(HEADWAY, environments.get(name)) for name in own}
+        self.disks = {name: FaultyDisk(self.spool / name, folder / f"disk-of-{name}") for name in RELAYS}
+        self.clocks = {name: FaultyClock(folder / f"clock-of-{name}") for name in CLOCKS}
+        means = {name: [disk.env()] for name, disk in self.disks.items()}
+        for name, clock in self.clocks.items():
+            means.setdefault(name, []).append(clock.env())
+        names = [*RELAYS, *DISPATCHERS]
+        self._forkers = {name: Forker(HEADWAY, joined(*means.get(name, []))) for name in names}
         self._forkers["engines"] = Forker(ENGINE)
         self.engines: dict[str, Member] = {}
         # All ways that pass through the run: to each engine, by its URL, and to the database.
@@ -134,6 +140,14 @@ class TortureCell(Cell):
     @property
     def balancer(self) -> Member:
         return self._others[-1]
+
+    def unshipped(self, relay: str) -> set[str]:
+        """The ids of the entries in this relay's spool that the database does not have."""
+        store = open_store(self.database.url)
+        try:
+            return self.spooled(self.spool / relay) - {entry.id for entry in store.entries()}
+        finally:
+            store.close()
 
     def set_revoked(self, names: Sequence[str], *, is_revoked: bool) -> None:
         store = open_store(self.database.url)

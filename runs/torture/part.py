@@ -58,7 +58,6 @@ async def play(
         async with asyncio.TaskGroup() as group:
             group.create_task(callers.run())
             group.create_task(doing.run(plan))
-            group.create_task(_watch(cell, doing))
         telling.cancel()
         tell("waiting until all is idle")
         left = await _left_over(cell)
@@ -69,6 +68,7 @@ async def play(
         judged = await asyncio.to_thread(_judge, cell, callers, doing)
         judged.findings["ended by itself, or badly"] += exits
         judged.findings["left over"] += left
+        judged.findings["a copied spool was taken"] += doing.relays.wrong
         return _outcome(seed, commit, time.monotonic() - began_s, callers, doing, judged)
     finally:
         cell.remove()
@@ -78,12 +78,6 @@ async def _tell(callers: Callers, doing: Faults, tell: Callable[[str], None]) ->
     while True:
         tell(f"{callers.started:,} streams, {len(doing.done):,} faults")
         await asyncio.sleep(0.5)
-
-
-async def _watch(cell: TortureCell, doing: Faults) -> None:
-    """Ends with the load. A process that ends by itself is started again, and is a finding."""
-    while not doing.callers.is_over:
-        await asyncio.sleep(0.2)
 
 
 async def _left_over(cell: TortureCell) -> list[str]:
@@ -107,7 +101,7 @@ def _running(url: str) -> int:
 
 
 def _judge(cell: TortureCell, callers: Callers, doing: Faults) -> Judgement:
-    streams = read_journals(cell.journals, doing.died_s)
+    streams = read_journals(cell.journals, doing.engines.died_s)
     rows, slices = read_rows(cell.database.url)
     known = {row.id for row in rows}
     evidence = Evidence(callers.ended, streams, rows, slices, doing.done, RULES, cell.engine_of)

@@ -32,7 +32,16 @@ KINDS = {
     "standby killed": 3,
     "link closed": 7,  # between a relay and the leader
     "link frozen": 5,
+    "link slow": 4,
     "relay cut off": 3,  # from both dispatchers
+    "relay disk full": 4,
+    "relay disk read-only": 3,
+    "relay disk fails": 3,  # its fsync
+    "relay disk slow": 3,
+    "relay spool restored": 3,  # an older copy of it
+    "relay clock stepped": 3,
+    "relay clock drifts": 2,
+    "standby clock stepped": 2,
     "database killed": 3,
     "database cut": 4,  # all connections to it
     "database read-only": 2,

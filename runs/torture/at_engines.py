@@ -1,0 +1,76 @@
+"""Faults of engines, and of the ways to them. Each engine has one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from runs.measure.witness import set_faults
+from runs.torture.cell import TortureCell
+from runs.torture.judge import Done
+from runs.torture.plan import Fault
+from runs.torture.processes import stand, start_until_listening
+
+AT_ONCE = 3
+
+
+class AtEngines:
+    def __init__(self, cell: TortureCell) -> None:
+        self.died_s: dict[str, list[float]] = {}
+        self._cell = cell
+        self._free = asyncio.Semaphore(AT_ONCE)
+        self._busy = set[str]()
+
+    async def cause(self, what: str, fault: Fault, chance: random.Random) -> Done:
+        async with self._free:
+            url = chance.choice([url for url in self._cell.engines if url not in self._busy])
+            self._busy.add(url)
+            from_s = time.monotonic()
+            if what.startswith("link"):
+                effects = ["stands"]  # what is under way there arrives late
+                await self._at_link(url, what, fault, chance)
+            elif what == "killed":
+                effects = ["dies"]
+                await self._kill(url)
+            elif what == "stopped":
+                effects = ["stands"]
+                await stand(self._cell.engines[url], fault.lasts_s)
+            else:
+                effects = ["fails"]
+                await self._set(url, what, fault, chance)
+            self._busy.discard(url)
+            return Done(fault.kind, [url], effects, from_s, time.monotonic())
+
+    async def _kill(self, url: str) -> None:
+        engine = self._cell.engines[url]
+        await engine.kill()
+        self.died_s.setdefault(url, []).append(time.monotonic())
+        await start_until_listening(engine)
+
+    async def _at_link(self, url: str, what: str, fault: Fault, chance: random.Random) -> None:
+        link = self._cell.engine_links[url]
+        if what == "link closed":
+            link.close()
+        elif what == "link frozen":
+            link.freeze()
+        elif what == "link slow":
+            link.slow(chance.uniform(0.0, 0.05), chance.uniform(5_000, 100_000), chance.randint(1, 50))
+        elif what == "link truncated":
+            link.truncate(chance.randint(0, 4_000))
+        else:
+            link.corrupt(chance, 1 / chance.randint(500, 5_000))
+        await asyncio.sleep(fault.lasts_s)
+        link.mend()
+
+    async def _set(self, url: str, what: str, fault: Fault, chance: random.Random) -> None:
+        settings: dict[str, dict[str, object]] = {
+            "slow": {"slow_factor": chance.uniform(1.3, 3.0)},
+            "drops streams": {"die_after_tokens": chance.randint(1, 20), "times": chance.randint(1, 6)},
+            "dies before answers": {"die_after_tokens": 0, "times": chance.randint(1, 4)},
+            "hangs": {"hang_after_tokens": chance.randint(0, 10)},
+            "refuses": {"refuse": True},
+        }
+        await set_faults(url, **settings[what])
+        await asyncio.sleep(fault.lasts_s)
+        await set_faults(url)

@@ -1,0 +1,154 @@
+"""Faults of relays, dispatchers, the links between them, their disks and their clocks.
+
+One relay and one dispatcher at a time: more than half of the relays must hear a dispatcher, or nobody decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import time
+
+from runs.torture.cell import TortureCell
+from runs.torture.judge import Done
+from runs.torture.plan import Fault
+from runs.torture.processes import READY, READY_S, answers, stand, start_until_listening, start_until_ready
+
+MOST_STEP_S = 36 * 3600.0  # of a clock
+
+
+class AtRelays:
+    def __init__(self, cell: TortureCell) -> None:
+        self.lock = asyncio.Lock()
+        self.wrong: list[str] = []
+        self._cell = cell
+
+    async def cause(self, what: str, fault: Fault, chance: random.Random) -> Done:
+        async with self.lock:
+            name = chance.choice([*self._cell.relays])
+            from_s = time.monotonic()
+            relay = self._cell.relays[name]
+            effects: list[str] = []
+            if what == "killed":
+                effects = ["dies"]
+                await relay.kill()
+                await start_until_ready(relay)
+            elif what == "ended":  # after its streams
+                await relay.end()
+                await start_until_ready(relay)
+            elif what == "stopped":
+                effects = ["stands"]
+                await stand(relay, fault.lasts_s)
+            elif what == "spool restored":
+                effects = ["dies"]
+                await self._restore_spool(name, fault)
+            elif what.startswith("disk"):
+                await self._at_disk(name, what, fault, chance)
+            elif what.startswith("clock"):
+                name = chance.choice([one for one in self._cell.clocks if one in self._cell.relays])
+                await at_clock(self._cell, name, what, fault, chance)
+            else:  # cut off from both dispatchers
+                for link in (links := self._cell.links_of(name)):
+                    link.freeze()
+                await asyncio.sleep(fault.lasts_s)
+                for link in links:
+                    link.mend()
+            return Done(fault.kind, [name], effects, from_s, time.monotonic())
+
+    async def at_link(self, what: str, fault: Fault, chance: random.Random) -> Done:
+        """Of a relay to the dispatcher that leads."""
+        name, from_s = chance.choice([*self._cell.relays]), time.monotonic()
+        links = self._cell.links_of(name, self._cell.leader() or "dispatcher-1")
+        for link in links:
+            if what == "closed":
+                link.close()
+            elif what == "frozen":
+                link.freeze()
+            else:
+                link.slow(chance.uniform(0.001, 0.1), split=chance.randint(1, 200))
+        await asyncio.sleep(fault.lasts_s)
+        for link in links:
+            link.mend()
+        return Done(fault.kind, [name], [], from_s, time.monotonic())
+
+    async def _restore_spool(self, name: str, fault: Fault) -> None:
+        """A machine is set back to a copy of its disk that was made while calls ran. What came after the copy has been
+        shipped. Headway must refuse the copy until its owner says, by deleting two files, that no other gateway uses
+        it."""
+        relay, spool = self._cell.relays[name], self._cell.spool / name
+        copy = self._cell.folder / f"copy-of-{name}"
+        shutil.rmtree(copy, ignore_errors=True)
+        await relay.kill()
+        shutil.copytree(spool, copy)
+        await start_until_ready(relay)
+        await asyncio.sleep(fault.lasts_s)
+        await relay.end()
+        if not self._cell.unshipped(name):
+            shutil.rmtree(spool)
+            copy.rename(spool)
+            for file in ("place", "gateway"):
+                relay.start()
+                while not relay.ended_by_itself():
+                    if await answers(relay, READY, b" 200"):
+                        self.wrong.append(f"{name} serves with a copy of its spool")
+                        return
+                    await asyncio.sleep(0.05)
+                (spool / file).unlink()
+        await start_until_ready(relay)
+
+    async def _at_disk(self, name: str, what: str, fault: Fault, chance: random.Random) -> None:
+        disk = self._cell.disks[name]
+        if what == "disk full":
+            disk.full(chance.randint(0, 20_000))
+        elif what == "disk read-only":
+            disk.read_only()
+        elif what == "disk fails":
+            disk.failing_fsync()
+        else:
+            disk.slow_fsync(chance.randint(5, 200))
+        await asyncio.sleep(fault.lasts_s)
+        disk.mend()
+
+
+class AtDispatchers:
+    def __init__(self, cell: TortureCell) -> None:
+        self._lock = asyncio.Lock()
+        self._cell = cell
+
+    async def cause(self, what: str, fault: Fault, chance: random.Random) -> Done:
+        async with self._lock:
+            leader = await self._find_leader()
+            standby = next(name for name in self._cell.dispatchers if name != leader)
+            name = leader if fault.kind.startswith("leader") else standby
+            dispatcher, from_s = self._cell.dispatchers[name], time.monotonic()
+            if what == "stopped":
+                await stand(dispatcher, fault.lasts_s)
+            elif what.startswith("clock"):
+                await at_clock(self._cell, name, what, fault, chance)
+            else:
+                if what == "killed":
+                    await dispatcher.kill()
+                else:
+                    await dispatcher.end()
+                await start_until_listening(dispatcher)
+            return Done(fault.kind, [name], [], from_s, time.monotonic())
+
+    async def _find_leader(self) -> str:
+        deadline = time.monotonic() + READY_S
+        while (leader := self._cell.leader()) is None:
+            if time.monotonic() > deadline:
+                raise SystemExit("no dispatcher leads")
+            await asyncio.sleep(0.05)
+        return leader
+
+
+async def at_clock(cell: TortureCell, name: str, what: str, fault: Fault, chance: random.Random) -> None:
+    """The wall clock. Monotonic time goes on as it is."""
+    clock = cell.clocks[name]
+    if what == "clock stepped":
+        clock.step(chance.choice((-1, 1)) * chance.uniform(1.0, MOST_STEP_S))
+    else:
+        clock.drift(chance.uniform(0.5, 3.0))
+    await asyncio.sleep(fault.lasts_s)
+    await asyncio.to_thread(clock.mend)

@@ -6,7 +6,6 @@ import hashlib
 import mmap
 import os
 import shutil
-import struct
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,7 +25,7 @@ class FaultyDisk:
         self._control = control.resolve()
         self._control.write_bytes(bytes(8 * len(FIELDS)))
         with self._control.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), 8 * len(FIELDS))
+            self._fields = memoryview(mmap.mmap(file.fileno(), 8 * len(FIELDS))).cast("q")
 
     def env(self) -> dict[str, str]:
         """Add these to the environment of the process, with `joined` if anything else is preloaded."""
@@ -67,22 +66,22 @@ class FaultyDisk:
         self._set("is_faulty", 1)
 
     def _get(self, field: str) -> int:
-        return int(struct.unpack_from("q", self._memory, 8 * FIELDS.index(field))[0])
+        return self._fields[FIELDS.index(field)]
 
     def _set(self, field: str, value: int) -> None:
-        struct.pack_into("q", self._memory, 8 * FIELDS.index(field), value)
+        self._fields[FIELDS.index(field)] = value
 
 
-def library() -> Path:
-    """Compile the shim, unless this version of it has been."""
-    compiled = CACHE / f"disks-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
+def library(source: Path = SOURCE) -> Path:
+    """Compile a library to preload, unless this version of it has been."""
+    compiled = CACHE / f"{source.stem}-{hashlib.sha256(source.read_bytes()).hexdigest()[:16]}.so"
     if compiled.exists():
         return compiled
     if shutil.which("gcc") is None:
         raise SystemExit("gcc is not installed: apt-get install gcc libc6-dev")
     CACHE.mkdir(parents=True, exist_ok=True)
     new = compiled.with_suffix(f".{os.getpid()}")
-    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-Wall", "-o", new, SOURCE, "-ldl"], check=True)
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O2", "-Wall", "-o", new, source, "-ldl"], check=True)
     return new.replace(compiled)
 
 

@@ -84,7 +84,7 @@ class AtRelays:
         await start_until_ready(relay)
         await asyncio.sleep(fault.lasts_s)
         await relay.end()
-        if not self._cell.unshipped(name):
+        if await asyncio.to_thread(self._cell.is_shipped, name):
             shutil.rmtree(spool)
             copy.rename(spool)
             for file in ("place", "gateway"):

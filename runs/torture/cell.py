@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import psycopg
 
 from headway.auto.calibration import write_calibration
 from headway.auto.gate import Gate, GateCalibration, Isotonic, tool_id
@@ -40,7 +41,7 @@ MAX_HOLD_S = {"standard": 8.0, "fast": 3.0, "ultrafast": 3.0, "flex": 10.0}
 PRICES = {MODEL: (1.0, 10.0), STUDENT: (0.2, 2.0)}
 STALL_S, DRAIN_S = 4.0, 20.0
 SPOOL_BYTES = 512 * 1024
-ADMIN = "hw-torture-admin"
+ADMIN, OWNER = "hw-torture-admin", "hw-torture-owner"
 CLOCKS = ("relay-2", "relay-4", *DISPATCHERS)  # whose wall clocks are not the machine's
 CURVE = [[batch, round(1 / SCRIPT.step_time_s(batch), 4)] for batch in range(1, SEATS + 1)]
 ANSWERS = f"""
@@ -141,13 +142,15 @@ class TortureCell(Cell):
     def balancer(self) -> Member:
         return self._others[-1]
 
-    def unshipped(self, relay: str) -> set[str]:
-        """The ids of the entries in this relay's spool that the database does not have."""
-        store = open_store(self.database.url)
+    def is_shipped(self, relay: str) -> bool:
+        """Whether the database surely has all entries of this relay's spool."""
+        ids = list(self.spooled(self.spool / relay))
         try:
-            return self.spooled(self.spool / relay) - {entry.id for entry in store.entries()}
-        finally:
-            store.close()
+            with psycopg.connect(self.database.url) as connection:
+                found = connection.execute("SELECT count(*) FROM entries WHERE id = ANY(%s)", (ids,)).fetchone()
+        except psycopg.Error:
+            return False
+        return found == (len(ids),)
 
     def set_revoked(self, names: Sequence[str], *, is_revoked: bool) -> None:
         store = open_store(self.database.url)
@@ -195,11 +198,11 @@ class TortureCell(Cell):
         if not self.secret.exists():
             self.secret.write_text(hashlib.sha256(str(self.folder).encode()).hexdigest())
             self.secret.chmod(0o600)
-        hashed = hashlib.sha256(ADMIN.encode()).hexdigest()
+        admin, owner = (hashlib.sha256(key.encode()).hexdigest() for key in (ADMIN, OWNER))
         store = self.database.url.replace(f":{self.database.port}/", f":{self.database_link.port}/")
         text = (
             f"[gateway]\ndrain_timeout_s = {DRAIN_S}\nprobe_interval_s = 0.5\nstall_s = {STALL_S}\n"
-            f'admin_key_hashes = ["{hashed}"]\n'
+            f'admin_key_hashes = ["{admin}"]\nkey_hashes = ["{owner}"]\n'
             f'[ledger]\nstore = "{store}"\nspool = "{self.spool}"\nspool_bytes = {SPOOL_BYTES}\n'
             f'[cell]\nrelays = {list(self._relay_names)}\nlease = "ledger"\n'
         )

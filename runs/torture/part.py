@@ -10,17 +10,15 @@ from pathlib import Path
 
 import msgspec
 
-from runs.measure.fetch import fetch
 from runs.torture.callers import Callers
 from runs.torture.cell import RULES, TortureCell
 from runs.torture.faults import Faults
 from runs.torture.judge import Evidence, Judgement, judge
+from runs.torture.left_over import idle_relays, left_over
 from runs.torture.plan import Fault
 from runs.torture.witness import read_journals, read_rows
 
 CALLERS = 64
-WARM_UP_STREAMS = 50
-IDLE_S = 40.0  # for all that runs to end, after the last call
 
 
 class Outcome(msgspec.Struct):
@@ -51,6 +49,7 @@ async def play(
     try:
         tell("starting the cell")
         await cell.start()
+        before = await idle_relays(cell)
         callers = Callers(cell.port, seed, CALLERS, streams)
         doing = Faults(cell, callers)
         began_s = time.monotonic()
@@ -60,7 +59,7 @@ async def play(
             group.create_task(doing.run(plan))
         telling.cancel()
         tell("waiting until all is idle")
-        left = await _left_over(cell)
+        left = await left_over(cell, before)
         exits = [member.name for member in cell.members if member.ended_by_itself()]
         codes = await cell.stop()
         exits += [f"{name}: exit code {code}" for name, code in codes.items() if code]
@@ -78,26 +77,6 @@ async def _tell(callers: Callers, doing: Faults, tell: Callable[[str], None]) ->
     while True:
         tell(f"{callers.started:,} streams, {len(doing.done):,} faults")
         await asyncio.sleep(0.5)
-
-
-async def _left_over(cell: TortureCell) -> list[str]:
-    """What still runs on engines some time after the last call."""
-    deadline = time.monotonic() + IDLE_S
-    while True:
-        records = [await asyncio.to_thread(_running, url) for url in cell.engines]
-        if not any(records) or time.monotonic() > deadline:
-            return [f"{count} requests on {url}" for url, count in zip(cell.engines, records, strict=True) if count]
-        await asyncio.sleep(0.2)
-
-
-class _Page(msgspec.Struct):
-    running: int
-    waiting: int
-
-
-def _running(url: str) -> int:
-    page = msgspec.json.decode(fetch(url + "/scripted/record"), type=_Page)
-    return page.running + page.waiting
 
 
 def _judge(cell: TortureCell, callers: Callers, doing: Faults) -> Judgement:

@@ -22,7 +22,7 @@ from pathlib import Path
 from headway.core.types import Call
 from headway.errors import Refused, SetupError
 from headway.ledger.budget import Budgets
-from headway.ledger.entries import Entry, day_of, now_us, seconds_left
+from headway.ledger.entries import Entry, day_of, now_us, seconds_left, steady_now_us
 from headway.ledger.keys import Key, KeyCache, KeyTable, cache_salt, read_secret
 from headway.ledger.reading import StoreReader
 from headway.ledger.spool import Spool
@@ -162,7 +162,7 @@ class Books:
 
     def find_key(self, hashed: str) -> Key | None:
         """Return None if there is no such key. Raises Refused if the local table is too old to tell."""
-        now = now_us()
+        now = steady_now_us()
         if now - self.keys.as_of_us > self._key_cache_us:
             raise Refused("books_away", RETRY_AFTER_S)
         key = self.keys.find(hashed, now)
@@ -359,7 +359,7 @@ class Books:
             return
 
     def _refresh_keys(self, store: Store) -> None:
-        as_of_us = now_us()
+        as_of_us = steady_now_us()
         changed = store.keys_since(self.keys.version)
         self._call_in_loop(self._update_keys, changed, as_of_us, store.now_us())
 

@@ -30,6 +30,8 @@ from headway.wire import Receipt, Usage
 Kind = Literal["reserved", "served", "refunded", "released", "seated"]
 BILLED: tuple[Kind, ...] = ("served", "refunded")
 DAY_US = 86_400 * 1_000_000
+_STEADY: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # where there is one: it counts while we sleep
+_STARTED_NS = time.time_ns() - time.clock_gettime_ns(_STEADY)
 
 # Limits that hold when an entry is read from the spool. Sums of a thousand such amounts fit into a column of the store.
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -169,6 +171,11 @@ def _cost(price: Price, usage: Usage) -> int:
 
 def now_us() -> int:
     return time.time_ns() // 1_000
+
+
+def steady_now_us() -> int:
+    """The time of day, as if nobody had set the clock since this process started. For the age of things."""
+    return (_STARTED_NS + time.clock_gettime_ns(_STEADY)) // 1_000
 
 
 def day_of(at_us: int) -> str:

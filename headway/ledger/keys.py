@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from headway.errors import SetupError
+from headway.ledger.entries import steady_now_us
 
 log = logging.getLogger("headway.ledger")
 
@@ -135,7 +136,8 @@ class KeyCache:
             signature, _, body = self._path.read_bytes().partition(b"\n")
             if hmac.compare_digest(signature, self._sign(body)):
                 cached = msgspec.json.decode(body, type=_Cached)
-                table.take(cached.keys, cached.as_of_us, cached.store_us)
+                # If the clock was set back since, they are taken as new, and not as valid for longer than that.
+                table.take(cached.keys, min(cached.as_of_us, steady_now_us()), cached.store_us)
         except (OSError, msgspec.MsgspecError):
             return
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -20,10 +21,11 @@ import pytest
 from headway.core.types import Action, Event, Settled
 from headway.engines.base import EngineRequest
 from headway.engines.scripted import Faults, Script, ScriptedEngine, running
+from headway.errors import Refused
 from headway.ledger import books as books_module
 from headway.ledger import reading
 from headway.ledger.bill import make_bill
-from headway.ledger.entries import Entry
+from headway.ledger.entries import DAY_US, Entry
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.sqlite import SQLiteStore
 from headway.ledger.store import Lease
@@ -347,6 +349,20 @@ async def test_who_has_used_up_the_month_is_told_when_the_next_one_begins(
         with pytest.raises(openai.APIStatusError, match="budget") as refused:
             await at.here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=10)
         assert refused.value.response.headers["retry-after"] == str(15 * 86_400 + 43_200)
+
+
+@pytest.mark.parametrize("days", [2, -2])
+async def test_setting_the_clock_makes_keys_neither_older_nor_newer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int
+) -> None:
+    async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
+        books, ahead_ns, real_ns = at.here.gateway.books, days * DAY_US * 1_000, time.time_ns
+        assert books is not None
+        monkeypatch.setattr(time, "time_ns", lambda: real_ns() + ahead_ns)
+        assert books.find_key(KEY.hash) is not None
+        books._key_cache_us = 0
+        with pytest.raises(Refused):
+            books.find_key(KEY.hash)
 
 
 async def test_a_call_without_a_limit_on_a_key_without_a_budget_leaves_consistent_books(tmp_path: Path) -> None:

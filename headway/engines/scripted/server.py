@@ -55,10 +55,14 @@ def _config(engine: ScriptedEngine) -> uvicorn.Config:
 
 @asynccontextmanager
 async def running(
-    script: Script, host: str = "127.0.0.1", port: int = 0, answers: ProgrammedAnswers | None = None
+    script: Script,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    answers: ProgrammedAnswers | None = None,
+    kind: type[ScriptedEngine] = ScriptedEngine,
 ) -> AsyncIterator[ScriptedEngine]:
     """Serve a scripted engine on this event loop, at `engine.url`."""
-    engine = ScriptedEngine(script, answers)
+    engine = kind(script, answers)
     config = _config(engine)
     config.load()
     engine.server_state.default_headers = config.encoded_headers

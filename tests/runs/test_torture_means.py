@@ -14,11 +14,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from headway.engines.scripted import Script, running
+from headway.http1 import ConnectionPool
+from runs.measure.streams import cpu_seconds
 from runs.torture.clocks import FaultyClock
 from runs.torture.disks import FaultyDisk, joined
+from runs.torture.engine_lies import KINDS, Lie, LyingEngine
 from runs.torture.links import FaultyLink
+from runs.torture.shortage import few_descriptors, little_memory, slow_process
 
 TIMEOUT_S = 20.0
 
@@ -175,10 +181,13 @@ class _Process:
     def __init__(self, env: Mapping[str, str]) -> None:
         loop = "import sys\nfor line in sys.stdin:\n  try: print(repr(eval(line)), flush=True)\n"
         loop += "  except OSError as error: print(repr(errno.errorcode[error.errno]), flush=True)\n"
+        loop += "  except MemoryError: print(repr('MemoryError'), flush=True)\n"
         command = [sys.executable, "-c", f"import errno, os, sqlite3, threading, time, uvloop\n{loop}"]
         self._process = subprocess.Popen(
             command, env=os.environ | env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
+
+        self.pid = self._process.pid
 
     def __call__(self, expression: str) -> Any:
         assert self._process.stdin is not None
@@ -296,3 +305,76 @@ def test_a_clock_is_stepped_and_drifts_and_monotonic_time_does_not(clock: Faulty
     assert ahead_s() == pytest.approx(clock.offset_s, abs=0.3)
     clock.mend()
     assert abs(ahead_s()) < 0.2
+
+
+# --- engines that lie ---
+
+
+async def _ask(url: str, *, stream: bool, tokens: int = 6) -> bytes:
+    """The body of the answer, as far as it comes."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": tokens, "stream": stream}
+    body |= {"stream_options": {"include_usage": True}} if stream else {}
+    headers = ((b"x-request-id", b"call-1"), (b"connection", b"close"))
+    _, told = await ConnectionPool(url).exchange(b"POST", "/v1/chat/completions", msgspec.json.encode(body), headers)
+    return told
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("stream", [True, False])
+async def test_an_engine_lies_and_records_the_truth(stream: bool) -> None:
+    script = Script("m", 0.001, ((1, 0.001),), 8)
+    said = {}
+    async with running(script, kind=LyingEngine) as engine:
+        assert isinstance(engine, LyingEngine)
+        for kind in KINDS:
+            engine.tell(Lie(kind))
+            said[kind] = await _ask(engine.url, stream=stream)
+            assert engine.lies["call-1"] == kind
+            assert engine.steps.requests["call-1"].tokens_sent == 6
+        engine.tell(Lie())
+        honest = await _ask(engine.url, stream=stream)
+    assert b'"completion_tokens":6' in honest
+    assert b'"completion_tokens":22' in said["claims more"]
+    assert b'"completion_tokens":3' in said["claims fewer"]
+    assert b'"usage"' not in said["no usage"]
+    assert said["empty body"] == b""
+    assert b'"content":"' not in said["no text"].replace(b'"content":""', b"")
+    assert b"chatcmpl-nobody" in said["another's id"]
+    assert b"chatcmpl-call-1" not in said["another's id"]
+    assert said["garbage events"].split(b"\n\n")[0] != honest.split(b"\n\n")[0]
+
+
+# --- shortage ---
+
+
+@pytest.fixture
+def busy() -> Iterator[_Process]:
+    process = _Process({})
+    process("1")  # it runs
+    yield process
+    process.end()
+
+
+def test_descriptors_run_short(busy: _Process) -> None:
+    with few_descriptors(busy.pid, spare=1):
+        kept = busy("os.open('/dev/null', os.O_RDONLY)")
+        assert busy("os.open('/dev/null', os.O_RDONLY)") == "EMFILE"
+    assert busy("os.open('/dev/null', os.O_RDONLY)") > kept
+
+
+def test_memory_runs_short(busy: _Process) -> None:
+    take = "[len(bytes(50_000_000))]"
+    with little_memory(busy.pid):
+        assert busy(take) == "MemoryError"
+    assert busy(take) == [50_000_000]
+
+
+@pytest.mark.anyio
+async def test_a_process_runs_for_a_share_of_the_time(busy: _Process) -> None:
+    spin = "exec('end = time.monotonic() + 0.6\\nwhile time.monotonic() < end: pass')"
+    began_s = time.monotonic()
+    async with slow_process(busy.pid, 0.2):
+        await asyncio.to_thread(busy, spin)
+        used_s = cpu_seconds(busy.pid)
+    assert used_s < 0.6 * (time.monotonic() - began_s) + 0.3  # what it used to start is in it
+    assert busy("1 + 1") == 2

@@ -67,10 +67,17 @@ class Journal:
                 self.write(Line(record.ended_s, call_id, record.prompt_tokens, record.tokens_sent, record.state))
 
 
-async def serve(folder: Path, host: str, port: int, script: Script, answers: ProgrammedAnswers | None = None) -> None:
+async def serve(
+    folder: Path,
+    host: str,
+    port: int,
+    script: Script,
+    answers: ProgrammedAnswers | None = None,
+    kind: Callable[[Script, ProgrammedAnswers | None], ScriptedEngine] = ScriptedEngine,
+) -> None:
     told = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    async with running(script, host, port, answers) as engine:
+    async with running(script, host, port, answers, kind) as engine:
         journal = Journal(folder, engine.url)
         journal.watch(engine)
         while not told.is_set():

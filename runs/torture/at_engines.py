@@ -6,8 +6,12 @@ import asyncio
 import random
 import time
 
+import msgspec
+
+from runs.measure.fetch import fetch
 from runs.measure.witness import set_faults
 from runs.torture.cell import TortureCell
+from runs.torture.engine_lies import KINDS as LIES
 from runs.torture.judge import Done
 from runs.torture.plan import Fault
 from runs.torture.processes import stand, start_until_listening
@@ -29,6 +33,7 @@ class AtEngines:
             from_s = time.monotonic()
             if what.startswith("link"):
                 effects = ["stands"]  # what is under way there arrives late
+                effects += ["lies"] if what == "link corrupt" else []
                 await self._at_link(url, what, fault, chance)
             elif what == "killed":
                 effects = ["dies"]
@@ -36,6 +41,9 @@ class AtEngines:
             elif what == "stopped":
                 effects = ["stands"]
                 await stand(self._cell.engines[url], fault.lasts_s)
+            elif what in LIES:
+                effects = ["fails"]  # which calls it lies to, it writes down itself
+                await self._lie(url, what, fault, chance)
             else:
                 effects = ["fails"]
                 await self._set(url, what, fault, chance)
@@ -62,6 +70,12 @@ class AtEngines:
             link.corrupt(chance, 1 / chance.randint(500, 5_000))
         await asyncio.sleep(fault.lasts_s)
         link.mend()
+
+    async def _lie(self, url: str, what: str, fault: Fault, chance: random.Random) -> None:
+        lie = {"kind": what, "share": chance.uniform(0.1, 1.0), "seed": fault.dice}
+        for told in (lie, {}):
+            await asyncio.to_thread(fetch, f"{url}/scripted/lie", msgspec.json.encode(told))
+            await asyncio.sleep(fault.lasts_s)
 
     async def _set(self, url: str, what: str, fault: Fault, chance: random.Random) -> None:
         settings: dict[str, dict[str, object]] = {

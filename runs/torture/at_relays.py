@@ -10,10 +10,12 @@ import random
 import shutil
 import time
 
+from runs.failover.cell import Member
 from runs.torture.cell import TortureCell
 from runs.torture.judge import Done
 from runs.torture.plan import Fault
 from runs.torture.processes import READY, READY_S, answers, stand, start_until_listening, start_until_ready
+from runs.torture.shortage import few_descriptors, little_memory, slow_process
 
 MOST_STEP_S = 36 * 3600.0  # of a clock
 
@@ -40,6 +42,16 @@ class AtRelays:
             elif what == "stopped":
                 effects = ["stands"]
                 await stand(relay, fault.lasts_s)
+            elif what == "slow":
+                effects = ["stands"]
+                async with slow_process(relay.pid, chance.uniform(0.2, 0.7)):
+                    await asyncio.sleep(fault.lasts_s)
+            elif what.startswith("short of"):
+                effects = ["dies"] if await self._run_short(relay, what, fault) else []
+            elif what == "all rolled":
+                for one in self._cell.relays.values():
+                    await one.end()
+                    await start_until_ready(one)
             elif what == "spool restored":
                 effects = ["dies"]
                 await self._restore_spool(name, fault)
@@ -71,6 +83,15 @@ class AtRelays:
         for link in links:
             link.mend()
         return Done(fault.kind, [name], [], from_s, time.monotonic())
+
+    async def _run_short(self, relay: Member, what: str, fault: Fault) -> bool:
+        """Whether the relay did not survive it."""
+        with few_descriptors(relay.pid) if what.endswith("descriptors") else little_memory(relay.pid):
+            await asyncio.sleep(fault.lasts_s)
+        if relay.ended_by_itself():
+            await start_until_ready(relay)
+            return True
+        return False
 
     async def _restore_spool(self, name: str, fault: Fault) -> None:
         """A machine is set back to a copy of its disk that was made while calls ran. What came after the copy has been

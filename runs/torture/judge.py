@@ -66,6 +66,14 @@ class Evidence:
     faults: Sequence[Done]
     rules: Rules
     engine_of: Mapping[str, str]  # the URL in the configuration -> the engine's own
+    lies: Mapping[str, str] = field(default_factory=dict)  # the calls that an engine lied to
+
+    def was_lied_to(self, call_id: str, streams: Sequence[Stream]) -> bool:
+        """Whether an engine, or the way to it, told other figures than the engine's record has. Headway believes what
+        is plausible, and does not promise to see through it."""
+        return call_id in self.lies or any(
+            fault.touches(one.engine, "lies", one.received_s, one.ended_s) for fault in self.faults for one in streams
+        )
 
 
 @dataclass
@@ -138,6 +146,7 @@ def _judge_call(
         told = (call.proof.billed_micro, call.proof.refunded_micro or 0)
         if call.proof.billed_micro is not None and told != (served.amount + refund, -refund):
             findings["told another bill"].append(f"{call_id}: {told}, in the books {served.amount} and {refund}")
+    findings = found.explained if evidence.was_lied_to(call_id, streams) else found.findings
     truth = _truth(served, streams, evidence.engine_of)
     words = f"{call_id} {served.outcome}: {served.prompt_tokens} + {served.output_tokens} billed, {truth} served"
     if served.prompt_tokens > truth[0] or served.output_tokens > truth[1]:
@@ -209,7 +218,7 @@ def _judge_floor(
     )
     is_slow_reader = proof is not None and proof.reader_was_slow
     if not refund and not is_slow_reader:
-        where = found.explained if stood else found.findings
+        where = found.explained if stood or evidence.was_lied_to(served.call_id, streams) else found.findings
         kept = proof.kept if proof is not None else None
         where["missed, not refunded"].append(
             f"{served.call_id}: {speed:.1f} tok/s by its engine, floor {floor:g}, kept {kept}"

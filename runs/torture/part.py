@@ -16,7 +16,7 @@ from runs.torture.faults import Faults
 from runs.torture.judge import Evidence, Judgement, judge
 from runs.torture.left_over import idle_relays, left_over
 from runs.torture.plan import Fault
-from runs.torture.witness import read_journals, read_rows
+from runs.torture.witness import read_journals, read_lies, read_rows
 
 CALLERS = 64
 
@@ -83,7 +83,9 @@ def _judge(cell: TortureCell, callers: Callers, doing: Faults) -> Judgement:
     streams = read_journals(cell.journals, doing.engines.died_s)
     rows, slices = read_rows(cell.database.url)
     known = {row.id for row in rows}
-    evidence = Evidence(callers.ended, streams, rows, slices, doing.done, RULES, cell.engine_of)
+    evidence = Evidence(
+        callers.ended, streams, rows, slices, doing.done, RULES, cell.engine_of, read_lies(cell.journals)
+    )
     judged = judge(evidence)
     judged.findings["left in a spool"] += sorted(cell.spooled() - known)
     if callers.sent != len(callers.ended):

@@ -129,6 +129,13 @@ def _cut(stream: Stream, at_s: float) -> Stream:
     return stream
 
 
+def read_lies(folder: Path) -> dict[str, str]:
+    """The calls that an engine lied to, and how."""
+    path = folder / "lies"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {call_id: kind for call_id, _, kind in (line.partition(" ") for line in lines)}
+
+
 def read_rows(url: str) -> tuple[list[Row], list[Slice]]:
     with psycopg.connect(url) as connection:
         rows = connection.cursor(row_factory=class_row(Row)).execute(READ).fetchall()

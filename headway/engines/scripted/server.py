@@ -5,7 +5,7 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -59,7 +59,7 @@ async def running(
     host: str = "127.0.0.1",
     port: int = 0,
     answers: ProgrammedAnswers | None = None,
-    kind: type[ScriptedEngine] = ScriptedEngine,
+    kind: Callable[[Script, ProgrammedAnswers | None], ScriptedEngine] = ScriptedEngine,
 ) -> AsyncIterator[ScriptedEngine]:
     """Serve a scripted engine on this event loop, at `engine.url`."""
     engine = kind(script, answers)

@@ -28,6 +28,7 @@ NAVIGATION = {
         "how-to/console",
         "how-to/observe",
         "how-to/change-a-running-gateway",
+        "how-to/upgrade",
         "how-to/lora-adapters",
         "how-to/other-engines",
         "how-to/overflow",

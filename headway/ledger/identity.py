@@ -2,7 +2,7 @@
 
     lock      held while a gateway runs: one process for each directory
     place     the file system and the inode of the directory: a copy has others, and is refused
-    gateway   the name of the gateway, the same in all its runs, and the number of this run
+    gateway   the name of the gateway, the same in all its runs, and the number of this run; then why 0.1 stops here
     claim     the last claim that the store has confirmed, and the one that is made next
 
 A copy can have the same place, as in a snapshot of a disk that is attached to another machine. So a gateway claims its
@@ -19,6 +19,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway.errors import SetupError
+
+# Behind the number of a run. Version 0.1 takes a spool whatever is in it, and would not ship lines that this version
+# wrote again after a failed sync. It reads a number here and ends with an error that quotes this text.
+NOT_FOR_0_1 = (
+    " of Headway 0.2 or later. Version 0.1 cannot read all of this spool: set spool to an empty directory, and let the "
+    "later version ship what is here."
+)
 
 
 class Claim(NamedTuple):
@@ -81,7 +88,7 @@ class Identity:
     def _next_run(self) -> str:
         name, run = _read_name(self._directory)
         gateway = f"{name}/{int(run) + 1}"
-        write_file(self._directory / "gateway", gateway)
+        write_file(self._directory / "gateway", gateway + NOT_FOR_0_1)
         return gateway
 
     def _next_claim(self) -> tuple[Claim, Claim]:
@@ -98,14 +105,16 @@ class Identity:
 def _read_name(directory: Path) -> list[str]:
     """The name of the gateway and the number of its last run."""
     path = directory / "gateway"
-    return path.read_text().split("/") if path.exists() else [f"gw-{secrets.token_hex(4)}", "0"]
+    if not path.exists():
+        return [f"gw-{secrets.token_hex(4)}", "0"]
+    return path.read_text().partition(" ")[0].split("/")
 
 
 def shared_name(directory: Path) -> str:
     """The name that all relays share whose spools are in this directory: that of a gateway alone with this spool."""
     name, run = _read_name(directory)
     if not (directory / "gateway").exists():
-        write_file(directory / "gateway", f"{name}/{run}")
+        write_file(directory / "gateway", f"{name}/{run}{NOT_FOR_0_1}")
     return name
 
 

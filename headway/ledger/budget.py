@@ -104,13 +104,13 @@ class Budgets:
         """Give back what was not used for IDLE_S, so that other gateways can lease it."""
         now = self._clock()
         for place, local in list(self._local.items()):
-            if now - local.used_at < IDLE_S or local.lock.locked() or local.asked is not None:
+            if now - local.used_at < IDLE_S or local.lock.locked():
                 continue
             if local.free:
                 slice_id = f"{self._gateway}:{local.key}:{local.period}:{next(self._numbers)}"
                 amount, local.free = local.free, 0
                 self._give_back(slice_id, local.key, local.period, amount)
-            elif not local.reserved:
+            elif not local.reserved and local.asked is None:
                 del self._local[place]
 
 

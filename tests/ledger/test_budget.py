@@ -68,6 +68,27 @@ async def test_what_was_not_used_comes_back_and_idle_slices_go_to_others(store: 
     assert await second.reserve(key, "2026-11-16", 700) is None  # another day, the same month
 
 
+async def test_an_idle_slice_goes_to_others_after_an_answer_was_lost(store: Store) -> None:
+    """As when a client leaves while its call waits for the store."""
+    gateways = Gateways(store, 2)
+    first, second = gateways.all
+    key = Key(id="k", hash="h", budget_day=1_000)
+    assert await first.reserve(key, DAY, 300) is None
+    first.settle(key, DAY, 300, 0)
+    gateways.answers_lost = 1.0
+    with pytest.raises(StoreUnavailable):
+        await first.reserve(key, DAY, 400)
+    gateways.answers_lost = 0.0
+    gateways.now += IDLE_S + 1
+    first.give_back_idle()
+    assert await second.reserve(key, DAY, 1_000) is None
+    second.settle(key, DAY, 1_000, 600)
+    gateways.now += IDLE_S + 1
+    second.give_back_idle()
+    assert await first.reserve(key, DAY, 401) == DAY
+    assert await first.reserve(key, DAY, 400) is None
+
+
 async def test_a_month_that_is_used_up_takes_nothing_of_the_day(store: Store) -> None:
     [gateway] = Gateways(store, 1).all
     key = Key(id="k", hash="h", budget_day=1_000, budget_month=100)

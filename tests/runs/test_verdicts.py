@@ -35,7 +35,9 @@ from runs.gateway.tenant import HOSTILE, Work
 from runs.hostile import run as hostile
 from runs.hostile.live import Left, LiveFigures
 from runs.ledger import budget_race, cost, outages, torture
+from runs.ledger import upgrade as ledger_upgrade
 from runs.ledger.torture_judge import Judgement
+from runs.ledger.upgrade_judge import Findings
 from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish, none_of
 from runs.mistakes import budget, by_speed
 from runs.mistakes.killed import Killed
@@ -322,6 +324,23 @@ def ledger_torture() -> Case:
     worse |= {"killed_low": [43, 3], "calls": 100_001}
     bad = [replace(good, judgement=replace(judged, **{name: value})) for name, value in worse.items()]
     return Case(torture.verdict, good, [*each(good, streams=99_999, faults=999), *bad])
+
+
+def ledger_upgrade_case() -> Case:
+    found = Findings(calls=7_000, complete=5_000, refunded=200, killed=450, killed_low=20, from_spools=15_000)
+    good = ledger_upgrade.Figures(found, Counter({"killed": 12, "ended": 12}), shared=12)
+    one = ["call-1"]
+    worse: dict[str, Any] = dict.fromkeys(
+        ("lost", "doubled", "inexact", "over_billed", "changed", "budgets", "bills", "keys"), one
+    )
+    worse |= {"calls": 2_999, "complete": 1_499, "refunded": 19, "killed": 99, "killed_low": 43, "from_spools": 999}
+    bad = [replace(good, findings=replace(found, **{name: value})) for name, value in worse.items()]
+    started = Counter({"it started": 1})
+    return Case(
+        ledger_upgrade.verdict,
+        good,
+        [*bad, *each(good, takeovers=Counter({"killed": 19}), shared=9, on_new_spool=started)],
+    )
 
 
 def express_live() -> Case:
@@ -656,6 +675,7 @@ CASES = {
     "ledger-outages": ledger_outages(),
     "ledger-torture": ledger_torture(),
     "torture": torture_of_the_whole(),
+    "upgrade": ledger_upgrade_case(),
     "long-prompts": long_prompts_case(),
     "mistake-budget": mistake_budget(),
     "mixed-prompts": mixed_prompts_case(),

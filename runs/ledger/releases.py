@@ -36,10 +36,17 @@ class Release:
             raise SystemExit(f"headway {' '.join(arguments)} of {self.name} failed: {done.stdout}{done.stderr}")
         return done.stdout
 
-    def bill(self, config: Path) -> list[dict[str, Any]]:
-        text = self.output("bill", "--by", "day,key,model,tier", "--format", "json", "--config", str(config))
-        rows: list[dict[str, Any]] = json.loads(text)
+    async def bill(self, config: Path) -> list[dict[str, Any]]:
+        by = ("--by", "day,key,model,tier", "--format", "json")
+        rows: list[dict[str, Any]] = json.loads(
+            await asyncio.to_thread(self.output, "bill", *by, "--config", str(config))
+        )
         return rows
+
+    async def verify(self, config: Path) -> tuple[bool, str]:
+        """Whether its `headway ledger verify` finds no problem, and its last words."""
+        done = await asyncio.to_thread(self.run, "ledger", "verify", "--config", str(config))
+        return done.returncode == 0, (done.stdout + done.stderr).strip().splitlines()[-1]
 
 
 def both_releases(folder: Path) -> tuple[Release, Release]:

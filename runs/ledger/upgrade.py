@@ -114,7 +114,7 @@ class Episode:
         await self.share_the_store()
         await self.give_old_a_new_spool()
         await self.take_over_both()
-        self.judge(engines_before)
+        await self.judge(engines_before)
         self.figures.findings.add(self.found)
         self.figures.statuses += self.clients.statuses
 
@@ -142,7 +142,7 @@ class Episode:
     async def take_over(self) -> None:
         """This version starts on the same configuration, tables and spool, and serves."""
         left, before = read_spool(self.first.spool), self.lane.rows(self.name)
-        judge_bill(self.found, "0.1, before", self.old.bill(self.first.config), before)
+        judge_bill(self.found, "0.1, before", await self.old.bill(self.first.config), before)
         await self.first.start(self.new)
         self.figures.takeovers[self.way] += 1
         await self.check_keys()
@@ -214,20 +214,19 @@ class Episode:
         for left in lefts:
             judge_spool(self.found, left, after)
 
-    def judge(self, earlier: Collection[str]) -> None:
+    async def judge(self, earlier: Collection[str]) -> None:
         rows = self.lane.rows(self.name)
         sent = {name: one for name, one in self.lane.sent().items() if name not in earlier}
         judge_calls(self.found, rows, sent, self.clients.told)
         slices = self.lane.database.read(self.name, SLICES)
         judge_budgets(self.found, slices, rows, self.keys.budgets)
-        config = str(self.first.config)
         for release in self.lane.releases:
-            judge_bill(self.found, release.name, release.bill(self.first.config), rows)
-        self.figures.old_verify[
-            self.old.run("ledger", "verify", "--config", config).stdout.strip().splitlines()[-1]
-        ] += 1
-        if (verified := self.new.run("ledger", "verify", "--config", config)).returncode != 0:
-            self.found.bills.append(f"headway ledger verify: {verified.stdout.strip()}")
+            judge_bill(self.found, release.name, await release.bill(self.first.config), rows)
+        _, words = await self.old.verify(self.first.config)
+        self.figures.old_verify[words] += 1
+        is_right, words = await self.new.verify(self.first.config)
+        if not is_right:
+            self.found.bills.append(f"headway ledger verify: {words}")
 
 
 # --- the run ---------------------------------------------------------------------------------------------------------

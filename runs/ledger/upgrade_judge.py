@@ -68,7 +68,7 @@ class Findings:
     refunded: int = 0  # calls
     killed: int = 0  # calls that were running when their gateway was killed
     killed_low: int = 0  # most tokens of these that arrived and are not billed
-    from_spools: int = 0  # entries that a gateway left in its spool and another one shipped
+    from_spools: int = 0  # entries that a gateway left in its spool, and that the store did not have
     lost: list[str] = field(default_factory=list)
     doubled: list[str] = field(default_factory=list)
     inexact: list[str] = field(default_factory=list)
@@ -156,11 +156,11 @@ def _judge_complete(found: Findings, told: Told, rows: list[Row], sent: Sent | N
         )
 
 
-def judge_spool(found: Findings, left: SpoolLines, rows: list[Row]) -> None:
-    """Everything that a killed gateway left in its spool must be in the store as it was written, and its running calls
-    closed at their last progress."""
+def judge_spool(found: Findings, left: SpoolLines, before: list[Row], rows: list[Row]) -> None:
+    """Everything that a gateway left in its spool must be in the store as it was written, and its running calls closed
+    at their last progress."""
     by_id = {row["id"]: row for row in rows}
-    found.from_spools += len(left.entries)
+    found.from_spools += len(left.entries.keys() - {row["id"] for row in before})
     for name, entry in left.entries.items():
         row = by_id.get(name)
         if row is None:

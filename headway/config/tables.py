@@ -61,7 +61,11 @@ class TierTable(Table):
     )
     max_hold_s: float = Field(30.0, ge=0, le=3600, description="Maximum time that a call waits for a seat.")
     max_held: int = Field(
-        1000, ge=0, le=1_000_000, description="Maximum number of waiting calls. Further calls are refused immediately."
+        1000,
+        ge=0,
+        le=1_000_000,
+        description="Maximum number of waiting calls. Further calls are refused immediately, but those of a key with "
+        "less than an equal share of these places, so that no key takes them all.",
     )
 
     @model_validator(mode="after")

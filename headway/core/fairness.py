@@ -37,6 +37,7 @@ class HeldCall:
 class FairQueue:
     def __init__(self) -> None:
         self.by_model: dict[str, int] = {}  # calls held
+        self._by_tenant: dict[str, dict[str, int]] = {}  # the same, by model and tenant; no zeros
         self.by_choices: dict[int, int] = {}
         self.seats = 0  # that the held calls need
         self._held: dict[str, HeldCall] = {}
@@ -57,6 +58,16 @@ class FairQueue:
 
     def __iter__(self) -> Iterator[HeldCall]:
         return iter(self._held.values())
+
+    def has_place(self, call: Call, max_held: int) -> bool:
+        """Whether the call may wait. `max_held` calls of a model may; if they do, only a tenant with less than an equal
+        share of them may have another one wait, so that no tenant fills the queue for all. `n` tenants that come one
+        after the other hold at most `max_held` times 1 + 1/2 + ... + 1/n calls."""
+        if self.by_model.get(call.model, 0) < max_held:
+            return True
+        held = self._by_tenant.get(call.model, {})
+        tenants = len(held) + (call.tenant not in held)
+        return (held.get(call.tenant, 0) + 1) * tenants <= max_held
 
     def push(self, held: HeldCall) -> None:
         tenant = held.call.tenant
@@ -176,6 +187,10 @@ class FairQueue:
         self.by_model[call.model] = self.by_model.get(call.model, 0) + change
         self.by_choices[call.choices] = self.by_choices.get(call.choices, 0) + change
         self.seats += change * call.choices
+        tenants = self._by_tenant.setdefault(call.model, {})
+        tenants[call.tenant] = held = tenants.get(call.tenant, 0) + change
+        if not held:
+            del tenants[call.tenant]
 
     def check(self, now: float) -> None:
         """Raise AssertionError if the invariant does not hold or a call is held past its deadline."""
@@ -190,6 +205,11 @@ class FairQueue:
         assert by_prompt == free, "a held call is not among those of its kind"
         assert self.seats == sum(held.call.choices for held in self), "the seats that held calls want are miscounted"
         assert sum(self.by_model.values()) == sum(self.by_choices.values()) == len(self), "held calls are miscounted"
+        by_tenant: dict[str, dict[str, int]] = {model: {} for model in self._by_tenant}
+        for held in self:
+            tenants = by_tenant[held.call.model]
+            tenants[held.call.tenant] = tenants.get(held.call.tenant, 0) + 1
+        assert by_tenant == self._by_tenant, "the held calls of tenants are miscounted"
         late = [held.call.id for held in self if held.until < now]
         assert not late, f"{late} are held past their deadline"
 

@@ -67,8 +67,7 @@ class WaitingRoom:
         return any(self.returned.values()) or len(self.queues[tier]) > 0
 
     def is_full(self, call: Call) -> bool:
-        max_held = self._offers[call.model].tiers[call.tier].max_held
-        return self.queues[call.tier].by_model.get(call.model, 0) >= max_held
+        return not self.queues[call.tier].has_place(call, self._offers[call.model].tiers[call.tier].max_held)
 
     def max_hold_s(self, call: Call) -> float:
         return self._offers[call.model].tiers[call.tier].max_hold_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from itertools import count as from_zero
 
 from headway.core.journey import MAX_ENGINES_REACHED
 from headway.core.machine import Machine
@@ -77,6 +78,26 @@ def test_beyond_max_held_calls_are_refused_at_once() -> None:
     [_board, _hold, refusal] = arrive(m, "a", "b", "c")
     assert isinstance(refusal, Refuse)
     assert refusal.reason == "full"
+
+
+def test_a_tenant_that_fills_the_queue_leaves_each_other_tenant_its_share() -> None:
+    m, ids = machine(1, max_held=6), from_zero()
+
+    def come(tenant: str, calls: int) -> int:
+        """The number of calls that are not refused."""
+        answers = [
+            m.step(Arrived(Call(f"{tenant} {next(ids)}", "m", "standard", tenant=tenant)), 0.0) for _ in range(calls)
+        ]
+        m.check(0.0)
+        return sum(not isinstance(action, Refuse) for actions in answers for action in actions)
+
+    assert come("flood", 20) == 1 + 6, "alone, it may have one aboard and all places"
+    assert come("b", 20) == 3, "one of two"
+    assert come("c", 20) == 2, "one of three"
+    assert come("flood", 20) == 0
+    assert m.step(Finished("flood 0", 1, 1), 1.0)[-1] == Board("b 20", "r0", "standard"), "flood was served more"
+    assert come("b", 20) == 0, "two wait already, its share of three"
+    assert come("d", 20) == 1
 
 
 def test_retry_after_grows_with_the_queue_and_the_pace() -> None:

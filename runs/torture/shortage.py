@@ -8,6 +8,7 @@ import resource
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from itertools import count, islice
 from pathlib import Path
 
 PERIOD_S = 0.1  # of a slow process: it runs for a part of each
@@ -15,9 +16,10 @@ PERIOD_S = 0.1  # of a slow process: it runs for a part of each
 
 @contextmanager
 def few_descriptors(pid: int, spare: int = 2) -> Iterator[None]:
-    """Let a process open no descriptor above those that it has, but for a few."""
-    highest = max(int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir())
-    with _limit(pid, resource.RLIMIT_NOFILE, highest + 1 + spare):
+    """Let a process open only a few more descriptors. It keeps those that it has, and can reuse most that it closes."""
+    taken = {int(path.name) for path in Path(f"/proc/{pid}/fd").iterdir()}
+    free = (number for number in count() if number not in taken)
+    with _limit(pid, resource.RLIMIT_NOFILE, next(islice(free, spare, None))):
         yield
 
 

@@ -6,6 +6,7 @@ import ast
 import asyncio
 import os
 import random
+import ssl
 import subprocess
 import sys
 import time
@@ -19,7 +20,9 @@ import pytest
 
 from headway.engines.scripted import Script, running
 from headway.http1 import ConnectionPool
+from headway.local.engine_process import free_port
 from runs.measure.streams import cpu_seconds
+from runs.torture.certificates import TlsFront
 from runs.torture.clocks import FaultyClock
 from runs.torture.disks import FaultyDisk, joined
 from runs.torture.engine_lies import KINDS, Lie, LyingEngine
@@ -356,7 +359,7 @@ def busy() -> Iterator[_Process]:
 
 
 def test_descriptors_run_short(busy: _Process) -> None:
-    with few_descriptors(busy.pid, spare=1):
+    with few_descriptors(busy.pid, spare=1):  # no matter how high its highest is
         kept = busy("os.open('/dev/null', os.O_RDONLY)")
         assert busy("os.open('/dev/null', os.O_RDONLY)") == "EMFILE"
     assert busy("os.open('/dev/null', os.O_RDONLY)") > kept
@@ -378,3 +381,43 @@ async def test_a_process_runs_for_a_share_of_the_time(busy: _Process) -> None:
         used_s = cpu_seconds(busy.pid)
     assert used_s < 0.6 * (time.monotonic() - began_s) + 0.3  # what it used to start is in it
     assert busy("1 + 1") == 2
+
+
+# --- certificates ---
+
+
+async def _over_tls(port: int, ca: Path) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=ssl.create_default_context(cafile=ca))
+    writer.write(b"hello")
+    answer = await reader.read(5)
+    writer.close()
+    return answer
+
+
+async def _until(port: int, ca: Path, error: type[OSError] | None) -> None:
+    async with asyncio.timeout(TIMEOUT_S):
+        while True:
+            found: type[OSError] | None = None
+            try:
+                async with asyncio.timeout(2):
+                    assert await _over_tls(port, ca) == b"hello"
+            except OSError as failed:
+                found = type(failed)
+            if found == error:
+                return
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.anyio
+async def test_a_certificate_expires_and_is_renewed(tmp_path: Path) -> None:
+    async with _echo_link() as link:
+        front = TlsFront(tmp_path, port := free_port(), link.port)
+        front.start()
+        try:
+            await _until(port, front.authority.ca, None)
+            front.expire(after_s=-1)
+            await _until(port, front.authority.ca, ssl.SSLCertVerificationError)
+            front.mend()
+            await _until(port, front.authority.ca, None)
+        finally:
+            front.stop()

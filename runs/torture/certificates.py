@@ -95,7 +95,7 @@ class TlsFront:
         if command is None:
             raise SystemExit("HAProxy is not installed: apt-get install haproxy")
         arguments = [command, "-W", "-db", "-f", str(self._config)]
-        self._process = subprocess.Popen(arguments, stdout=self._log, stderr=self._log)
+        self._process = subprocess.Popen(arguments, stdout=self._log, stderr=self._log, process_group=0)
 
     def expire(self, after_s: float = 0.0) -> None:
         """Serve with a certificate that ends then. Connections that are open go on."""
@@ -106,7 +106,7 @@ class TlsFront:
 
     def stop(self) -> None:
         if self._process is not None:
-            self._process.terminate()
+            os.killpg(self._process.pid, signal.SIGKILL)  # its workers too; while it reloads it heeds nothing less
             self._process.wait()
             self._process = None
         self._log.close()

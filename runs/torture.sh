@@ -5,5 +5,5 @@
 # judges the sums of that ledger. --sum only judges; --seed N plays one part again; --seed N --shrink finds the smallest plan
 # of a seed that fails.
 source "$(dirname "$0")/prepare.bash"
-install_missing haproxy:haproxy postgres:postgresql
+install_missing haproxy:haproxy postgres:postgresql dnsmasq:dnsmasq-base gcc:gcc openssl:openssl
 exec "$PY" -m runs.torture.run "$@"

@@ -1,4 +1,4 @@
-"""Faults of the database, the load balancer, the configuration and the keys."""
+"""Faults of what stands around the gateways: database, load balancer, DNS, certificates, configuration and keys."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import psycopg
 
 from headway.ledger.store import StoreUnavailable
 from runs.ledger.torture import cut_connections
-from runs.torture.cell import TortureCell
+from runs.torture.cell import STRANGER, TortureCell
 from runs.torture.judge import Done
 from runs.torture.plan import Fault
 from runs.torture.processes import start_until_listening
 from runs.torture.workload import KEYS
 
 READ_AGAIN_S = 1.2  # a changed configuration is read within a second
+RELOADED_S = 1.0  # HAProxy has taken the new certificate
 CACHED_S = 60.0  # after which a relay surely knows that a key is valid again, though the database was away
 
 
@@ -27,6 +28,7 @@ class AtStores:
         self._cell = cell
         self._relays = relays
         self._database, self._configuration, self._keys = asyncio.Lock(), asyncio.Lock(), asyncio.Lock()
+        self._names, self._certificate = asyncio.Lock(), asyncio.Lock()
 
     async def at_database(self, what: str, fault: Fault, chance: random.Random) -> Done:
         async with self._database:
@@ -69,6 +71,30 @@ class AtStores:
             killed_s = time.monotonic()
             await start_until_listening(balancer)
             return Done(fault.kind, ["balancer"], ["dies"], from_s, killed_s)
+
+    async def at_names(self, what: str, fault: Fault, _chance: random.Random) -> Done:
+        async with self._names:
+            from_s, names = time.monotonic(), self._cell.names
+            if what == "empty":
+                names.name_nobody()
+            elif what == "dead":
+                names.name_the_dead()
+            elif what == "strangers":
+                names.name_only([STRANGER])
+            else:
+                names.be_silent()
+            await asyncio.sleep(fault.lasts_s)
+            await asyncio.to_thread(names.mend)
+            return Done(fault.kind, ["names"], [], from_s, time.monotonic())
+
+    async def at_certificate(self, _what: str, fault: Fault, _chance: random.Random) -> Done:
+        async with self._certificate:
+            from_s, front = time.monotonic(), self._cell.front
+            await asyncio.to_thread(front.expire)
+            await asyncio.sleep(fault.lasts_s)
+            await asyncio.to_thread(front.mend)
+            await asyncio.sleep(RELOADED_S)
+            return Done(fault.kind, ["front"], ["expired"], from_s, time.monotonic())
 
     async def at_configuration(self, what: str, fault: Fault, chance: random.Random) -> Done:
         async with self._configuration:

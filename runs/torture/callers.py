@@ -11,6 +11,7 @@ import base64
 import os
 import random
 import re
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from runs.failover.callers import read_head
 from runs.torture.workload import Ask, draw
 
 GIVE_UP_S = 60.0
+TLS_SHARE = 0.05
 TAIL_BYTES = 6_000
 PROOF = re.compile(rb'"headway":(\{[^{}]*\})')
 FAILED, LIMITED = b'"type":"response.failed"', b'"type":"response.incomplete"'
@@ -62,6 +64,7 @@ class Ended(msgspec.Struct, omit_defaults=True):
     received: int | None = None  # tokens; None if they are not counted
     proof: Proof | None = None
     retry_after: bool = False
+    over_tls: bool = False
 
 
 @dataclass
@@ -70,7 +73,7 @@ class Callers:
     seed: int
     count: int
     streams: int  # after so many the load ends
-    host: str = "127.0.0.1"
+    tls: tuple[int, ssl.SSLContext] | None = None  # the port in front, for some calls
     ended: list[Ended] = field(default_factory=list)
     started: int = 0  # streams whose answer has begun
     sent: int = 0
@@ -93,8 +96,10 @@ class Callers:
         while not self.is_over:
             await self._pause.wait()
             ask = draw(chance)
+            over_tls = self.tls is not None and chance.random() < TLS_SHARE
             self.sent += 1
             ended = Ended(ask.kind.name, ask.kind.is_streamed, ask.key.id, ask.tier, ask.tokens, time.monotonic())
+            ended.over_tls = over_tls
             try:
                 async with asyncio.timeout(GIVE_UP_S):
                     await (self._over_socket if ask.kind.is_socket else self._over_http)(ask, ended)
@@ -116,6 +121,12 @@ class Callers:
         finally:
             self._pause.set()
 
+    async def _connect(self, ended: Ended) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if ended.over_tls and self.tls is not None:
+            port, context = self.tls
+            return await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
     def _began(self, ended: Ended) -> None:
         ended.how = "cut"
         ended.first_s = self.last_first_s = time.monotonic()
@@ -128,7 +139,7 @@ class Callers:
             "content-type: application/json\r\nanthropic-version: 2023-06-01\r\n"
             f"headway-fallback: {'standard' if ask.falls_back else 'none'}\r\ncontent-length: {len(ask.body)}\r\n\r\n"
         )
-        reader, writer = await asyncio.open_connection(self.host, self.port)
+        reader, writer = await self._connect(ended)
         try:
             writer.write(head.encode() + ask.body)
             answer = await reader.readuntil(b"\r\n\r\n")
@@ -157,7 +168,7 @@ class Callers:
             f"GET {ask.kind.path} HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\nupgrade: websocket\r\n"
             f"sec-websocket-version: 13\r\nsec-websocket-key: {key}\r\nauthorization: Bearer {ask.key.secret}\r\n\r\n"
         )
-        reader, writer = await asyncio.open_connection(self.host, self.port)
+        reader, writer = await self._connect(ended)
         try:
             writer.write(head.encode())
             status, headers = read_head(await reader.readuntil(b"\r\n\r\n"))

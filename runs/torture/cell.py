@@ -6,9 +6,11 @@ own, because some faults are of its environment. Does not know what is done to i
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -22,13 +24,17 @@ from headway.engines.scripted import parse_curve
 from headway.engines.scripted.steps import Script
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
-from runs.failover.cell import Cell, Member, until_listening
+from runs.failover.cell import START_S, Cell, Member, until_listening
 from runs.failover.plan import DISPATCHERS, RELAYS
+from runs.failover.ports import free_ports
+from runs.fleet.discovery import NAME, SERVER
+from runs.torture.certificates import TlsFront
 from runs.torture.clocks import FaultyClock
 from runs.torture.disks import FaultyDisk, joined
 from runs.torture.forker import Forker
 from runs.torture.judge import Rules
 from runs.torture.links import FaultyLink
+from runs.torture.names import LyingNames
 from runs.torture.workload import KEYS, MODEL, STUDENT, TOOL_NAME, TOOL_PARAMETERS
 
 FULL, STUDENTS, SEATS = 6, 2, 6
@@ -41,6 +47,8 @@ MAX_HOLD_S = {"standard": 8.0, "fast": 3.0, "ultrafast": 3.0, "flex": 10.0}
 PRICES = {MODEL: (1.0, 10.0), STUDENT: (0.2, 2.0)}
 STALL_S, DRAIN_S = 4.0, 20.0
 SPOOL_BYTES = 512 * 1024
+LOCALHOST = "127.0.0.1"
+STUDENT_HOSTS, STRANGER = ("127.0.9.11", "127.0.9.12"), "127.0.9.20"
 ADMIN, OWNER = "hw-torture-admin", "hw-torture-owner"
 CLOCKS = ("relay-2", "relay-4", *DISPATCHERS)  # whose wall clocks are not the machine's
 CURVE = [[batch, round(1 / SCRIPT.step_time_s(batch), 4)] for batch in range(1, SEATS + 1)]
@@ -81,6 +89,16 @@ def _always(command: list[str], _start: int) -> list[str]:
     return command
 
 
+async def until_open(port: int) -> None:
+    async with asyncio.timeout(START_S):
+        while True:
+            with suppress(OSError):
+                _, writer = await asyncio.open_connection(LOCALHOST, port)
+                writer.close()
+                return
+            await asyncio.sleep(0.05)
+
+
 class TortureCell(Cell):
     def __init__(self, folder: Path) -> None:
         super().__init__(folder, with_etcd=False, relays=RELAYS, replicas=FULL + STUDENTS)
@@ -92,13 +110,24 @@ class TortureCell(Cell):
         for name, clock in self.clocks.items():
             means.setdefault(name, []).append(clock.env())
         names = [*RELAYS, *DISPATCHERS]
-        self._forkers = {name: Forker(HEADWAY, joined(*means.get(name, []))) for name in names}
+        resolv = folder / "resolv.conf"
+        resolv.write_text(f"nameserver {SERVER}\noptions timeout:1 attempts:1\n")
+        self._forkers = {name: Forker(HEADWAY, joined(*means.get(name, [])), resolv) for name in names}
         self._forkers["engines"] = Forker(ENGINE)
         self.engines: dict[str, Member] = {}
-        # All ways that pass through the run: to each engine, by its URL, and to the database.
+        # All ways that pass through the run: to each engine, by its URL, and to the database. Students are found by
+        # DNS, which names addresses that have one port in common.
+        [student_port, self.front_port] = free_ports(2)
+        students = [(host, student_port) for host in STUDENT_HOSTS]
+        places = [(LOCALHOST, 0)] * FULL + students
         self.engine_links = {
-            url: FaultyLink(url, port) for url, port in zip(self.replica_urls, self.replica_ports, strict=True)
+            url: FaultyLink(url, port, host=host, port=at)
+            for url, port, (host, at) in zip(self.replica_urls, self.replica_ports, places, strict=True)
         }
+        # DNS may name an engine of the other model as a student.
+        self.stranger = FaultyLink("stranger", self.replica_ports[0], host=STRANGER, port=student_port)
+        self.names = LyingNames(folder, STUDENT_HOSTS)
+        self.front = TlsFront(folder, self.front_port, self.port)
         self.database_link = FaultyLink("database", self.database.port)
         self.more_lines = ""  # of headway.toml, for changes while it runs
 
@@ -109,7 +138,12 @@ class TortureCell(Cell):
 
     def url_of(self, url: str) -> str:
         """Of the link to this engine."""
-        return f"http://127.0.0.1:{self.engine_links[url].port}"
+        link = self.engine_links[url]
+        return f"http://{link.host}:{link.port}"
+
+    @property
+    def links_of_all(self) -> list[FaultyLink]:
+        return [*self.engine_links.values(), self.stranger, self.database_link]
 
     @property
     def members(self) -> list[Member]:
@@ -119,17 +153,22 @@ class TortureCell(Cell):
         return MODEL if self.replica_urls.index(url) < FULL else STUDENT
 
     async def start(self) -> None:
-        for link in (*self.engine_links.values(), self.database_link):
+        for link in self.links_of_all:
             await link.start()
+        await asyncio.to_thread(self.names.start)
         await super().start()
+        self.front.start()
+        await until_open(self.front_port)
 
     async def stop(self) -> dict[str, int]:
         codes = await super().stop()
-        for link in (*self.engine_links.values(), self.database_link):
+        for link in self.links_of_all:
             await link.stop()
         return codes
 
     def remove(self) -> None:
+        self.front.stop()
+        self.names.stop()
         super().remove()
         for forker in self._forkers.values():
             forker.remove()
@@ -220,6 +259,10 @@ class TortureCell(Cell):
             lines += f'[[models.tiers]]\nname = "{tier}"\nmax_hold_s = {MAX_HOLD_S[tier]}\n'
             lines += f"price_multiple = {MULTIPLES[tier]}\n"
             lines += f"floor_tps = {FLOORS[tier]}\n" if tier in FLOORS else ""
+        settings = f"seats = {SEATS}\ncurve = {CURVE}\n"
+        if name == STUDENT:
+            port = self.stranger.port
+            return f'{lines}[models.discover]\ndns = "{NAME}:{port}"\nevery_s = 0.5\n{settings}'
         for url in urls:
-            lines += f'[[models.replicas]]\nurl = "{self.url_of(url)}"\nseats = {SEATS}\ncurve = {CURVE}\n'
+            lines += f'[[models.replicas]]\nurl = "{self.url_of(url)}"\n{settings}'
         return lines

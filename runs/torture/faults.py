@@ -36,6 +36,8 @@ class Faults:
             "standby": dispatchers.cause,
             "database": stores.at_database,
             "balancer": stores.at_balancer,
+            "names": stores.at_names,
+            "certificate": stores.at_certificate,
             "configuration": stores.at_configuration,
             "key": stores.at_key,
         }

@@ -12,6 +12,7 @@ import os
 import random
 import runpy
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -68,8 +69,14 @@ class Forked:
 class Forker:
     """The parent of processes that share an environment."""
 
-    def __init__(self, modules: Sequence[str], env: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, modules: Sequence[str], env: Mapping[str, str] | None = None, resolv: Path | None = None
+    ) -> None:
+        """`resolv`: what these processes have as /etc/resolv.conf."""
         command = [sys.executable, "-m", "runs.torture.forker", *modules]
+        if resolv is not None:
+            bound = f"mount --bind {resolv} /etc/resolv.conf && exec {shlex.join(command)}"
+            command = ["unshare", "--mount", "sh", "-c", bound]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **(env or {})}
         )

@@ -326,6 +326,8 @@ def _judge_ends(evidence: Evidence, found: Judgement) -> None:
 def _is_lost(call: Ended, faults: Iterable[Done]) -> bool:
     """Whether its relay, or the load balancer, died while the call was under way."""
     names = (call.relay, "balancer")
+    if call.over_tls and any(fault.touches("front", "expired", call.sent_s, call.ended_s) for fault in faults):
+        return True
     return any(fault.touches(name, "dies", call.sent_s, call.ended_s) for fault in faults for name in names)
 
 

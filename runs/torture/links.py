@@ -27,13 +27,13 @@ class FaultyLink:
     def __init__(self, name: str, target_port: int, *, host: str = LOCALHOST, port: int = 0) -> None:
         """The link listens at `host` and `port` (0: any), and its target at localhost."""
         self.name = name
+        self.host = host
         self.port = port
         self.target_port = target_port
         self.connections = self.flipped_bytes = self.truncated = 0  # so far
         self.is_frozen = self.is_faulty = self._is_closed = False
         self.delay_s, self.bytes_per_s, self.split = 0.0, math.inf, 0
         self.truncates_after: int | None = None
-        self._host = host
         self._ends: dict[_End, None] = {}
         self._connecting = set[asyncio.Task[None]]()
         self._corruption: _Corruption | None = None
@@ -41,7 +41,7 @@ class FaultyLink:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _End(self), self._host, self.port)
+        self._server = await loop.create_server(lambda: _End(self), self.host, self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

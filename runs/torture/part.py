@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -50,7 +51,8 @@ async def play(
         tell("starting the cell")
         await cell.start()
         before = await idle_relays(cell)
-        callers = Callers(cell.port, seed, CALLERS, streams)
+        trusted = ssl.create_default_context(cafile=str(cell.front.authority.ca))
+        callers = Callers(cell.port, seed, CALLERS, streams, (cell.front_port, trusted))
         doing = Faults(cell, callers)
         began_s = time.monotonic()
         telling = asyncio.create_task(_tell(callers, doing, tell))

@@ -61,6 +61,11 @@ KINDS = {
     "database link frozen": 3,
     "database link slow": 3,
     "balancer killed": 1,
+    "names empty": 2,  # DNS, by which the students are found
+    "names dead": 2,
+    "names strangers": 2,
+    "names silent": 2,
+    "certificate expired": 2,  # of the TLS in front, which some clients use
     "configuration changed": 4,
     "configuration broken": 2,
     "key revoked": 3,

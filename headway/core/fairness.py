@@ -1,9 +1,10 @@
 """Held calls of one tier. The tenant that was served the fewest tokens is next; its calls are in order of arrival.
 
 Virtual token counters: each tenant's counter grows by the tokens it was served. When a tenant returns after a pause,
-its counter is raised to the smallest of the waiting tenants, so that a pause does not earn priority. A call that did
-not fit where others might is set aside, so that the calls behind it can be tried. This module knows nothing about
-replicas.
+its counter is raised to the smallest of the waiting tenants, so that a pause does not earn priority. If no tenant
+waits, it is raised to the largest of all: there were seats for everybody, so nobody has to be made up for it. A call
+that did not fit where others might is set aside, so that the calls behind it can be tried. This module knows nothing
+about replicas.
 
 Invariant: every held call is in its tenant's line or set aside, in the heap of deadlines and, unless it must avoid a
 replica, in that of its kind.
@@ -48,6 +49,7 @@ class FairQueue:
         self._lines: dict[str, OrderedDict[str, HeldCall]] = {}
         self._aside: OrderedDict[str, HeldCall] = OrderedDict()  # did not fit; the call tried last comes last
         self._served: dict[str, float] = {}
+        self._most = 0.0  # of any tenant
         self._order: list[tuple[float, str]] = []  # heap of (served, tenant); entries may be stale
 
     def __len__(self) -> int:
@@ -74,10 +76,9 @@ class FairQueue:
         line = self._lines.get(tenant)
         if line is None:
             least = self._least_served()
-            if least is not None:
-                self._served[tenant] = max(self._served.get(tenant, 0.0), least)
+            self._served[tenant] = served = max(self._served.get(tenant, 0.0), self._most if least is None else least)
             line = self._lines[tenant] = OrderedDict()
-            heappush(self._order, (self._served.get(tenant, 0.0), tenant))
+            heappush(self._order, (served, tenant))
         line[held.call.id] = held
         self._held[held.call.id] = held
         self._count(held.call, +1)
@@ -157,6 +158,7 @@ class FairQueue:
 
     def charge(self, tenant: str, tokens: float) -> None:
         self._served[tenant] = served = self._served.get(tenant, 0.0) + tokens
+        self._most = max(self._most, served)
         if tenant in self._lines:
             heappush(self._order, (served, tenant))
 

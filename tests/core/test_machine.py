@@ -80,6 +80,17 @@ def test_beyond_max_held_calls_are_refused_at_once() -> None:
     assert refusal.reason == "full"
 
 
+def test_a_tenant_that_comes_late_does_not_go_first_for_what_others_were_served_before() -> None:
+    m = machine(1, max_held=6)
+    for number in range(9):  # nobody waits
+        m.step(Arrived(Call(f"early {number}", "m", "standard", tenant="early")), 0.0)
+        m.step(Finished(f"early {number}", 10, 1_000), 0.0)
+    for number in range(5):
+        m.step(Arrived(Call(f"late {number}", "m", "standard", tenant="late")), 1.0)
+    m.step(Arrived(Call("early", "m", "standard", tenant="early")), 1.0)
+    assert m.step(Finished("late 0", 10, 10), 2.0)[-1] == Board("early", "r0", "standard")
+
+
 def test_a_tenant_that_fills_the_queue_leaves_each_other_tenant_its_share() -> None:
     m, ids = machine(1, max_held=6), from_zero()
 

@@ -53,7 +53,8 @@ class Figures:
     in_ledger: int
     wrong_books: int
     left: tuple[str, ...] = ()  # what was not over at the end
-    busy: dict[str, tuple[float, float]] = field(default_factory=dict)  # of the callers: share of a core, and waiting
+    # Of the callers: their share of a core, and of the time in which they waited for one; of the machine: idle.
+    busy: dict[str, tuple[float, float, float]] = field(default_factory=dict)
 
     @property
     def peak(self) -> float:
@@ -183,7 +184,7 @@ def _figures(player: Player, made: list[Made], books: Judgement, left: list[str]
         in_ledger=books.calls,
         wrong_books=len(wrong),
         left=tuple(left),
-        busy={one.phase.name: (one.busy, one.waiting) for one in player.played},
+        busy={one.phase.name: (one.busy, one.waiting, one.idle) for one in player.played},
     )
 
 
@@ -194,15 +195,14 @@ def _odd(made: list[Made]) -> list[str]:
 
 def show(figures: Figures) -> None:
     heads = ("phase", "offered/s", "good/s", "first token p50", "p99", "refusals", "p50", "p99", "fast", "kept")
-    table = Table(*heads, "served", "normal after", "callers: late p99", "a core", "waiting")
+    table = Table(*heads, "served", "normal after", "callers: late p99", "of a core", "waiting", "idle")
     table.add_row("idle", *[""] * 5, *[f"{1e3 * one:.1f} ms" for one in figures.idle_s])
     for one in figures.points.values():
-        busy, waiting = figures.busy[one.name]
         table.add_row(
             one.name, f"{one.offered:.1f}", f"{one.good:.1f}", *[f"{wait:.2f} s" for wait in one.wait_s],
             f"{one.refusals:,}", *[f"{1e3 * time:.1f} ms" for time in one.refusal_s], f"{one.fast:,}",
             f"{one.kept / max(1, one.fast):.2%}", f"{one.served:.1%}", f"{one.normal_s:.1f} s",
-            f"{1e3 * one.late_s:.1f} ms", f"{busy:.0%}", f"{waiting:.0%}",
+            f"{1e3 * one.late_s:.1f} ms", *[f"{share:.0%}" for share in figures.busy[one.name]],
         )  # fmt: skip
     console.print(table)
 

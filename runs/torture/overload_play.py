@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -38,6 +40,20 @@ class Played:
     since_s: float
     busy: float  # share of a core that the callers took
     waiting: float  # share of the time in which they had no core and wanted one
+    idle: float  # share of the machine's cores that nobody used
+
+
+class Used(NamedTuple):
+    """Seconds since some time in the past."""
+
+    busy: float  # of this process
+    waiting: float
+    idle: float  # of all cores
+
+    @classmethod
+    def now(cls) -> Used:
+        ticks = int(Path("/proc/stat").read_text().split()[4])
+        return cls(cpu_seconds(os.getpid()), waited_s(os.getpid()), ticks / os.sysconf("SC_CLK_TCK"))
 
 
 @dataclass
@@ -85,7 +101,7 @@ class Player:
     async def _play(self, phase: Phase) -> None:
         capacity = self.capacity
         sdk = await self._start_sdk(phase) if phase.sdk_per_s else None
-        since_s, cpu_s, stood_s = time.monotonic(), cpu_seconds(os.getpid()), waited_s(os.getpid())
+        since_s, before = time.monotonic(), Used.now()
         if sdk is not None and sdk.stdin is not None:
             sdk.stdin.write(f"{since_s}\n".encode())
         await asyncio.gather(
@@ -95,8 +111,9 @@ class Player:
             self._probe(phase, since_s, PROBES_PER_S),
         )
         took_s = time.monotonic() - since_s
-        busy, waiting = cpu_seconds(os.getpid()) - cpu_s, waited_s(os.getpid()) - stood_s
-        self.played.append(Played(phase, since_s, busy / took_s, waiting / took_s))
+        used = Used.now()
+        shares = [(now - then) / took_s for now, then in zip(used, before, strict=True)]
+        self.played.append(Played(phase, since_s, shares[0], shares[1], shares[2] / len(os.sched_getaffinity(0))))
         after, ended_s = phase.after, since_s + phase.for_s
         await asyncio.gather(
             self._offer(after, "call", ended_s, after.times * capacity), self._probe(after, ended_s, PROBES_PER_S)

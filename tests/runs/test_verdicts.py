@@ -46,9 +46,10 @@ from runs.prefixes import run as prefixes
 from runs.simulation import fidelity, internet_scale, parity, scaling, speed
 from runs.simulation.scaled_day import Row
 from runs.students import distill, drafter
-from runs.torture import overload, overload_play
+from runs.torture import overload
 from runs.torture import run as whole
 from runs.torture.overload_judge import Point
+from runs.torture.overload_play import BURSTS, FLOOD, LOADS, SLOW, STORM, TEN
 from runs.two_profiles import compare as two_profiles
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "runs").glob("*.sh"))
@@ -640,25 +641,20 @@ def fast_profile_case() -> Case:
 
 def overload_case() -> Case:
     one = Point("", 400.0, 39.5, (1.2, 1.8), 5_000, (0.004, 0.012), 0, 300, 300, 0, 0.99, 0.001, 1.5)
-    last, loads = (
-        (overload_play.BURSTS, overload_play.STORM, overload_play.SLOW, overload_play.FLOOD),
-        overload_play.LOADS,
-    )
-    points = {phase.name: replace(one, name=phase.name) for phase in (*loads, *last)}
+    last = (BURSTS, STORM, SLOW, FLOOD)
+    points = {phase.name: replace(one, name=phase.name) for phase in (*LOADS, *last)}
     good = overload.Figures(40.1, (0.003, 0.006), points, 500, 300, 10_000, 0)
     bad = each(good, capacity=35.0, sdk=99, slow_most=79, wrong_books=1, left=("a seat",)) + each(good, capacity=45.0)
 
     def with_point(name: str, **worse: Any) -> Any:
         return replace(good, points={**points, name: replace(points[name], **worse)})
 
-    bad += [
-        with_point(phase.name, good=37.0) for phase in (overload_play.TEN, overload_play.BURSTS, overload_play.STORM)
-    ]
-    bad += [with_point(phase.name, refusal_s=(0.004, 0.027)) for phase in (*loads[2:], *last)]
-    bad += [with_point(loads[0].name, **one) for one in ({"untold": 1}, {"broken": 1})]
-    bad += [with_point(overload_play.TEN.name, **one) for one in ({"kept": 280}, {"normal_s": 5.1})]
-    bad += [with_point(phase.name, served=0.94) for phase in (overload_play.SLOW, overload_play.FLOOD)]
-    bad.append(with_point(overload_play.FLOOD.name, wait_s=(1.2, 2.1)))
+    bad += [with_point(phase.name, good=37.0) for phase in (TEN, BURSTS, STORM)]
+    bad += [with_point(phase.name, refusal_s=(0.004, 0.027)) for phase in (*LOADS[2:], *last)]
+    bad += [with_point(LOADS[0].name, **one) for one in ({"untold": 1}, {"broken": 1})]
+    bad += [with_point(TEN.name, **one) for one in ({"kept": 280}, {"normal_s": 5.1})]
+    bad += [with_point(phase.name, served=0.94) for phase in (SLOW, FLOOD)]
+    bad.append(with_point(FLOOD.name, wait_s=(1.2, 2.1)))
     bad.append(replace(good, points={name: replace(point, refusals=1) for name, point in points.items()}))
     return Case(overload.verdict, good, bad)
 

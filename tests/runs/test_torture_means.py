@@ -35,7 +35,7 @@ from runs.torture.links import FaultyLink
 from runs.torture.names import NOBODY, LyingNames
 from runs.torture.shortage import few_descriptors, little_memory, slow_process
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0  # on a busy machine
 PATH = f"{os.environ['PATH']}:/usr/sbin"  # where Debian puts HAProxy
 
 # --- links ---
@@ -127,8 +127,7 @@ async def test_a_slow_link_delays_limits_and_splits_and_loses_nothing() -> None:
         writer.write(sent)
         writer.write_eof()
         first = await reader.read(100)
-        # There and back. The loop's clock is of whole milliseconds, and may be one behind.
-        assert time.monotonic() - began >= 0.06 - 0.004
+        assert time.monotonic() - began >= 0.06  # there and back
         assert first + await reader.read(-1) == sent
         assert time.monotonic() - began >= 0.1
         writer.close()
@@ -397,10 +396,11 @@ async def test_a_process_runs_for_a_share_of_the_time(busy: _Process) -> None:
 
 async def _over_tls(port: int, ca: Path) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=ssl.create_default_context(cafile=ca))
-    writer.write(b"hello")
-    answer = await reader.read(5)
-    writer.close()
-    return answer
+    try:
+        writer.write(b"hello")
+        return await reader.read(5)
+    finally:
+        writer.transport.abort()
 
 
 async def _until(port: int, ca: Path, error: type[OSError] | None) -> None:
@@ -408,7 +408,7 @@ async def _until(port: int, ca: Path, error: type[OSError] | None) -> None:
         while True:
             found: type[OSError] | None = None
             try:
-                async with asyncio.timeout(2):
+                async with asyncio.timeout(5):
                     assert await _over_tls(port, ca) == b"hello"
             except OSError as failed:
                 found = type(failed)

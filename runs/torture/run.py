@@ -32,7 +32,7 @@ from runs.torture.shrink import shrink
 
 console = Console(width=120)
 LEDGER = Path(__file__).parent / "parts.jsonl"
-STREAMS, FAULTS = 20_000, 210  # of one part
+STREAMS, FAULTS = 40_000, 440  # of one part
 WANTED_STREAMS, WANTED_FAULTS, WANTED_KINDS, MOST_OF_A_KIND = 1_000_000, 10_000, 20, 0.2
 STOPS_PER_CROWD = 100  # as in failover
 STOPS = ("relay stopped", "engine stopped")

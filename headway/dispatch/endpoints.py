@@ -19,7 +19,7 @@ from headway.dispatch.codec import decode_from_dispatcher, decode_from_relay
 from headway.dispatch.frames import FromDispatcher, FromRelay
 from headway.dispatch.handshake import DispatcherHandshake, RelayHandshake
 from headway.dispatch.link import Link, Receiver
-from headway.dispatch.security import MutualTls, Security, SharedSecret, check_same_user, check_security
+from headway.dispatch.security import MutualTls, RenewedContext, Security, SharedSecret, check_same_user, check_security
 from headway.errors import ConnectionFailed, SetupError
 
 log = logging.getLogger("headway.dispatch")
@@ -76,7 +76,7 @@ async def listen(
     check_security(address, security)
     if isinstance(address, UnixAddress):
         return Listener(address, [_bind_unix(address.path)], make_receiver, None)
-    tls = security.server_context() if isinstance(security, MutualTls) else None
+    tls = RenewedContext(security) if isinstance(security, MutualTls) else None
     bound = await _bind_tcp(address)
     port = bound[0].getsockname()[1]
     return Listener(TcpAddress(address.host, port), bound, make_receiver, security, tls)
@@ -91,7 +91,7 @@ class Listener:
         bound: list[socket.socket],
         make_receiver: Callable[[Link], Receiver[FromRelay]],
         security: Security,
-        tls: ssl.SSLContext | None = None,
+        tls: RenewedContext | None = None,
     ) -> None:
         self.address = address
         self._make_receiver = make_receiver
@@ -160,7 +160,8 @@ class Listener:
         try:
             async with asyncio.timeout(OPEN_S):
                 loop = asyncio.get_running_loop()
-                await loop.connect_accepted_socket(link.as_protocol, accepted, ssl=self._tls)
+                tls = self._tls.current() if self._tls is not None else None
+                await loop.connect_accepted_socket(link.as_protocol, accepted, ssl=tls)
                 reason = await link.opened
         except (OSError, ConnectionFailed) as error:
             reason = str(error) or "timed out"

@@ -6,6 +6,7 @@ nobody else can write to.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import ssl
@@ -15,6 +16,8 @@ from pathlib import Path
 
 from headway.dispatch.address import Address, TcpAddress
 from headway.errors import ConnectionFailed, SetupError
+
+log = logging.getLogger("headway.dispatch")
 
 SECRET_BYTES = 32
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid
@@ -55,6 +58,31 @@ class MutualTls:
         except ssl.SSLError as error:
             raise SetupError(f"{self.ca} holds no certificate: {error}") from error
         return context
+
+
+class RenewedContext:
+    """A server's context that follows its files, because certificates are renewed while the server runs."""
+
+    def __init__(self, files: MutualTls) -> None:
+        """Raises SetupError if the files are not usable now."""
+        self._files = files
+        self._context = files.server_context()
+        self._changed_ns = self._read_changed_ns()
+
+    def current(self) -> ssl.SSLContext:
+        """While a renewal is half done, and if it is wrong, the certificate before it goes on."""
+        changed_ns = self._read_changed_ns()
+        if changed_ns != self._changed_ns:
+            self._changed_ns = changed_ns
+            try:
+                self._context = self._files.server_context()
+            except SetupError as error:
+                log.warning("the renewed certificate of the link is not used: %s", error.message)
+        return self._context
+
+    def _read_changed_ns(self) -> list[int]:
+        files = (self._files.certificate, self._files.key, self._files.ca)
+        return [path.stat().st_mtime_ns if path.exists() else 0 for path in files]
 
 
 @dataclass(frozen=True, slots=True)

@@ -410,6 +410,26 @@ async def test_a_dispatcher_of_another_ca_is_refused(certificates: Certificates)
         await refused(listener, suspicious, match="certificate verify failed")
 
 
+async def test_a_renewed_certificate_is_used_at_once(certificates: Certificates, tmp_path: Path) -> None:
+    def put(source: MutualTls) -> None:
+        own.certificate.write_bytes(source.certificate.read_bytes())
+        own.key.write_bytes(source.key.read_bytes())
+        number = next(times)
+        os.utime(own.certificate, (number, number))
+
+    times = iter(range(10))
+    own = MutualTls(tmp_path / "own.pem", tmp_path / "own.key", certificates.dispatcher.ca)
+    put(certificates.elsewhere)
+    async with listening(LOOPBACK, own) as (listener, _sessions):
+        await refused(listener, certificates.relay, match="not valid for '127.0.0.1'")
+        put(certificates.dispatcher)
+        async with connected(listener.address, certificates.relay):
+            pass
+        own.key.write_text("half a file")
+        async with connected(listener.address, certificates.relay):
+            pass
+
+
 async def test_files_that_are_no_certificates_are_named(certificates: Certificates, tmp_path: Path) -> None:
     good = certificates.relay
     nothing, junk = tmp_path / "nothing.pem", tmp_path / "junk.pem"

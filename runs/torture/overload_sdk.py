@@ -38,7 +38,8 @@ async def call(client: openai.AsyncOpenAI, arrival: Arrival, due_s: float) -> Ma
                     made.received += 1
         made.how = "complete"
     except openai.APIStatusError as error:
-        made.how, made.words = "refused", f"{error.status_code} {error.code}"
+        made.words = f"{error.status_code} {error.code}"
+        made.how = "refused" if error.code and error.status_code in (429, 503) else "no answer"
         made.retry_after = error.response.headers.get("retry-after", "")
         made.call_id = error.response.headers.get("x-request-id", "")
     except openai.APIError as error:

@@ -228,7 +228,8 @@ class Caps:
             self._retried[learnt.name] = (now + within(learnt.retry_in_s - age_s, 0.0, RETRY_S), state)
         slowness = self._slowness(state)
         caps_slowness = within(learnt.caps_slowness, LEAST)
-        is_near = abs(slowness / caps_slowness - 1.0) <= FEEDBACK_STEP
+        # Caps may be behind by one step when all were looked at, and by another one since.
+        is_near = abs(slowness / caps_slowness - 1.0) <= (1.0 + FEEDBACK_STEP) ** 2 - 1.0
         self._refresh_with(state, caps_slowness if is_near else slowness)
 
 

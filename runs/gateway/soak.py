@@ -1,14 +1,12 @@
 """Runs a gateway for an hour at 70 % load and looks for what grows. See runs/soak.sh.
 
-The trends are Theil-Sen slopes: the median slope of all pairs of samples, which a few outliers do not move.
+The trends are Theil-Sen slopes (runs/measure/growth.py), with their 99 % intervals.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import re
 import sys
 import tempfile
 import time
@@ -22,7 +20,6 @@ import uvloop
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from scipy.stats import theilslopes
 
 from headway.charts import BLUE, ORANGE, write_picture
 from headway.errors import ConnectionFailed
@@ -30,6 +27,7 @@ from headway.http1 import ConnectionPool
 from headway.ledger.keys import Key, key_hash
 from headway.ledger.opening import open_store
 from headway.local.engine_process import free_port
+from runs.measure.growth import Trend, open_files, rollup_mib, sum_of, trend_of, waited_s
 from runs.measure.machine import too_slow
 from runs.measure.streams import CLOSE, cpu_seconds, gateway, scripted
 from runs.measure.verdict import Verdict, at_least, at_most, finish, none_of
@@ -161,13 +159,12 @@ class Watched:
         status, page = await self._pool.exchange(b"GET", "/metrics", headers=headers)
         if status != 200:
             raise SystemExit(f"/metrics answered {status}")
-        rollup = Path(f"/proc/{self.pid}/smaps_rollup").read_text()
         return Sample(
             (time.monotonic() - self._started) / 60,
-            int(re.findall(r"^Rss:\s+(\d+) kB", rollup, re.MULTILINE)[0]) / 1024,
-            len(os.listdir(f"/proc/{self.pid}/fd")),
-            int(_sum_of(page, b"headway_tasks")),
-            int(_sum_of(page, b"headway_aboard")),
+            rollup_mib(self.pid)["Rss"],
+            open_files(self.pid),
+            int(sum_of(page, b"headway_tasks")),
+            int(sum_of(page, b"headway_aboard")),
         )
 
     async def settled(self) -> Sample:
@@ -183,36 +180,11 @@ class Watched:
         return before
 
 
-def waited_s(pid: int) -> float:
-    """How long the process' main thread was ready to run and had no core."""
-    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-
-
-def _sum_of(page: bytes, name: bytes) -> float:
-    lines = [line for line in page.splitlines() if line.startswith((name + b" ", name + b"{"))]
-    if not lines:
-        raise SystemExit(f"/metrics has no {name.decode()}")
-    return sum(float(line.rsplit(b" ", 1)[1]) for line in lines)
-
-
 # --- the verdict -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Trend:
-    """Growth per hour, with its 99 % interval."""
-
-    slope: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.slope:+.2f}/h ({self.low:+.2f} .. {self.high:+.2f})"
-
-
 def trend(samples: list[Sample], name: str) -> Trend:
-    found = theilslopes([getattr(one, name) for one in samples], [one.minutes / 60 for one in samples], alpha=0.99)
-    return Trend(float(found.slope), float(found.low_slope), float(found.high_slope))
+    return trend_of([one.minutes / 60 for one in samples], [getattr(one, name) for one in samples], 0.99)
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from runs.ledger import budget_race, cost, outages, torture
 from runs.ledger import upgrade as ledger_upgrade
 from runs.ledger.torture_judge import Judgement
 from runs.ledger.upgrade_judge import Findings
+from runs.measure.growth import Trend
 from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish, none_of
 from runs.mistakes import budget, by_speed
 from runs.mistakes.killed import Killed
@@ -235,14 +236,14 @@ def neighbours_case() -> Case:
 
 
 def soak_case() -> Case:
-    flat = soak.Trend(0.4, -1.1, 1.9)
+    flat = Trend(0.4, -1.1, 1.9)
     ended = Counter(answered=64_000, left=3_300)
-    good = soak.Figures(60, 0.7, ended, soak.Trend(1.2, 0.8, 1.6), flat, flat, flat, 0, 0, 0)
-    grows = soak.Trend(6.0, 0.1, 12.0)
+    good = soak.Figures(60, 0.7, ended, Trend(1.2, 0.8, 1.6), flat, flat, flat, 0, 0, 0)
+    grows = Trend(6.0, 0.1, 12.0)
     few_left, cut = Counter(answered=64_000, left=2_000), Counter(answered=64_000, left=3_300, cut=1)
     bad = each(good, load=0.6, files=grows, tasks=grows, seats=grows, files_more=1, tasks_more=1, seats_left=1)
-    bad += each(good, memory=soak.Trend(2.1, -9.0, 13.0)) + each(good, ended=few_left) + each(good, ended=cut)
-    nothing = soak.Trend(math.nan, math.nan, math.nan)
+    bad += each(good, memory=Trend(2.1, -9.0, 13.0)) + each(good, ended=few_left) + each(good, ended=cut)
+    nothing = Trend(math.nan, math.nan, math.nan)
     return Case(soak.verdict, good, [*bad, *each(good, memory=nothing, files=nothing)])
 
 

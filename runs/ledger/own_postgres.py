@@ -80,14 +80,19 @@ class OwnPostgres:
         """Let the server and its children stand still. Returns their process ids, for `resume`."""
         if self._process is None:
             return []
-        found = [self._process.pid]
-        os.kill(found[0], signal.SIGSTOP)
-        children = Path(f"/proc/{found[0]}/task/{found[0]}/children").read_text()
-        found += [int(pid) for pid in children.split()]
+        self._process.send_signal(signal.SIGSTOP)
+        found = self.pids()
         for pid in found[1:]:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
         return found
+
+    def pids(self) -> list[int]:
+        """The server's, then its children's."""
+        if self._process is None:
+            return []
+        pid = self._process.pid
+        return [pid, *map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())]
 
     def resume(self, paused: list[int]) -> None:
         for pid in reversed(paused):

@@ -51,6 +51,7 @@ from runs.torture import overload
 from runs.torture import run as whole
 from runs.torture.overload_judge import Point
 from runs.torture.overload_play import BURSTS, FLOOD, LOADS, SLOW, STORM, TEN
+from runs.torture import soak as soak_cell
 from runs.two_profiles import compare as two_profiles
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "runs").glob("*.sh"))
@@ -245,6 +246,19 @@ def soak_case() -> Case:
     bad += each(good, memory=Trend(2.1, -9.0, 13.0)) + each(good, ended=few_left) + each(good, ended=cut)
     nothing = Trend(math.nan, math.nan, math.nan)
     return Case(soak.verdict, good, [*bad, *each(good, memory=nothing, files=nothing)])
+
+
+def soak_cell_case() -> Case:
+    flat, more = Trend(0.4, -0.1, 0.9), {"file descriptors": 0, "threads": -1, "tasks": 0}
+    memory, lag_ms = dict.fromkeys(soak_cell.PROCESSES, flat), {"relay-1": 4.0, "dispatcher-1": -0.2}
+    good = soak_cell.Figures(120, 0, 115_000, 1.0, 0.4, memory, lag_ms, more, 0, 0, 0, 0, 0)
+    bad = each(good, minutes=119, of_planned=0.9, seats_left=1, held_left=1, engines_left=1, badly_ended=1, findings=1)
+    for name in memory:
+        bad += each(good, memory={**memory, name: Trend(2.01, -1.0, 3.0)})
+        bad += each(good, memory={**memory, name: Trend(math.nan, math.nan, math.nan)})
+    bad += [replace(good, lag_above_ms={**lag_ms, name: 20.1}) for name in lag_ms]
+    bad += [replace(good, more={**more, what: 1}) for what in more]
+    return Case(soak_cell.verdict, good, bad)
 
 
 def hostile_case() -> Case:
@@ -715,6 +729,7 @@ CASES = {
     "sim-parity": sim_parity(),
     "sim-speed": sim_speed(),
     "soak": soak_case(),
+    "soak-cell": soak_cell_case(),
     "speculation": speculation_case(),
     "tax": tax_case(),
     "two-profiles": two_profiles_case(),

@@ -52,6 +52,7 @@ from runs.torture import run as whole
 from runs.torture.overload_judge import Point
 from runs.torture.overload_play import BURSTS, FLOOD, LOADS, SLOW, STORM, TEN
 from runs.torture import soak as soak_cell
+from runs.torture.soak_cell import PROCESSES
 from runs.two_profiles import compare as two_profiles
 
 SCRIPTS = sorted((Path(__file__).parents[2] / "runs").glob("*.sh"))
@@ -250,7 +251,7 @@ def soak_case() -> Case:
 
 def soak_cell_case() -> Case:
     flat, more = Trend(0.4, -0.1, 0.9), {"file descriptors": 0, "threads": -1, "tasks": 0}
-    memory, lag_ms = dict.fromkeys(soak_cell.PROCESSES, flat), {"relay-1": 4.0, "dispatcher-1": -0.2}
+    memory, lag_ms = dict.fromkeys(PROCESSES, flat), {"relay-1": 4.0, "dispatcher-1": -0.2}
     good = soak_cell.Figures(120, 0, 115_000, 1.0, 0.4, memory, lag_ms, more, 0, 0, 0, 0, 0)
     bad = each(good, minutes=119, of_planned=0.9, seats_left=1, held_left=1, engines_left=1, badly_ended=1, findings=1)
     for name in memory:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from runs.failover.callers import read_head
-from runs.torture.workload import Ask, draw
+from runs.torture.workload import ALL, Ask, Mix, draw
 
 GIVE_UP_S = 60.0
 TLS_SHARE = 0.05
@@ -74,6 +74,8 @@ class Callers:
     count: int
     streams: int  # after so many the load ends
     tls: tuple[int, ssl.SSLContext] | None = None  # the port in front, for some calls
+    mix: Mix = ALL
+    give_up_s: float = GIVE_UP_S
     ended: list[Ended] = field(default_factory=list)
     started: int = 0  # streams whose answer has begun
     sent: int = 0
@@ -96,13 +98,17 @@ class Callers:
         while not self.is_over:
             await self._pause.wait()
 <<<<<<< HEAD
+<<<<<<< HEAD
             ask = draw(chance)
+=======
+            ask = draw(chance, self.mix)
+>>>>>>> e9a197c (Record what an engine without a journal serves)
             over_tls = self.tls is not None and chance.random() < TLS_SHARE
             self.sent += 1
             ended = Ended(ask.kind.name, ask.kind.is_streamed, ask.key.id, ask.tier, ask.tokens, time.monotonic())
             ended.over_tls = over_tls
             try:
-                async with asyncio.timeout(GIVE_UP_S):
+                async with asyncio.timeout(self.give_up_s):
                     await (self._over_socket if ask.kind.is_socket else self._over_http)(ask, ended)
             except TimeoutError:  # an OSError too
                 ended.how = "hangs"

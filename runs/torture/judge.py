@@ -181,7 +181,7 @@ def _truth(served: Row, streams: Sequence[Stream], engine_of: Mapping[str, str])
     own = [one for one in streams if one.engine == engine_of.get(served.replica, served.replica)]
     if not own:
         return (0, 0)
-    asked = min(one.prompt_tokens for one in streams)
+    asked = min((one.prompt_tokens for one in streams if one.prompt_tokens), default=0)  # 0: an engine said nothing yet
     last_s = max(one.received_s for one in own if one.choice == 0) if any(one.choice == 0 for one in own) else 0.0
     last = [one for one in own if one.received_s >= last_s]
     before = max(0, last[0].prompt_tokens - asked)

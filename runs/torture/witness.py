@@ -10,6 +10,7 @@ import msgspec
 import psycopg
 from psycopg.rows import class_row
 
+REFUSED = "refused"  # the engine took it not, and said so
 PROBE_ID_LENGTH = 16  # an engine's own ids, of requests that came without one
 READ = """
 SELECT id, call_id, attempt, kind, day, gateway, key, model, replica, tier, input_price, output_price, multiple_milli,
@@ -19,7 +20,8 @@ FROM entries ORDER BY call_id, attempt, kind
 
 
 class Line(msgspec.Struct, array_like=True):
-    """A request begins (`tokens` is 0), gets its token with this number, or ends (`state` is set)."""
+    """A request begins (`tokens` is 0), gets its token with this number, or ends (`state` is set). The prompt's tokens
+    are 0 while they are not known."""
 
     at_s: float
     call_id: str
@@ -108,8 +110,10 @@ def _read_journal(path: Path, url: str, died_s: Sequence[float]) -> Iterator[Str
             if len(line.call_id) == PROBE_ID_LENGTH:
                 continue
             if line.state:
-                if (ended := running.pop(line.call_id, None)) is not None:
+                ended = running.pop(line.call_id, None)
+                if ended is not None and line.state != REFUSED:
                     ended.state, ended.ended_s = line.state, line.at_s
+                    ended.tokens, ended.prompt_tokens = line.tokens, line.prompt_tokens or ended.prompt_tokens
                     yield ended
             elif line.tokens == 0:
                 choice, _, call_id = line.call_id.rpartition("_")
@@ -118,6 +122,7 @@ def _read_journal(path: Path, url: str, died_s: Sequence[float]) -> Iterator[Str
                 running[line.call_id] = Stream(call_id, int(choice or 0), url, line.prompt_tokens, line.at_s)
             elif (stream := running.get(line.call_id)) is not None:
                 stream.tokens, stream.last_s = line.tokens, line.at_s
+                stream.prompt_tokens = line.prompt_tokens or stream.prompt_tokens
                 stream.first_s = stream.first_s or line.at_s
     end_s = min((at_s for at_s in died_s if at_s >= last_s), default=last_s)
     for stream in running.values():

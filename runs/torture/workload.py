@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,8 +83,21 @@ KINDS = (
     Kind("auto", 3, CHAT),
 )
 TIERS = {"standard": 60, "fast": 20, "ultrafast": 8, "flex": 12}
-SHARES = [kind.share for kind in KINDS]
-KEY_SHARES = [key.share for key in KEYS]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What is asked for, how often. `fields` are those of every request in OpenAI's older dialects."""
+
+    kinds: Sequence[Kind] = KINDS
+    tiers: Mapping[str, int] = field(default_factory=TIERS.copy)
+    keys: Sequence[ClientKey] = KEYS
+    tokens: tuple[int, int] = TOKENS
+    long_tokens: tuple[int, int] = LONG_TOKENS
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+ALL = Mix()
 
 
 @dataclass(frozen=True)
@@ -98,20 +111,23 @@ class Ask:
     falls_back: bool
 
 
-def draw(chance: random.Random) -> Ask:
+def draw(chance: random.Random, mix: Mix = ALL) -> Ask:
     """The next call of a client."""
-    kind = chance.choices(KINDS, SHARES)[0]
-    key = chance.choices(KEYS, KEY_SHARES)[0]
-    tier = chance.choices([*TIERS], [*TIERS.values()])[0]
+    kind = chance.choices(mix.kinds, [kind.share for kind in mix.kinds])[0]
+    key = chance.choices(mix.keys, [key.share for key in mix.keys])[0]
+    tier = chance.choices([*mix.tiers], [*mix.tiers.values()])[0]
     if kind.name in ("spark", "auto"):
         tier = "standard"
     if kind.path == MESSAGES and tier in ("ultrafast", "flex"):
         tier = "fast"
-    tokens = chance.randint(*(LONG_TOKENS if chance.random() < LONG_SHARE or tier in ("fast", "ultrafast") else TOKENS))
+    is_long = chance.random() < LONG_SHARE or tier in ("fast", "ultrafast")
+    tokens = chance.randint(*(mix.long_tokens if is_long else mix.tokens))
     leaves = kind.is_streamed and chance.random() < LEAVING
     words = " ".join(["word"] * chance.randint(*PROMPT_WORDS))
     falls_back = chance.random() < 0.5
-    body = msgspec.json.encode(_body(kind, tier, tokens, f"{words} {chance.randrange(50)}", chance))
+    asked = _body(kind, tier, tokens, f"{words} {chance.randrange(50)}", chance)
+    asked |= mix.fields if kind.path in (COMPLETIONS, CHAT) else {}
+    body = msgspec.json.encode(asked)
     return Ask(kind, key, tier, tokens, chance.randint(0, tokens) if leaves else None, body, falls_back)
 
 

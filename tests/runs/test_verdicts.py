@@ -47,7 +47,7 @@ from runs.prefixes import run as prefixes
 from runs.simulation import fidelity, internet_scale, parity, scaling, speed
 from runs.simulation.scaled_day import Row
 from runs.students import distill, drafter
-from runs.torture import overload
+from runs.torture import on_vllm, overload
 from runs.torture import run as whole
 from runs.torture.overload_judge import Point
 from runs.torture.overload_play import BURSTS, FLOOD, LOADS, SLOW, STORM, TEN
@@ -333,6 +333,25 @@ def torture_of_the_whole() -> Case:
     bad = [replace(good, findings=one) for one in found] + [replace(good, faults=one) for one in few]
     explained = Counter({"streams above a limit": 1})
     return Case(whole.verdict, good, [*bad, *each(good, streams=999_999, in_books=999_999, explained=explained)])
+
+
+def torture_on_vllm() -> Case:
+    faults = Counter({on_vllm.KILLED: 16, on_vllm.STOPPED: 88})
+    good = whole.Figures(4, 2_500, 2_100, 2_300, 500, 30, faults)
+    wrong = (
+        "lost",
+        "doubled",
+        "over-billed",
+        "wrong refund",
+        "missed, not refunded",
+        "streams above a limit",
+        "too late",
+    )
+    bad = [replace(good, findings=Counter({what: 1})) for what in (*wrong, "cut", "left over")]
+    few = (Counter({**faults, on_vllm.KILLED: 14, on_vllm.STOPPED: 90}), Counter({**faults, on_vllm.STOPPED: 83}))
+    bad += [replace(good, faults=one) for one in few]
+    bad += each(good, streams=1_999, in_books=2_099, refunded=0, explained=Counter({"streams above a limit": 1}))
+    return Case(on_vllm.verdict, good, bad)
 
 
 def ledger_torture() -> Case:
@@ -716,6 +735,7 @@ CASES = {
     "ledger-torture": ledger_torture(),
     "torture": torture_of_the_whole(),
     "upgrade": ledger_upgrade_case(),
+    "torture-vllm": torture_on_vllm(),
     "long-prompts": long_prompts_case(),
     "mistake-budget": mistake_budget(),
     "mixed-prompts": mixed_prompts_case(),

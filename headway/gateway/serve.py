@@ -247,6 +247,8 @@ class Gateway:
     def calls(self) -> Iterator[Adopted]:
         now = self._clock()
         for trip in self._trips.values():
+            if trip.is_finished:
+                continue  # its end was told, and nothing more is: only its entries or its reader are waited for
             if trip.seat.done() and not trip.is_sent:
                 trip.wait_for_seat()
             yield trip.adopted(now)

@@ -255,6 +255,28 @@ async def test_what_a_relay_could_not_tell_while_it_was_cut_off_is_told_later(tm
             assert not relay.gateway._unsettled
 
 
+async def test_a_call_that_waits_for_its_entries_takes_no_seat_of_the_next_dispatcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = asyncio.Event()
+
+    async def write(_account: object, _receipt: object) -> None:
+        await written.wait()
+
+    async with running(QUICK) as engine, running_cell(tmp_path, config_for([engine], seats=2), relays=1) as cell:
+        [relay] = cell.relays
+        monkeypatch.setattr(relay.gateway._billing, "write", write)
+        ending = asyncio.create_task(relay.call(5))
+        await cell.until(lambda: any(trip.is_finished for trip in relay.gateway._trips.values()))
+        await cell.die()
+        await cell.lead()
+        await cell.until_open(1)
+        assert cell.pool.aboard(engine.url) == 0
+        written.set()
+        assert (await ending).usage.completion_tokens == 5
+        await cell.until_empty()
+
+
 async def test_without_a_dispatcher_a_call_is_refused_at_its_deadline(tmp_path: Path) -> None:
     async with running(QUICK) as engine:
         config = config_for([engine], tier={"max_hold_s": 0.3})

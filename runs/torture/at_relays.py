@@ -47,7 +47,7 @@ class AtRelays:
                 async with slow_process(relay.pid, chance.uniform(0.2, 0.7)):
                     await asyncio.sleep(fault.lasts_s)
             elif what.startswith("short of"):
-                effects = ["dies"] if await self._run_short(relay, what, fault) else []
+                effects = ["starves", "dies"] if await self._run_short(relay, what, fault) else ["starves"]
             elif what == "all rolled":
                 for one in self._cell.relays.values():
                     await one.end()

@@ -97,36 +97,17 @@ class Callers:
     async def _one(self, chance: random.Random) -> None:
         while not self.is_over:
             await self._pause.wait()
-<<<<<<< HEAD
-<<<<<<< HEAD
-            ask = draw(chance)
-=======
-            ask = draw(chance, self.mix)
->>>>>>> e9a197c (Record what an engine without a journal serves)
-            over_tls = self.tls is not None and chance.random() < TLS_SHARE
-            self.sent += 1
-            ended = Ended(ask.kind.name, ask.kind.is_streamed, ask.key.id, ask.tier, ask.tokens, time.monotonic())
-            ended.over_tls = over_tls
-            try:
-                async with asyncio.timeout(self.give_up_s):
-                    await (self._over_socket if ask.kind.is_socket else self._over_http)(ask, ended)
-            except TimeoutError:  # an OSError too
-                ended.how = "hangs"
-            except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-                ended.words = ended.words or repr(error)[:200]
-            ended.ended_s = time.monotonic()
-=======
-            ended = await self.call(draw(chance))
->>>>>>> e1e6a77 (Soak the whole cell for two hours)
+            ended = await self.call(draw(chance, self.mix), over_tls=chance.random() < TLS_SHARE)
             self.ended.append(ended)
             if ended.how in ("refused", "no answer", "cut"):
                 await asyncio.sleep(chance.uniform(0.05, 0.3))
 
-    async def call(self, ask: Ask) -> Ended:
+    async def call(self, ask: Ask, *, over_tls: bool = False) -> Ended:
         self.sent += 1
         ended = Ended(ask.kind.name, ask.kind.is_streamed, ask.key.id, ask.tier, ask.tokens, time.monotonic())
+        ended.over_tls = over_tls and self.tls is not None
         try:
-            async with asyncio.timeout(GIVE_UP_S):
+            async with asyncio.timeout(self.give_up_s):
                 await (self._over_socket if ask.kind.is_socket else self._over_http)(ask, ended)
         except TimeoutError:  # an OSError too
             ended.how = "hangs"

@@ -46,6 +46,7 @@ MARGIN = 0.1
 MAX_HOLD_S = {"standard": 8.0, "fast": 3.0, "ultrafast": 3.0, "flex": 10.0}
 PRICES = {MODEL: (1.0, 10.0), STUDENT: (0.2, 2.0)}
 STALL_S, DRAIN_S = 4.0, 20.0
+UNREADY_S = 2.5  # the load balancer looks each second, and twice before it sends nothing more
 SPOOL_BYTES = 512 * 1024
 LOCALHOST = "127.0.0.1"
 STUDENT_HOSTS, STRANGER = ("127.0.9.11", "127.0.9.12"), "127.0.9.20"
@@ -240,7 +241,8 @@ class TortureCell(Cell):
         admin, owner = (hashlib.sha256(key.encode()).hexdigest() for key in (ADMIN, OWNER))
         store = self.database.url.replace(f":{self.database.port}/", f":{self.database_link.port}/")
         text = (
-            f"[gateway]\ndrain_timeout_s = {DRAIN_S}\nprobe_interval_s = 0.5\nstall_s = {STALL_S}\n"
+            f"[gateway]\ndrain_timeout_s = {DRAIN_S}\nunready_s = {UNREADY_S}\n"
+            f"probe_interval_s = 0.5\nstall_s = {STALL_S}\n"
             f'admin_key_hashes = ["{admin}"]\nkey_hashes = ["{owner}"]\n'
             f'[ledger]\nstore = "{store}"\nspool = "{self.spool}"\nspool_bytes = {SPOOL_BYTES}\n'
             f'[cell]\nrelays = {list(self._relay_names)}\nlease = "ledger"\n'

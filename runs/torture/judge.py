@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 
 import msgspec
@@ -68,11 +69,28 @@ class Evidence:
     engine_of: Mapping[str, str]  # the URL in the configuration -> the engine's own
     lies: Mapping[str, str] = field(default_factory=dict)  # the calls that an engine lied to
 
+    @cached_property
+    def _by_second(self) -> dict[int, list[Done]]:
+        """The faults of each second, with those that a client may hear of a little later."""
+        found: dict[int, list[Done]] = defaultdict(list)
+        for fault in self.faults:
+            for second in range(int(fault.from_s - NOTICE_S), int(fault.until_s + NOTICE_S) + 1):
+                found[second].append(fault)
+        return found
+
+    def near(self, from_s: float, until_s: float) -> list[Done]:
+        """The faults that may matter to what happened in this time."""
+        seconds = range(int(from_s - NOTICE_S), int(until_s + NOTICE_S) + 1)
+        return list({id(one): one for second in seconds for one in self._by_second.get(second, ())}.values())
+
+    def touches(self, name: str, effect: str, from_s: float, until_s: float) -> bool:
+        return any(fault.touches(name, effect, from_s, until_s) for fault in self.near(from_s, until_s))
+
     def was_lied_to(self, call_id: str, streams: Sequence[Stream]) -> bool:
         """Whether an engine, or the way to it, told other figures than the engine's record has. Headway believes what
         is plausible, and does not promise to see through it."""
         return call_id in self.lies or any(
-            fault.touches(one.engine, "lies", one.received_s, one.ended_s) for fault in self.faults for one in streams
+            self.touches(one.engine, "lies", one.received_s, one.ended_s) for one in streams
         )
 
 
@@ -190,8 +208,7 @@ def _truth(served: Row, streams: Sequence[Stream], engine_of: Mapping[str, str])
 
 def _stood_tokens(call: Ended, evidence: Evidence) -> int:
     """Tokens that a relay which stood still may have passed on without a checkpoint."""
-    stood = any(fault.touches(call.relay, "stands", call.sent_s, call.ended_s) for fault in evidence.faults)
-    return call.tokens if stood else 0
+    return call.tokens if evidence.touches(call.relay, "stands", call.sent_s, call.ended_s) else 0
 
 
 def _judge_floor(
@@ -211,11 +228,7 @@ def _judge_floor(
     if speed is None or speed >= floor * (1 - TOLERANCE):
         return
     found.missed += 1
-    stood = any(
-        fault.touches(name, "stands", call.sent_s, call.ended_s)
-        for fault in evidence.faults
-        for name in (call.relay, "clients")
-    )
+    stood = evidence.touches(call.relay, "stands", call.sent_s, call.ended_s)
     is_slow_reader = proof is not None and proof.reader_was_slow
     if not refund and not is_slow_reader:
         where = found.explained if stood or evidence.was_lied_to(served.call_id, streams) else found.findings
@@ -266,7 +279,8 @@ def _judge_crowds(evidence: Evidence, found: Judgement) -> None:
             lasted_s = sorted((one.ended_s for one in present), reverse=True)[limit] - stream.received_s
             where["streams above a limit"].append(
                 f"{len(present)} where {limit} are allowed, for {lasted_s:.3f} s at {stream.received_s:.2f} on "
-                f"{stream.engine}, by {stream.call_id} of {relay or 'unknown'}: {why or lately(stream, evidence)}"
+                f"{stream.engine}, by {stream.call_id} of {relay or 'unknown'}: "
+                + (why or lately(stream.received_s, evidence))
             )
 
 
@@ -285,7 +299,7 @@ def _boardings(streams: Iterable[Stream]) -> Iterator[tuple[Stream, list[Stream]
 
 def _why(stream: Stream, present: Sequence[Stream], relay: str, evidence: Evidence) -> str:
     """What explains it: the relay, or the engine itself, stood between a check and a write."""
-    for fault in evidence.faults:
+    for fault in evidence.near(stream.received_s, stream.received_s):
         if "stands" not in fault.effects or not fault.from_s <= stream.received_s <= fault.until_s + WAKING_S:
             continue
         if relay in fault.who:
@@ -295,10 +309,9 @@ def _why(stream: Stream, present: Sequence[Stream], relay: str, evidence: Eviden
     return ""
 
 
-def lately(stream: Stream, evidence: Evidence, for_s: float = 10.0) -> str:
+def lately(at_s: float, evidence: Evidence, for_s: float = 10.0) -> str:
     """The faults shortly before, newest first, for whoever looks for the cause."""
-    at_s = stream.received_s
-    near = [fault for fault in evidence.faults if fault.from_s <= at_s < fault.until_s + for_s]
+    near = [fault for fault in evidence.near(at_s - for_s, at_s) if fault.from_s <= at_s]
     near.sort(key=lambda fault: -fault.from_s)
     words = ", ".join(f"{one.kind} ({' '.join(one.who)}) {at_s - one.from_s:.2f} s before" for one in near[:4])
     return words or "no fault near"
@@ -313,33 +326,35 @@ def _judge_ends(evidence: Evidence, found: Judgement) -> None:
             f"{call.call_id or 'no id'} {call.kind} {call.tier} of {call.relay or 'no relay'}, sent at "
             f"{call.sent_s:.2f}, {call.ended_s - call.sent_s:.2f} s: {call.words}"
         )
-        if call.how in ("cut", "no answer") and not _is_lost(call, evidence.faults):
-            found.findings[call.how].append(words)
+        if call.how in ("cut", "no answer") and not _is_lost(call, evidence):
+            found.findings[call.how].append(f"{words}; {lately(call.ended_s, evidence)}")
         elif call.how == "hangs" or call.ended_s - call.sent_s > _longest_s(call, evidence):
             found.findings["too late"].append(words)
         if call.how == "refused" and call.words[:3] in ("429", "503", "529") and not call.retry_after:
             found.findings["refused without retry-after"].append(words)
-        if call.how == "refused" and call.words[:3] == "401" and not _is_revoked(call, evidence.faults):
+        if (
+            call.how == "refused"
+            and call.words[:3] == "401"
+            and not evidence.touches(call.key, "revoked", call.sent_s, call.ended_s)
+        ):
             found.findings["a valid key refused"].append(words)
 
 
-def _is_lost(call: Ended, faults: Iterable[Done]) -> bool:
-    """Whether its relay, or the load balancer, died while the call was under way."""
-    names = (call.relay, "balancer")
-    if call.over_tls and any(fault.touches("front", "expired", call.sent_s, call.ended_s) for fault in faults):
+def _is_lost(call: Ended, evidence: Evidence) -> bool:
+    """Whether what carried the call died or was out of means while it was under way."""
+    times = (call.sent_s, call.ended_s)
+    if call.over_tls and evidence.touches("front", "expired", *times):
         return True
-    return any(fault.touches(name, "dies", call.sent_s, call.ended_s) for fault in faults for name in names)
-
-
-def _is_revoked(call: Ended, faults: Iterable[Done]) -> bool:
-    return any(fault.touches(call.key, "revoked", call.sent_s, call.ended_s) for fault in faults)
+    if not call.first_s and evidence.touches(call.relay, "starves", *times):
+        return True  # a process without descriptors closes new connections
+    return any(evidence.touches(name, "dies", *times) for name in (call.relay, "balancer"))
 
 
 def _longest_s(call: Ended, evidence: Evidence) -> float:
     rules = evidence.rules
     stood_s = sum(
         fault.until_s - fault.from_s
-        for fault in evidence.faults
+        for fault in evidence.near(call.sent_s, call.ended_s)
         if "stands" in fault.effects and fault.from_s < call.ended_s and fault.until_s > call.sent_s
     )
     held_s = rules.max_hold_s.get(call.tier, 0.0) + rules.max_hold_s["standard"]

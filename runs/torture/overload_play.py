@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from runs.gateway.soak import waited_s
+from runs.measure.growth import waited_s
 from runs.measure.streams import cpu_seconds
 from runs.torture.overload_callers import Callers, Made, arrivals
 from runs.torture.overload_cell import FLOODING, FORBIDDEN, TENANTS, TOKENS, OverloadCell

@@ -61,11 +61,7 @@ async def play(
             group.create_task(doing.run(plan))
         telling.cancel()
         tell("waiting until all is idle")
-<<<<<<< HEAD
         left = await left_over(cell, before)
-=======
-        left = await left_over(cell)
->>>>>>> e1e6a77 (Soak the whole cell for two hours)
         exits = [member.name for member in cell.members if member.ended_by_itself()]
         codes = await cell.stop()
         exits += [f"{name}: exit code {code}" for name, code in codes.items() if code]
@@ -85,31 +81,7 @@ async def _tell(callers: Callers, doing: Faults, tell: Callable[[str], None]) ->
         await asyncio.sleep(0.5)
 
 
-<<<<<<< HEAD
-def _judge(cell: TortureCell, callers: Callers, doing: Faults) -> Judgement:
-=======
-async def left_over(cell: TortureCell) -> list[str]:
-    """What still runs on engines some time after the last call."""
-    deadline = time.monotonic() + IDLE_S
-    while True:
-        records = [await asyncio.to_thread(_running, url) for url in cell.engines]
-        if not any(records) or time.monotonic() > deadline:
-            return [f"{count} requests on {url}" for url, count in zip(cell.engines, records, strict=True) if count]
-        await asyncio.sleep(0.2)
-
-
-class _Page(msgspec.Struct):
-    running: int
-    waiting: int
-
-
-def _running(url: str) -> int:
-    page = msgspec.json.decode(fetch(url + "/scripted/record"), type=_Page)
-    return page.running + page.waiting
-
-
 def judge_part(cell: TortureCell, callers: Callers, doing: Faults) -> Judgement:
->>>>>>> e1e6a77 (Soak the whole cell for two hours)
     streams = read_journals(cell.journals, doing.engines.died_s)
     rows, slices = read_rows(cell.database.url)
     known = {row.id for row in rows}

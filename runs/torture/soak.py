@@ -26,7 +26,8 @@ from runs.measure.verdict import Verdict, at_least, at_most, finish, none_of
 from runs.torture.callers import Callers
 from runs.torture.faults import Faults
 from runs.torture.judge import Judgement
-from runs.torture.part import judge_part, left_over
+from runs.torture.left_over import Idle, idle_relays, left_over
+from runs.torture.part import judge_part
 from runs.torture.plan import KINDS, plan
 from runs.torture.soak_cell import DATABASE, PROCESSES, Sample, SoakCell, SteadyCallers, Watched
 from runs.torture.soak_picture import write_results
@@ -115,6 +116,7 @@ class Soaked:
     """What was seen, before it is judged."""
 
     before: Sample
+    idle: dict[str, Idle]  # the relays, before the load
     after: Sample
     samples: list[Sample]
     lag_ms: dict[str, tuple[float, float]]  # p99 idle, and under load
@@ -163,7 +165,7 @@ async def soak(cell: SoakCell, callers: SteadyCallers, doing: Faults, faults: in
         await watched.settled(SETTLED_S)
         first = await watched.lags()
         await asyncio.sleep(IDLE_S)
-        idle, before = await watched.lags(), await watched.sample()
+        idle, before, idle_files = await watched.lags(), await watched.sample(), await idle_relays(cell)
         cores, samples = Cores(cell), list[Sample]()
         watched.load_begins()
         async with asyncio.TaskGroup() as group:
@@ -185,7 +187,7 @@ async def soak(cell: SoakCell, callers: SteadyCallers, doing: Faults, faults: in
                1000 * quantile_between(idle[name], busy[name], 0.99))
         for name in busy
     }  # fmt: skip
-    return Soaked(before, after, samples, lag_ms, taken, most_waited)
+    return Soaked(before, idle_files, after, samples, lag_ms, taken, most_waited)
 
 
 def trends(samples: Sequence[Sample], warm_up_min: float) -> dict[str, Trend]:
@@ -240,7 +242,7 @@ async def main(minutes: float, calls_per_s: float, faults_per_hour: float) -> in
         )
         doing = Faults(cell, callers)
         soaked = await soak(cell, callers, doing, faults)
-        left = await left_over(cell)
+        left = await left_over(cell, soaked.idle)
         exits = [member.name for member in cell.members if member.ended_by_itself()]
         exits += [f"{name}: exit code {code}" for name, code in (await cell.stop()).items() if code]
         callers.read_ended()

@@ -152,7 +152,7 @@ def test_a_stream_too_many_is_found_unless_its_relay_stood() -> None:
     given.streams = [stream()] + [replace(stream(), call_id=f"o{number}", received_s=1.06) for number in range(3)]
     assert len(found(given)["streams above a limit"]) == 1
     given.calls = [call(call_id=one.call_id) for one in given.streams]
-    given.faults = [Done("relay stopped", ["relay-1"], ["stands"], 1.0, 1.2)]
+    given = replace(given, faults=[Done("relay stopped", ["relay-1"], ["stands"], 1.0, 1.2)])
     judged: Judgement = judge(given)
     assert "streams above a limit" not in {what for what, cases in judged.findings.items() if cases}
     assert len(judged.explained["streams above a limit"]) == 1
@@ -167,9 +167,9 @@ def test_a_fast_stream_makes_its_replica_light() -> None:
 def test_a_call_whose_relay_died_may_end_without_an_answer() -> None:
     given = evidence()
     given.calls = [call(how="cut", proof=None)]
-    given.faults = [Done("relay killed", ["relay-1"], ["dies"], 1.2, 1.9)]
+    given = replace(given, faults=[Done("relay killed", ["relay-1"], ["dies"], 1.2, 1.9)])
     assert found(given) == {}
-    given.faults = [Done("relay killed", ["relay-2"], ["dies"], 1.2, 1.9)]
+    given = replace(given, faults=[Done("relay killed", ["relay-2"], ["dies"], 1.2, 1.9)])
     assert "cut" in found(given)
 
 

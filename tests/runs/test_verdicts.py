@@ -49,9 +49,9 @@ from runs.simulation.scaled_day import Row
 from runs.students import distill, drafter
 from runs.torture import on_vllm, overload
 from runs.torture import run as whole
+from runs.torture import soak as soak_cell
 from runs.torture.overload_judge import Point
 from runs.torture.overload_play import BURSTS, FLOOD, LOADS, SLOW, STORM, TEN
-from runs.torture import soak as soak_cell
 from runs.torture.soak_cell import PROCESSES
 from runs.two_profiles import compare as two_profiles
 

@@ -18,7 +18,6 @@ from runs.torture.processes import start_until_listening
 from runs.torture.workload import KEYS
 
 READ_AGAIN_S = 1.2  # a changed configuration is read within a second
-RELOADED_S = 1.0  # HAProxy has taken the new certificate
 CACHED_S = 60.0  # after which a relay surely knows that a key is valid again, though the database was away
 
 
@@ -93,7 +92,6 @@ class AtStores:
             await asyncio.to_thread(front.expire)
             await asyncio.sleep(fault.lasts_s)
             await asyncio.to_thread(front.mend)
-            await asyncio.sleep(RELOADED_S)
             return Done(fault.kind, ["front"], ["expired"], from_s, time.monotonic())
 
     async def at_configuration(self, what: str, fault: Fault, chance: random.Random) -> Done:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
+import socket
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +16,14 @@ from pathlib import Path
 from runs.torture.clocks import FaultyClock
 
 DAY_S = 86_400
+ORDER_S = 10.0
 LONG_S = 30 * DAY_S
 NEW_KEY = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc"]
 FRONT = """
 global
     maxconn 8192
     nbthread 1
-    # A new worker takes the sockets over, so that no connection is lost when it is told to read the certificate again.
-    stats socket {folder}/front.socket level admin expose-fd listeners
+    stats socket {folder}/front.socket level admin
 defaults
     mode tcp
     timeout connect 2s
@@ -94,8 +94,7 @@ class TlsFront:
         command = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")  # where Debian puts it
         if command is None:
             raise SystemExit("HAProxy is not installed: apt-get install haproxy")
-        arguments = [command, "-W", "-db", "-f", str(self._config)]
-        self._process = subprocess.Popen(arguments, stdout=self._log, stderr=self._log, process_group=0)
+        self._process = subprocess.Popen([command, "-db", "-f", str(self._config)], stdout=self._log, stderr=self._log)
 
     def expire(self, after_s: float = 0.0) -> None:
         """Serve with a certificate that ends then. Connections that are open go on."""
@@ -106,12 +105,22 @@ class TlsFront:
 
     def stop(self) -> None:
         if self._process is not None:
-            os.killpg(self._process.pid, signal.SIGKILL)  # its workers too; while it reloads it heeds nothing less
+            self._process.kill()
             self._process.wait()
             self._process = None
         self._log.close()
 
     def _serve_with(self, lifetime_s: float) -> None:
-        self.authority.issue("front", lifetime_s)
-        assert self._process is not None
-        self._process.send_signal(signal.SIGUSR2)
+        """HAProxy is told, because a signal to read it again may come before its handler is there."""
+        pem = self.authority.issue("front", lifetime_s).both
+        self._order(f"set ssl cert {pem} <<\n{pem.read_text().strip()}\n\n")
+        self._order(f"commit ssl cert {pem}\n")
+
+    def _order(self, order: str) -> None:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(ORDER_S)
+            connection.connect(str(self._config.with_name("front.socket")))
+            connection.sendall(order.encode())
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(4096):
+                pass

@@ -26,6 +26,11 @@ class Billing:
         self._hosted: dict[str, HostedPrice] = {}  # by model
         self.change(prices or {}, hosted or {})
 
+    @property
+    def takes_calls(self) -> bool:
+        """False once the spool turned out to be another gateway's, until its owner has decided whose it is."""
+        return self.books is None or self.books.setup_error is None
+
     def show_spool(self, metrics: Metrics) -> None:
         if (books := self.books) is not None:
             metrics.bad_lines.set_function(lambda: books.spool.bad_lines)

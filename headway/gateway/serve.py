@@ -245,13 +245,11 @@ class Gateway:
         return self.dispatch.machine
 
     def calls(self) -> Iterator[Adopted]:
-        now = self._clock()
         for trip in self._trips.values():
-            if trip.is_finished:
-                continue  # its end was told, and nothing more is: only its entries or its reader are waited for
             if trip.seat.done() and not trip.is_sent:
                 trip.wait_for_seat()
-            yield trip.adopted(now)
+            if not trip.is_finished:  # else its end was told: only its entries or its reader are waited for
+                yield trip.adopted(self._clock())
 
     def forget_unsettled(self) -> None:
         self._unsettled.clear()
@@ -385,7 +383,7 @@ class Gateway:
         ]
 
     def is_ready(self) -> bool:
-        return not self.leaving and self.dispatch.is_ready and self.supervisor.is_well
+        return not self.leaving and self._billing.takes_calls and self.dispatch.is_ready and self.supervisor.is_well
 
     def drain(self) -> None:
         """Take no new calls. Calls already here are served to their end."""

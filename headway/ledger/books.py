@@ -115,7 +115,7 @@ class Books:
         self.keys = KeyTable()
         self.gateway = self.spool.gateway
         self.is_store_unavailable = True
-        self._setup_error: SetupError | None = None  # found while running; no new calls until it is fixed
+        self.setup_error: SetupError | None = None  # found while running; no new calls until it is fixed
         self._key_cache_us = int(settings.key_cache_s * 1e6)
         self.secret = read_secret(settings.secret or settings.spool / "secret")
         self._cache = KeyCache(settings.spool / "keys", self.secret)
@@ -142,9 +142,9 @@ class Books:
         self._thread.start()
         self._checkpoints = supervisor.start("checkpoint", self._checkpoint, matters=True)
         await self._first_try
-        if self._setup_error is not None:
+        if self.setup_error is not None:
             await self.stop()
-            raise self._setup_error
+            raise self.setup_error
         if self.is_store_unavailable:
             self._cache.load(self.keys)
             log.warning("the ledger's store is unavailable: using %d cached keys", len(self.keys.all()))
@@ -179,7 +179,7 @@ class Books:
 
     async def open(self, call: Call, worst: int, session: Session = NO_SESSION) -> Account:
         """Reserve the maximum cost in the key's budgets. Raises Refused if a budget or the spool has no room."""
-        if self._setup_error is not None:
+        if self.setup_error is not None:
             raise Refused("books_away", RETRY_AFTER_S)
         if self.spool.is_full:
             self.spool.retry()
@@ -375,13 +375,13 @@ class Books:
             self._cache.save(self.keys)
             self._saved_us = as_of_us
         self.is_store_unavailable = False
-        self._setup_error = None
+        self.setup_error = None
         self._mark_tried()
 
     def _stop_taking_calls(self, error: SetupError) -> None:
-        if self._setup_error is None and self._first_try.done():
+        if self.setup_error is None and self._first_try.done():
             log.error("no new calls are taken: %s", error)
-        self._setup_error = error
+        self.setup_error = error
 
     def _mark_unavailable(self) -> None:
         self.is_store_unavailable = True

@@ -17,6 +17,7 @@ from runs.torture.plan import Fault
 from runs.torture.processes import READY, READY_S, answers, stand, start_until_listening, start_until_ready
 from runs.torture.shortage import few_descriptors, little_memory, slow_process
 
+LOOK_S, NOT_READY_S = 0.1, 10.0  # a relay that has not been ready for so long has been told
 MOST_STEP_S = 36 * 3600.0  # of a clock
 
 
@@ -110,13 +111,26 @@ class AtRelays:
             copy.rename(spool)
             for file in ("place", "gateway"):
                 relay.start()
-                while not relay.ended_by_itself():
-                    if await answers(relay, READY, b" 200"):
-                        self.wrong.append(f"{name} serves with a copy of its spool")
-                        return
-                    await asyncio.sleep(0.05)
+                if not await self._is_refused(relay):
+                    self.wrong.append(f"{name} serves with a copy of its spool")
                 (spool / file).unlink()
         await start_until_ready(relay)
+
+    async def _is_refused(self, relay: Member) -> bool:
+        """Whether a relay with a copy does not start, or takes no calls as soon as the database tells it: a gateway
+        that starts while the database is away cannot know."""
+        deadline, not_ready = time.monotonic() + READY_S, 0
+        while time.monotonic() < deadline:
+            if relay.ended_by_itself():
+                return True
+            is_ready = await answers(relay, READY, b" 200")
+            not_ready = 0 if is_ready else not_ready + 1
+            if not_ready * LOOK_S > NOT_READY_S:
+                await relay.kill()
+                return True
+            await asyncio.sleep(LOOK_S)
+        await relay.kill()
+        return False
 
     async def _at_disk(self, name: str, what: str, fault: Fault, chance: random.Random) -> None:
         disk = self._cell.disks[name]

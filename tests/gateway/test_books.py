@@ -21,7 +21,7 @@ import pytest
 from headway.core.types import Action, Event, Settled
 from headway.engines.base import EngineRequest
 from headway.engines.scripted import Faults, Script, ScriptedEngine, running
-from headway.errors import Refused
+from headway.errors import Refused, SetupError
 from headway.ledger import books as books_module
 from headway.ledger import reading
 from headway.ledger.bill import make_bill
@@ -181,6 +181,16 @@ async def test_a_key_sees_its_own_spending_and_nobody_elses(tmp_path: Path, monk
         assert at.here.gateway.books is not None
         at.here.gateway.books.is_store_unavailable = True
         assert (await usage_of(at.here, SECRET))[0] == 503
+
+
+async def test_a_gateway_with_the_spool_of_another_one_is_not_ready(tmp_path: Path) -> None:
+    """A load balancer sends its calls elsewhere: it would refuse them all."""
+    async with running(QUICK) as engine, desk(tmp_path, [engine]) as at:
+        gateway = at.here.gateway
+        assert gateway.books is not None
+        assert gateway.is_ready()
+        gateway.books._stop_taking_calls(SetupError("another gateway uses it"))
+        assert not gateway.is_ready()
 
 
 async def test_without_a_ledger_there_is_no_usage_page() -> None:

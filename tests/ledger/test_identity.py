@@ -89,7 +89,7 @@ async def test_a_gateway_whose_spool_was_taken_over_takes_no_more_calls(
     snapshot(tmp_path / "one", tmp_path / "copy")
     copy = make_books(tmp_path / "copy", store_url)
     await copy.start(Supervisor())
-    await until(lambda: running._setup_error is not None)
+    await until(lambda: running.setup_error is not None)
     with pytest.raises(Refused, match="cannot be reached"):
         await running.open(Call(id="c", model="m", tier="standard"), 1)
     await copy.open(Call(id="c", model="m", tier="standard"), 1)

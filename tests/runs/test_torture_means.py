@@ -6,8 +6,6 @@ import ast
 import asyncio
 import os
 import random
-import shutil
-import ssl
 import subprocess
 import sys
 import time
@@ -16,23 +14,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import dns.exception
-import dns.message
-import dns.query
 import msgspec
 import pytest
 
 from headway.engines.scripted import Script, running
 from headway.http1 import ConnectionPool
-from headway.local.engine_process import free_port
-from runs.fleet.discovery import NAME, SERVER
 from runs.measure.streams import cpu_seconds
-from runs.torture.certificates import TlsFront
 from runs.torture.clocks import FaultyClock
 from runs.torture.disks import FaultyDisk, joined
 from runs.torture.engine_lies import KINDS, Lie, LyingEngine
 from runs.torture.links import FaultyLink
-from runs.torture.names import NOBODY, LyingNames
 from runs.torture.shortage import few_descriptors, little_memory, slow_process
 
 TIMEOUT_S = 60.0  # on a busy machine
@@ -212,8 +203,6 @@ class _Process:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> FaultyDisk:
-    if shutil.which("gcc") is None:
-        pytest.skip("needs gcc")
     (tmp_path / "disk").mkdir()
     return FaultyDisk(tmp_path / "disk", tmp_path / "control")
 
@@ -390,81 +379,3 @@ async def test_a_process_runs_for_a_share_of_the_time(busy: _Process) -> None:
         used_s = cpu_seconds(busy.pid)
     assert used_s < 0.6 * (time.monotonic() - began_s) + 0.3  # what it used to start is in it
     assert busy("1 + 1") == 2
-
-
-# --- certificates ---
-
-
-async def _over_tls(port: int, ca: Path) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=ssl.create_default_context(cafile=ca))
-    try:
-        writer.write(b"hello")
-        return await reader.read(5)
-    finally:
-        writer.transport.abort()
-
-
-async def _until(port: int, ca: Path, error: type[OSError] | None) -> None:
-    async with asyncio.timeout(TIMEOUT_S):
-        while True:
-            found: type[OSError] | None = None
-            try:
-                async with asyncio.timeout(5):
-                    assert await _over_tls(port, ca) == b"hello"
-            except OSError as failed:
-                found = type(failed)
-            if found == error:
-                return
-            await asyncio.sleep(0.05)
-
-
-@pytest.mark.skipif(not (shutil.which("haproxy", path=PATH) and shutil.which("gcc")), reason="needs HAProxy and gcc")
-@pytest.mark.anyio
-async def test_a_certificate_expires_and_is_renewed(tmp_path: Path) -> None:
-    async with _echo_link() as link:
-        front = TlsFront(tmp_path, port := free_port(), link.port)
-        front.start()
-        try:
-            await _until(port, front.authority.ca, None)
-            front.expire(after_s=-1)
-            await _until(port, front.authority.ca, ssl.SSLCertVerificationError)
-            front.mend()
-            await _until(port, front.authority.ca, None)
-        finally:
-            front.stop()
-
-
-# --- names ---
-
-
-@pytest.mark.skipif(os.geteuid() != 0 or shutil.which("dnsmasq") is None, reason="needs dnsmasq, and port 53")
-def test_a_name_server_lies(tmp_path: Path) -> None:
-    true, stranger = ["127.0.9.1", "127.0.9.2"], "127.0.9.99"
-    names = LyingNames(tmp_path, true)
-
-    def told() -> list[str]:
-        answer = dns.query.udp(dns.message.make_query(NAME, "A"), SERVER, timeout=0.5)
-        return sorted(str(address) for answered in answer.answer for address in answered)
-
-    def until_told(expected: list[str]) -> None:
-        deadline = time.monotonic() + TIMEOUT_S
-        while told() != expected:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
-    names.start()
-    try:
-        until_told(true)
-        names.name_nobody()
-        until_told([])
-        names.name_the_dead()
-        until_told(sorted([*true, *NOBODY]))
-        names.name_only([stranger])
-        until_told([stranger])
-        names.be_silent()
-        with pytest.raises(dns.exception.Timeout):
-            told()
-        names.mend()
-        until_told(true)
-    finally:
-        names.stop()

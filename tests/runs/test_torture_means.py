@@ -27,7 +27,6 @@ from runs.torture.links import FaultyLink
 from runs.torture.shortage import few_descriptors, little_memory, slow_process
 
 TIMEOUT_S = 60.0  # on a busy machine
-PATH = f"{os.environ['PATH']}:/usr/sbin"  # where Debian puts HAProxy
 
 # --- links ---
 

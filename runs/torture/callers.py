@@ -13,8 +13,6 @@ import random
 import re
 import ssl
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import msgspec
@@ -35,12 +33,10 @@ CODE = re.compile(rb'"(?:code|type)":"([a-z_]+)"')
 class Proof(msgspec.Struct):
     """What an answer says of itself. Missing fields are those of a version or a tier that has none."""
 
-    tier_served: str = ""
     kept: bool | None = None
     billed_micro: int | None = None
     refunded_micro: int | None = None
     reader_was_slow: bool = False
-    moves: int = 0
 
 
 _read_proof = msgspec.json.Decoder(Proof).decode
@@ -79,11 +75,6 @@ class Callers:
     ended: list[Ended] = field(default_factory=list)
     started: int = 0  # streams whose answer has begun
     sent: int = 0
-    last_first_s: float = 0.0
-    _pause: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def __post_init__(self) -> None:
-        self._pause.set()
 
     @property
     def is_over(self) -> bool:
@@ -96,7 +87,6 @@ class Callers:
 
     async def _one(self, chance: random.Random) -> None:
         while not self.is_over:
-            await self._pause.wait()
             ended = await self.call(draw(chance, self.mix), over_tls=chance.random() < TLS_SHARE)
             self.ended.append(ended)
             if ended.how in ("refused", "no answer", "cut"):
@@ -116,15 +106,6 @@ class Callers:
         ended.ended_s = time.monotonic()
         return ended
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """No call begins. Those that run go on."""
-        self._pause.clear()
-        try:
-            yield
-        finally:
-            self._pause.set()
-
     async def _connect(self, ended: Ended) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         if ended.over_tls and self.tls is not None:
             port, context = self.tls
@@ -133,7 +114,7 @@ class Callers:
 
     def _began(self, ended: Ended) -> None:
         ended.how = "cut"
-        ended.first_s = self.last_first_s = time.monotonic()
+        ended.first_s = time.monotonic()
         self.started += ended.is_streamed
 
     async def _over_http(self, ask: Ask, ended: Ended) -> None:

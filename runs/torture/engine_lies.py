@@ -1,9 +1,8 @@
 """A scripted engine that lies: it tells what it did not do, and keeps true records of what it did and to whom it lied.
 
-`python -m runs.torture.engine_lies MODEL SEATS FIRST_TOKEN_S STEP_MS PORT [PORT ...]` serves one on each port.
 `POST /scripted/lie` with {"kind": "claims more", "share": 0.5, "seed": 1} begins to lie, with {} it ends, and
 `GET /scripted/lies` gives {call's id: kind of lie}. The faults that need no lie (silence, 503, a death in the middle)
-are the scripted engine's own: `POST /scripted/faults` with a value of FAULTS.
+are the scripted engine's own: `POST /scripted/faults`. engine.py serves one.
 """
 
 from __future__ import annotations
@@ -11,27 +10,14 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-import signal
-import sys
 from collections.abc import Callable
-from contextlib import AsyncExitStack
 from typing import Any, cast
 
 import msgspec
-import uvloop
 
-from headway.engines.scripted import ProgrammedAnswers, Script, ScriptedEngine, parse_curve, running
+from headway.engines.scripted import ProgrammedAnswers, Script, ScriptedEngine
 from headway.engines.scripted.engine import Receive, Scope, Send
 
-FAULTS: dict[str, dict[str, object]] = {
-    "503": {"refuse": True},
-    "endless first token": {"hang_after_tokens": 0},
-    "hangs": {"hang_after_tokens": 5},
-    "dies": {"die_after_tokens": 5},
-    "unhealthy": {"unhealthy": True},
-    "slow": {"slow_factor": 5.0},
-    "none": {},
-}
 PROBE = b'"prompt":"1"'  # it is honest to probes: a replica that fails them gets no calls
 COUNT = re.compile(rb'("completion_tokens":|"output_tokens":|"total_tokens":)(\d+)')
 ID = re.compile(rb'(?<="id":")(?:chatcmpl|cmpl)-[^"]+')
@@ -181,18 +167,3 @@ async def _send_json(send: Send, value: object) -> None:
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def serve(script: Script, ports: list[int]) -> None:
-    told = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, told.set)
-    async with AsyncExitStack() as stack:
-        for port in ports:
-            await stack.enter_async_context(running(script, port=port, kind=LyingEngine))
-        await told.wait()
-
-
-if __name__ == "__main__":
-    model, seats, first_token_s, step_ms, *ports = sys.argv[1:]
-    script = Script(model, float(first_token_s), parse_curve(step_ms), int(seats))
-    uvloop.run(serve(script, [int(port) for port in ports]))

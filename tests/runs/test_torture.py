@@ -39,7 +39,7 @@ def entry(kind: str, amount: int, tier: str = "standard", **more: object) -> Row
 
 
 def call(tier: str = "standard", **more: object) -> Ended:
-    proof = Proof(tier_served=tier, kept=True, billed_micro=615 if tier == "fast" else 205, refunded_micro=0)
+    proof = Proof(kept=True, billed_micro=615 if tier == "fast" else 205, refunded_micro=0)
     ended = Ended("completion", True, "key-open-1", tier, 20, 1.0, 1.1, 1.5, "complete", "c", "relay-1", "", 20, proof)  # noqa: FBT003
     for name, value in more.items():
         setattr(ended, name, value)

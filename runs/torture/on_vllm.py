@@ -9,12 +9,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,27 +22,22 @@ from rich.console import Console
 
 from runs.continuation.service import without_autogroups
 from runs.measure.fetch import fetch
-from runs.measure.kept import commit
-from runs.measure.verdict import Verdict, at_least, at_most, finish, none_of
+from runs.measure.verdict import Verdict, at_least, finish, none_of
 from runs.torture.callers import Callers
-from runs.torture.judge import Done, Evidence, Judgement, judge
-from runs.torture.part import Outcome
+from runs.torture.judge import Done, Evidence, Judgement
+from runs.torture.part import Outcome, judge_all, outcome_of
 from runs.torture.run import (
-    CROWDS,
-    CUT,
-    DOUBLED,
-    LATE,
-    LOST,
-    OTHER_BOOKS,
-    OVER_BILLED,
     SHOWN,
-    STOPS_PER_CROWD,
-    UNREFUNDED,
     Figures,
+    conclude,
+    explained_crowds,
     figures_of,
-    part_of,
+    found_words,
+    keep,
+    next_seeds,
     read_ledger,
     show,
+    sums_of,
 )
 from runs.torture.vllm_cell import MIX, RULES, Engines, RecordedCell, two_engines
 from runs.torture.witness import read_journals, read_rows
@@ -61,16 +54,6 @@ CALLERS, GIVE_UP_S = 48, 150.0
 WARM_UP_STREAMS = 10
 IDLE_S = 60.0
 RUNNING = (b"vllm:num_requests_running{", b"vllm:num_requests_waiting{")
-GROUPS = {
-    "calls lost": LOST,
-    "calls doubled": DOUBLED,
-    "calls over-billed": OVER_BILLED,
-    "otherwise wrong in the books": OTHER_BOOKS,
-    "missed floors not refunded": UNREFUNDED,
-    "streams above a limit, by the recorders": CROWDS,
-    "calls that did not end once, or too late": LATE,
-    "streams cut": CUT,
-}
 
 
 class Fault(msgspec.Struct, frozen=True):
@@ -158,7 +141,7 @@ async def play(
         judged = await asyncio.to_thread(_judge, cell, callers, doing)
         judged.findings["ended by itself, or badly"] += exits
         judged.findings["left over"] += left
-        return _outcome(seed, time.monotonic() - began_s, callers, doing, judged)
+        return outcome_of(seed, time.monotonic() - began_s, callers, doing.done, judged)
     finally:
         cell.remove()
 
@@ -193,56 +176,24 @@ def _running(url: str) -> float:
 def _judge(cell: RecordedCell, callers: Callers, doing: Faults) -> Judgement:
     streams = read_journals(cell.journals, {})
     rows, slices = read_rows(cell.database.url)
-    judged = judge(Evidence(callers.ended, streams, rows, slices, doing.done, RULES, {}))
-    judged.findings["left in a spool"] += sorted(cell.spooled() - {row.id for row in rows})
-    if callers.sent != len(callers.ended):
-        judged.findings["did not end once"].append(f"{callers.sent} sent, {len(callers.ended)} ended")
-    return judged
-
-
-def _outcome(seed: int, seconds: float, callers: Callers, doing: Faults, judged: Judgement) -> Outcome:
-    calls = callers.ended
-    return Outcome(
-        seed=seed,
-        commit=commit(),
-        seconds=seconds,
-        sent=callers.sent,
-        streams=callers.started,
-        ends=dict(Counter(call.how for call in calls)),
-        kinds=dict(Counter(call.kind for call in calls)),
-        refusals=dict(Counter(call.words for call in calls if call.how == "refused")),
-        faults=dict(Counter(fault.kind for fault in doing.done)),
-        in_books=judged.in_books,
-        with_floor=judged.with_floor,
-        missed=judged.missed,
-        refunded=judged.refunded,
-        filled=judged.filled,
-        findings={what: cases for what, cases in judged.findings.items() if cases},
-        explained={what: cases for what, cases in judged.explained.items() if cases},
-    )
+    return judge_all(Evidence(callers.ended, streams, rows, slices, doing.done, RULES, {}), cell, callers)
 
 
 def verdict(figures: Figures) -> Verdict:
-    faults, count = sum(figures.faults.values()), figures.findings
-    sums = {what: sum(count[name] for name in names) for what, names in GROUPS.items()}
+    faults, sums = sum(figures.faults.values()), sums_of(figures.findings)
     bars = (
         at_least("streams", figures.streams, WANTED_STREAMS, ",.0f"),
         at_least("faults", faults, WANTED_FAULTS, ",.0f"),
         at_least("of these, engines killed", figures.faults[KILLED], WANTED_KILLS, ".0f"),
         at_least("calls in the books", figures.in_books, figures.streams, ",.0f"),
         at_least("missed floors refunded", figures.refunded, 1, ",.0f"),
-        *(none_of(what, found) for what, found in sums.items()),
-        at_most("streams above a limit, explained by an engine that stood", figures.explained[CROWDS[0]],
-                figures.faults[STOPPED] / STOPS_PER_CROWD, ".0f"),
-        none_of("left over, or otherwise wrong", sum(count.values()) - sum(sums.values())),
-    )  # fmt: skip
+        *(none_of(what, count) for what, count in sums.items()),
+        explained_crowds(figures, figures.faults[STOPPED]),
+    )
     figure = (
         f"{figures.streams:,} streams on two vLLM engines, {figures.faults[KILLED]} times killed and "
-        f"{figures.faults[STOPPED]} times stopped, in {figures.parts} parts: {sums['calls lost']} lost, "
-        f"{sums['calls doubled']} doubled, {sums['calls over-billed']} over-billed, "
-        f"{sums['missed floors not refunded']} missed floors not refunded of {figures.with_floor:,} with a floor "
-        f"({figures.refunded} refunded), {sums['streams above a limit, by the recorders']} streams above a limit, "
-        f"{sums['calls that did not end once, or too late']} calls late"
+        f"{figures.faults[STOPPED]} times stopped, in {figures.parts} parts: {found_words(sums)}; "
+        f"{figures.with_floor:,} with a floor, {figures.refunded} refunded"
     )
     return Verdict(figure, bars)
 
@@ -254,15 +205,10 @@ def play_part(engines: Engines, seed: int, streams: int, faults: int) -> Outcome
         console.print(f"seed {seed}: {words}", highlight=False)
 
     outcome = uvloop.run(play(engines, seed, streams, plan(seed, faults), folder, tell))
-    (folder / "outcome.json").write_bytes(msgspec.json.format(msgspec.json.encode(outcome)))
-    for found, style in ((outcome.findings, "red"), (outcome.explained, "yellow")):
-        for what, cases in found.items():
-            for case in cases[:SHOWN]:
-                console.print(f"{what}: {case}", style=style, markup=False, highlight=False, soft_wrap=True)
-    if outcome.findings:
-        console.print(f"seed {seed}: logs and records are in {folder}", soft_wrap=True)
-    else:
-        shutil.rmtree(folder)
+    for what, cases in outcome.explained.items():
+        for case in cases[:SHOWN]:
+            console.print(f"{what}: {case}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    conclude(outcome, folder)
     return outcome
 
 
@@ -273,11 +219,7 @@ def play_parts(seeds: Sequence[int], streams: int, faults: int, minutes: float, 
             if time.monotonic() - began_s > 60 * minutes:
                 break
             outcome = play_part(engines, seed, streams, faults)
-            with ledger.open("ab") as file:
-                file.write(msgspec.json.encode(part_of(outcome)) + b"\n")
-            count = sum(map(len, outcome.findings.values()))
-            words = f"{outcome.streams:,} streams, {sum(outcome.faults.values())} faults, {outcome.seconds:.0f} s"
-            console.print(f"seed {seed}: {words}, {outcome.ends}, {count} findings", highlight=False)
+            keep(outcome, ledger)
 
 
 def main() -> int:
@@ -290,9 +232,7 @@ def main() -> int:
     parser.add_argument("--ledger", type=Path, default=LEDGER)
     asked = parser.parse_args()
     if not asked.sum:
-        first = max((part.seed for part in read_ledger(asked.ledger)), default=0) + 1
-        seeds = range(first, first + 1_000) if asked.seed is None else [asked.seed]
-        play_parts(seeds, asked.streams, asked.faults, asked.minutes, asked.ledger)
+        play_parts(next_seeds(asked.seed, asked.ledger), asked.streams, asked.faults, asked.minutes, asked.ledger)
     parts = read_ledger(asked.ledger)
     show(parts)
     return finish(console, verdict(figures_of(parts)))

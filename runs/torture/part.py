@@ -6,15 +6,17 @@ import asyncio
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from runs.failover.cell import Cell
+from runs.measure.kept import commit
 from runs.torture.callers import Callers
 from runs.torture.cell import RULES, TortureCell
 from runs.torture.faults import Faults
-from runs.torture.judge import Evidence, Judgement, judge
+from runs.torture.judge import Done, Evidence, Judgement, judge
 from runs.torture.left_over import idle_relays, left_over
 from runs.torture.plan import Fault
 from runs.torture.witness import read_journals, read_lies, read_rows
@@ -43,9 +45,7 @@ class Outcome(msgspec.Struct):
     explained: dict[str, list[str]]
 
 
-async def play(
-    seed: int, streams: int, plan: list[Fault], folder: Path, commit: str, tell: Callable[[str], None]
-) -> Outcome:
+async def play(seed: int, streams: int, plan: list[Fault], folder: Path, tell: Callable[[str], None]) -> Outcome:
     cell = TortureCell(folder)
     try:
         tell("starting the cell")
@@ -70,7 +70,7 @@ async def play(
         judged.findings["ended by itself, or badly"] += exits
         judged.findings["left over"] += left
         judged.findings["a copied spool was taken"] += doing.relays.wrong
-        return _outcome(seed, commit, time.monotonic() - began_s, callers, doing, judged)
+        return outcome_of(seed, time.monotonic() - began_s, callers, doing.done, judged)
     finally:
         cell.remove()
 
@@ -84,29 +84,32 @@ async def _tell(callers: Callers, doing: Faults, tell: Callable[[str], None]) ->
 def judge_part(cell: TortureCell, callers: Callers, doing: Faults) -> Judgement:
     streams = read_journals(cell.journals, doing.engines.died_s)
     rows, slices = read_rows(cell.database.url)
-    known = {row.id for row in rows}
-    evidence = Evidence(
-        callers.ended, streams, rows, slices, doing.done, RULES, cell.engine_of, read_lies(cell.journals)
-    )
+    lies = read_lies(cell.journals)
+    evidence = Evidence(callers.ended, streams, rows, slices, doing.done, RULES, cell.engine_of, lies)
+    return judge_all(evidence, cell, callers)
+
+
+def judge_all(evidence: Evidence, cell: Cell, callers: Callers) -> Judgement:
+    """With what the evidence does not show: entries left in spools, calls that did not end."""
     judged = judge(evidence)
-    judged.findings["left in a spool"] += sorted(cell.spooled() - known)
+    judged.findings["left in a spool"] += sorted(cell.spooled() - {row.id for row in evidence.rows})
     if callers.sent != len(callers.ended):
         judged.findings["did not end once"].append(f"{callers.sent} sent, {len(callers.ended)} ended")
     return judged
 
 
-def _outcome(seed: int, commit: str, seconds: float, callers: Callers, doing: Faults, judged: Judgement) -> Outcome:
+def outcome_of(seed: int, seconds: float, callers: Callers, faults: Sequence[Done], judged: Judgement) -> Outcome:
     calls = callers.ended
     return Outcome(
         seed=seed,
-        commit=commit,
+        commit=commit(),
         seconds=seconds,
         sent=callers.sent,
         streams=callers.started,
         ends=dict(Counter(call.how for call in calls)),
         kinds=dict(Counter(call.kind for call in calls)),
         refusals=dict(Counter(call.words for call in calls if call.how == "refused")),
-        faults=dict(Counter(fault.kind for fault in doing.done)),
+        faults=dict(Counter(fault.kind for fault in faults)),
         in_books=judged.in_books,
         with_floor=judged.with_floor,
         missed=judged.missed,

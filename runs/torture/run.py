@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,8 +24,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from runs.measure.kept import commit
-from runs.measure.verdict import Verdict, at_least, at_most, finish, none_of
+from runs.measure.verdict import Bar, Verdict, at_least, at_most, finish, none_of
 from runs.torture.part import Outcome, play
 from runs.torture.plan import Fault, plan
 from runs.torture.shrink import shrink
@@ -37,6 +36,7 @@ WANTED_STREAMS, WANTED_FAULTS, WANTED_KINDS, MOST_OF_A_KIND = 1_000_000, 10_000,
 STOPS_PER_CROWD = 100  # as in failover
 STOPS = ("relay stopped", "engine stopped")
 SHOWN = 10
+CROWDS = "streams above a limit"  # by the witnesses of the engines
 
 
 class Part(msgspec.Struct, omit_defaults=True):
@@ -108,51 +108,65 @@ def figures_of(parts: Sequence[Part]) -> Figures:
     )
 
 
-LOST = ("lost", "answered by no engine", "never closed", "left in a spool")
-DOUBLED = ("doubled",)
-OVER_BILLED = ("over-billed", "wrong amount", "budget exceeded", "billed to another key", "told another bill")
-OTHER_BOOKS = (
-    "complete, and not exact",
-    "too little billed of a killed stream",
-    "wrong refund",
-    "reservation not released",
-    "proof and refund differ",
-)
-UNREFUNDED = ("missed, not refunded",)
-CROWDS = ("streams above a limit",)
-LATE = ("too late", "did not end once")
-CUT = ("cut", "no answer")
+# What one part may not have at all: in words, the findings that are meant.
+GROUPS = {
+    "calls lost": ("lost", "answered by no engine", "never closed", "left in a spool"),
+    "calls doubled": ("doubled",),
+    "calls over-billed": (
+        "over-billed",
+        "wrong amount",
+        "budget exceeded",
+        "billed to another key",
+        "told another bill",
+    ),
+    "otherwise wrong in the books": (
+        "complete, and not exact",
+        "too little billed of a killed stream",
+        "wrong refund",
+        "reservation not released",
+        "proof and refund differ",
+    ),
+    "missed floors not refunded": ("missed, not refunded",),
+    "streams above a limit": (CROWDS,),
+    "calls that did not end once, or too late": ("too late", "did not end once"),
+    "streams cut though their relay lived": ("cut", "no answer"),
+}
+
+
+def sums_of(findings: Counter[str]) -> dict[str, int]:
+    """The findings of each group, and what is in none."""
+    sums = {what: sum(findings[name] for name in names) for what, names in GROUPS.items()}
+    return {**sums, "left over, or otherwise wrong": sum(findings.values()) - sum(sums.values())}
+
+
+def explained_crowds(figures: Figures, stops: int) -> Bar:
+    what = "streams above a limit, explained by a process that stood"
+    return at_most(what, figures.explained[CROWDS], stops / STOPS_PER_CROWD, ".0f")
+
+
+def found_words(sums: Mapping[str, int]) -> str:
+    return (
+        f"{sums['calls lost']} lost, {sums['calls doubled']} doubled, {sums['calls over-billed']} over-billed, "
+        f"{sums['missed floors not refunded']} missed floors not refunded, {sums['streams above a limit']} streams "
+        f"above a limit, {sums['calls that did not end once, or too late']} calls late"
+    )
 
 
 def verdict(figures: Figures) -> Verdict:
-    faults, count = sum(figures.faults.values()), figures.findings
+    faults, sums = sum(figures.faults.values()), sums_of(figures.findings)
     largest = max(figures.faults.values(), default=0) / faults if faults else 1.0
-    named = (*LOST, *DOUBLED, *OVER_BILLED, *OTHER_BOOKS, *UNREFUNDED, *CROWDS, *LATE, *CUT)
-    sums = {names: sum(count[name] for name in names) for names in
-            (LOST, DOUBLED, OVER_BILLED, OTHER_BOOKS, UNREFUNDED, CROWDS, LATE, CUT)}  # fmt: skip
-    stops = sum(figures.faults[kind] for kind in STOPS)
     bars = (
         at_least("streams", figures.streams, WANTED_STREAMS, ",.0f"),
         at_least("faults", faults, WANTED_FAULTS, ",.0f"),
         at_least("kinds of faults", len(figures.faults), WANTED_KINDS, ".0f"),
         at_most("share of the most frequent kind", largest, MOST_OF_A_KIND, ".1%"),
         at_least("calls in the books", figures.in_books, figures.streams, ",.0f"),
-        none_of("calls lost", sums[LOST]),
-        none_of("calls doubled", sums[DOUBLED]),
-        none_of("calls over-billed", sums[OVER_BILLED]),
-        none_of("otherwise wrong in the books", sums[OTHER_BOOKS]),
-        none_of("missed floors not refunded", sums[UNREFUNDED]),
-        none_of("streams above a limit, by the engines' records", sums[CROWDS]),
-        at_most("of these, explained by a process that stood", figures.explained[CROWDS[0]],
-                stops / STOPS_PER_CROWD, ".0f"),
-        none_of("calls that did not end once, or too late", sums[LATE]),
-        none_of("streams cut though their relay lived", sums[CUT]),
-        none_of("left over, or otherwise wrong", sum(count.values()) - sum(count[name] for name in named)),
-    )  # fmt: skip
+        *(none_of(what, count) for what, count in sums.items()),
+        explained_crowds(figures, sum(figures.faults[kind] for kind in STOPS)),
+    )
     figure = (
         f"{figures.streams:,} streams, {faults:,} faults of {len(figures.faults)} kinds in {figures.parts} parts on "
-        f"scripted engines: {sums[LOST]} lost, {sums[DOUBLED]} doubled, {sums[OVER_BILLED]} over-billed, "
-        f"{sums[UNREFUNDED]} missed floors not refunded, {sums[CROWDS]} streams above a limit, {sums[LATE]} calls late"
+        f"scripted engines: {found_words(sums)}"
     )
     return Verdict(figure, bars)
 
@@ -163,6 +177,21 @@ def read_ledger(path: Path) -> list[Part]:
         return []
     parts = [msgspec.json.decode(line, type=Part) for line in path.read_bytes().splitlines()]
     return list({part.seed: part for part in parts}.values())
+
+
+def keep(outcome: Outcome, path: Path) -> None:
+    """Add a finished part to the ledger, and say what it showed."""
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(part_of(outcome)) + b"\n")
+    count = sum(map(len, outcome.findings.values()))
+    words = f"{outcome.streams:,} streams, {sum(outcome.faults.values())} faults, {outcome.seconds:.0f} s"
+    console.print(f"seed {outcome.seed}: {words}, {count} findings", highlight=False)
+
+
+def next_seeds(asked: int | None, path: Path) -> Sequence[int]:
+    """The one that is asked for, or those after the last one that was played."""
+    first = max((part.seed for part in read_ledger(path)), default=0) + 1
+    return range(first, first + 1_000) if asked is None else [asked]
 
 
 def show(parts: Sequence[Part]) -> None:
@@ -180,16 +209,21 @@ def show(parts: Sequence[Part]) -> None:
 
 def play_part(seed: int, streams: int, faults: Sequence[Fault], tell: Callable[[str], None]) -> Outcome:
     folder = Path(tempfile.mkdtemp(prefix=f"headway-torture-{seed}-"))
-    outcome = uvloop.run(play(seed, streams, list(faults), folder, commit(), tell))
-    if outcome.findings:
-        (folder / "outcome.json").write_bytes(msgspec.json.format(msgspec.json.encode(outcome)))
-        console.print(f"seed {seed}: logs and records are in {folder}", soft_wrap=True)
-        for what, cases in outcome.findings.items():
-            for case in cases[:SHOWN]:
-                console.print(f"{what}: {case}", style="red", markup=False, highlight=False, soft_wrap=True)
-    else:
-        shutil.rmtree(folder)
+    outcome = uvloop.run(play(seed, streams, list(faults), folder, tell))
+    conclude(outcome, folder)
     return outcome
+
+
+def conclude(outcome: Outcome, folder: Path) -> None:
+    """Show what is wrong and keep its records, or delete them if nothing is."""
+    if not outcome.findings:
+        shutil.rmtree(folder)
+        return
+    (folder / "outcome.json").write_bytes(msgspec.json.format(msgspec.json.encode(outcome)))
+    console.print(f"seed {outcome.seed}: logs and records are in {folder}", soft_wrap=True)
+    for what, cases in outcome.findings.items():
+        for case in cases[:SHOWN]:
+            console.print(f"{what}: {case}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def play_parts(seeds: Sequence[int], streams: int, faults: int, minutes: float, ledger: Path) -> None:
@@ -201,11 +235,7 @@ def play_parts(seeds: Sequence[int], streams: int, faults: int, minutes: float, 
             if time.monotonic() - began_s > 60 * minutes:
                 break
             outcome = play_part(seed, streams, plan(seed, streams, faults), partial(_tell, progress, bar, seed))
-            with ledger.open("ab") as file:
-                file.write(msgspec.json.encode(part_of(outcome)) + b"\n")
-            count = sum(map(len, outcome.findings.values()))
-            words = f"{outcome.streams:,} streams, {sum(outcome.faults.values())} faults, {outcome.seconds:.0f} s"
-            console.print(f"seed {seed}: {words}, {count} findings", highlight=False)
+            keep(outcome, ledger)
             progress.update(bar, completed=number + 1)
 
 
@@ -232,10 +262,7 @@ def main() -> int:
             console.print(fault, highlight=False)
         return 0 if not smallest else 1
     if not asked.sum:
-        played = {part.seed for part in read_ledger(asked.ledger)}
-        first = max(played, default=0) + 1
-        seeds = range(first, first + 1_000) if asked.seed is None else [asked.seed]
-        play_parts(seeds, asked.streams, asked.faults, asked.minutes, asked.ledger)
+        play_parts(next_seeds(asked.seed, asked.ledger), asked.streams, asked.faults, asked.minutes, asked.ledger)
     parts = read_ledger(asked.ledger)
     show(parts)
     return finish(console, verdict(figures_of(parts)))

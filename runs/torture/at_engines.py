@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import time
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -13,6 +15,7 @@ from runs.measure.witness import set_faults
 from runs.torture.cell import TortureCell
 from runs.torture.engine_lies import KINDS as LIES
 from runs.torture.judge import Done
+from runs.torture.links import FaultyLink, break_for_a_while
 from runs.torture.plan import Fault
 from runs.torture.processes import stand, start_until_listening
 
@@ -57,19 +60,19 @@ class AtEngines:
         await start_until_listening(engine)
 
     async def _at_link(self, url: str, what: str, fault: Fault, chance: random.Random) -> None:
-        link = self._cell.engine_links[url]
-        if what == "link closed":
-            link.close()
-        elif what == "link frozen":
-            link.freeze()
-        elif what == "link slow":
-            link.slow(chance.uniform(0.0, 0.05), chance.uniform(5_000, 100_000), chance.randint(1, 50))
-        elif what == "link truncated":
-            link.truncate(chance.randint(0, 4_000))
-        else:
-            link.corrupt(chance, 1 / chance.randint(500, 5_000))
-        await asyncio.sleep(fault.lasts_s)
-        link.mend()
+        causes: dict[str, Callable[[FaultyLink], None]] = {
+            "link closed": FaultyLink.close,
+            "link frozen": FaultyLink.freeze,
+            "link slow": partial(
+                FaultyLink.slow,
+                delay_s=chance.uniform(0.0, 0.05),
+                bytes_per_s=chance.uniform(5_000, 100_000),
+                split=chance.randint(1, 50),
+            ),
+            "link truncated": partial(FaultyLink.truncate, after_bytes=chance.randint(0, 4_000)),
+            "link corrupt": partial(FaultyLink.corrupt, chance=chance, rate=1 / chance.randint(500, 5_000)),
+        }
+        await break_for_a_while([self._cell.engine_links[url]], causes[what], fault.lasts_s)
 
     async def _lie(self, url: str, what: str, fault: Fault, chance: random.Random) -> None:
         lie = {"kind": what, "share": chance.uniform(0.1, 1.0), "seed": fault.dice}

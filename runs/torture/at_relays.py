@@ -9,10 +9,12 @@ import asyncio
 import random
 import shutil
 import time
+from functools import partial
 
 from runs.failover.cell import Member
 from runs.torture.cell import TortureCell
 from runs.torture.judge import Done
+from runs.torture.links import FaultyLink, break_for_a_while
 from runs.torture.plan import Fault
 from runs.torture.processes import READY, READY_S, answers, stand, start_until_listening, start_until_ready
 from runs.torture.shortage import few_descriptors, little_memory, slow_process
@@ -62,27 +64,16 @@ class AtRelays:
                 name = chance.choice([one for one in self._cell.clocks if one in self._cell.relays])
                 await at_clock(self._cell, name, what, fault, chance)
             else:  # cut off from both dispatchers
-                for link in (links := self._cell.links_of(name)):
-                    link.freeze()
-                await asyncio.sleep(fault.lasts_s)
-                for link in links:
-                    link.mend()
+                await break_for_a_while(self._cell.links_of(name), FaultyLink.freeze, fault.lasts_s)
             return Done(fault.kind, [name], effects, from_s, time.monotonic())
 
     async def at_link(self, what: str, fault: Fault, chance: random.Random) -> Done:
         """Of a relay to the dispatcher that leads."""
         name, from_s = chance.choice([*self._cell.relays]), time.monotonic()
         links = self._cell.links_of(name, self._cell.leader() or "dispatcher-1")
-        for link in links:
-            if what == "closed":
-                link.close()
-            elif what == "frozen":
-                link.freeze()
-            else:
-                link.slow(chance.uniform(0.001, 0.1), split=chance.randint(1, 200))
-        await asyncio.sleep(fault.lasts_s)
-        for link in links:
-            link.mend()
+        causes = {"closed": FaultyLink.close, "frozen": FaultyLink.freeze}
+        slow = partial(FaultyLink.slow, delay_s=chance.uniform(0.001, 0.1), split=chance.randint(1, 200))
+        await break_for_a_while(links, causes.get(what, slow), fault.lasts_s)
         return Done(fault.kind, [name], [], from_s, time.monotonic())
 
     async def _run_short(self, relay: Member, what: str, fault: Fault) -> bool:

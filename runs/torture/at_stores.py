@@ -6,6 +6,7 @@ import asyncio
 import random
 import signal
 import time
+from functools import partial
 
 import psycopg
 
@@ -13,6 +14,7 @@ from headway.ledger.store import StoreUnavailable
 from runs.ledger.torture import cut_connections
 from runs.torture.cell import STRANGER, TortureCell
 from runs.torture.judge import Done
+from runs.torture.links import FaultyLink, break_for_a_while
 from runs.torture.plan import Fault
 from runs.torture.processes import start_until_listening
 from runs.torture.workload import KEYS
@@ -49,19 +51,10 @@ class AtStores:
                 await asyncio.sleep(fault.lasts_s)
                 await asyncio.to_thread(_set_read_only, database.url, "off")
             else:
-                await self._at_link(what, fault, chance)
+                causes = {"link closed": FaultyLink.close, "link frozen": FaultyLink.freeze}
+                slow = partial(FaultyLink.slow, delay_s=chance.uniform(0.01, 0.2))
+                await break_for_a_while([self._cell.database_link], causes.get(what, slow), fault.lasts_s)
             return Done(fault.kind, ["database"], [], from_s, time.monotonic())
-
-    async def _at_link(self, what: str, fault: Fault, chance: random.Random) -> None:
-        link = self._cell.database_link
-        if what == "link closed":
-            link.close()
-        elif what == "link frozen":
-            link.freeze()
-        else:
-            link.slow(chance.uniform(0.01, 0.2))
-        await asyncio.sleep(fault.lasts_s)
-        link.mend()
 
     async def at_balancer(self, _what: str, fault: Fault, _chance: random.Random) -> Done:
         async with self._relays:

@@ -12,6 +12,7 @@ import random
 import socket
 import struct
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import cast
 
@@ -326,3 +327,11 @@ class _End(asyncio.Protocol):
                 peer.reset()
             else:
                 peer.transport.close()
+
+
+async def break_for_a_while(links: Sequence[FaultyLink], cause: Callable[[FaultyLink], None], for_s: float) -> None:
+    for link in links:
+        cause(link)
+    await asyncio.sleep(for_s)
+    for link in links:
+        link.mend()

@@ -75,7 +75,7 @@ def config_for(
     **gateway: Any,
 ) -> Config:
     """`tier` has settings of the standard tier, `express` more tiers, `curve` the measured curve of each replica."""
-    settings = {"port": 0, "probe_interval_s": 0.05, "stall_s": 0.5, **gateway}
+    settings = {"port": 0, "probe_interval_s": 0.05, **gateway}
     replicas = [{"url": engine.url, "seats": seats, "curve": curve} for engine in engines]
     tiers = [{"name": "standard", **(tier or {})}, *(express or [])]
     model = {

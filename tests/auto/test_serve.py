@@ -648,7 +648,7 @@ async def test_through_the_whole_gateway_with_books(tmp_path: Path) -> None:
     async with running(quick) as full, running(replace(quick, model="scripted-spark")) as small:
         config = Config.model_validate(
             {
-                "gateway": {"port": 0, "probe_interval_s": 0.05, "stall_s": 0.5},
+                "gateway": {"port": 0, "probe_interval_s": 0.05},
                 "ledger": {"store": f"sqlite:///{tmp_path / 'books.db'}", "spool": str(tmp_path / "spool")},
                 "models": [
                     {

@@ -76,7 +76,7 @@ async def test_check_shows_what_differs_from_what_runs(tmp_path: Path) -> None:
     async with running(SLOW) as engine, running_gateway(config_for([engine], admin_key_hashes=[HASHED])) as here:
         path = tmp_path / "headway.toml"
         path.write_text(
-            f'[gateway]\nadmin_key_hashes = ["{HASHED}"]\nport = 0\nprobe_interval_s = 0.05\nstall_s = 0.5\n'
+            f'[gateway]\nadmin_key_hashes = ["{HASHED}"]\nport = 0\nprobe_interval_s = 0.05\n'
             f'[[models]]\nname = "{MODEL}"\n[[models.replicas]]\nurl = "{engine.url}"\nseats = 3\n'
         )
         code, said = await headway("check", "--config", str(path), "--against", here.url)

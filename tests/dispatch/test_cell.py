@@ -127,7 +127,7 @@ async def running_cell(
 
 
 async def test_an_engine_that_stalls_is_taken_out_also_if_another_relay_probes_it(tmp_path: Path) -> None:
-    async with running(SLOW) as engine, running_cell(tmp_path, config_for([engine])) as cell:
+    async with running(SLOW) as engine, running_cell(tmp_path, config_for([engine], stall_s=0.5)) as cell:
         prober = cell.dispatcher.cell._dealing.holder(engine.url)
         [other] = [relay for relay in cell.relays if relay.dispatch._run != prober]
         call = asyncio.create_task(other.call(50))

@@ -249,7 +249,11 @@ async def test_a_full_engine_sends_the_call_elsewhere_or_back() -> None:
 
 
 async def test_an_engine_that_stands_still_is_found_and_its_calls_are_served_elsewhere() -> None:
-    async with running(QUICK) as stuck, running(QUICK) as other, running_gateway(config_for([stuck, other])) as here:
+    async with (
+        running(QUICK) as stuck,
+        running(QUICK) as other,
+        running_gateway(config_for([stuck, other], stall_s=0.5)) as here,
+    ):
         stuck.faults = Faults(hang_after_tokens=0)
         calls = [here.openai.completions.create(model=MODEL, prompt="hi", max_tokens=5) for _ in range(4)]
         async with asyncio.timeout(10):
@@ -261,7 +265,7 @@ async def test_an_engine_that_stands_still_is_found_and_its_calls_are_served_els
 
 
 async def test_a_stream_on_an_engine_that_stands_still_is_told() -> None:
-    async with running(QUICK) as engine, running_gateway(config_for([engine])) as here:
+    async with running(QUICK) as engine, running_gateway(config_for([engine], stall_s=0.5)) as here:
         engine.faults = Faults(hang_after_tokens=5)
         answer = await here.raw(post("/v1/messages", CHAT))
         assert b"event: error" in answer

@@ -191,13 +191,13 @@ async def test_with_no_replica_here_calls_are_served_there(hosted: Hosted) -> No
 
 
 async def test_a_client_that_leaves_costs_what_was_generated(hosted: Hosted) -> None:
-    staying = hosted.busy(tokens=60)
+    staying = hosted.busy(tokens=3_000)
     await hosted.until_seat_is_taken()
     stream = await hosted.here.openai.chat.completions.create(model=MODEL, messages=ASK, max_tokens=1000, stream=True)
     async for _ in stream:
         break
     await stream.close()
-    await staying
+    staying.cancel()
     [there] = [entry for entry in await hosted.served(2) if entry.replica == hosted.there.url]
     assert (there.outcome, there.amount) == ("left", their_cost(there))
     assert 0 < there.output_tokens < 1000
@@ -247,10 +247,10 @@ async def test_without_its_key_the_gateway_does_not_start(
 
 async def test_what_a_killed_gateway_spent_there_stays_spent(hosted: Hosted) -> None:
     """Its next run frees what it had leased, but for what the entries say."""
-    staying = hosted.busy(tokens=20)
+    staying = hosted.busy(tokens=3_000)
     await hosted.until_seat_is_taken()
     await hosted.ask()
-    await staying
+    staying.cancel()
     [entry] = [entry for entry in await hosted.served(2) if entry.replica == hosted.there.url]
     name, _, run = entry.gateway.partition("/")
     hosted.store.settle_previous_runs(f"{name}/{int(run) + 1}", now_us())

@@ -27,6 +27,7 @@ PROOF = re.compile(rb'"headway":(\{[^{}]*\})')
 FAILED, LIMITED = b'"type":"response.failed"', b'"type":"response.incomplete"'
 ERROR_EVENTS = (b'data: {"error"', b"event: error", FAILED)
 RESPONSE_ID = re.compile(rb'"id":"resp_([0-9a-f]{32})"')
+SOCKET_STATUS = re.compile(rb'"type":"error"[^{]*"status":(\d{3})')
 CODE = re.compile(rb'"(?:code|type)":"([a-z_]+)"')
 
 
@@ -173,8 +174,9 @@ class Callers:
                 if ask.leaves_after is not None and events > ask.leaves_after and ended.call_id:
                     ended.how = "left"
                     return
-                if not ended.call_id and b'"type":"error"' in tail:
-                    _conclude(ended, ask, 429, {"retry-after": ""}, tail)
+                if not ended.call_id and (refused := SOCKET_STATUS.search(tail)):
+                    told = {"retry-after": ""} if b'"retry-after"' in tail else {}  # among the error's own headers
+                    _conclude(ended, ask, int(refused[1]), told, tail)
                     return
                 if any(end in tail for end in (ask.kind.ends, LIMITED, FAILED)):
                     break

@@ -355,7 +355,7 @@ def _longest_s(call: Ended, evidence: Evidence) -> float:
     stood_s = sum(
         fault.until_s - fault.from_s
         for fault in evidence.near(call.sent_s, call.ended_s)
-        if "stands" in fault.effects and fault.from_s < call.ended_s and fault.until_s > call.sent_s
+        if fault.touches(call.relay, "stands", call.sent_s, call.ended_s)
     )
     held_s = rules.max_hold_s.get(call.tier, 0.0) + rules.max_hold_s["standard"]
     attempt_s = rules.stall_s + 1.5 * rules.step_s * call.tokens

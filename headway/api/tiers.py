@@ -57,7 +57,10 @@ def choose_fallback(request: Request, headers: Headers) -> Request:
         return request
     if fallback not in (b"none", b"standard"):
         raise InvalidRequest("`Headway-Fallback` must be `none` or `standard`.", "Headway-Fallback")
-    return replace(request, call=replace(request.call, falls_back=fallback == b"standard"))
+    falls_back = fallback == b"standard"
+    if falls_back == request.call.falls_back:
+        return request
+    return replace(request, call=replace(request.call, falls_back=falls_back))
 
 
 def explain_no_seat(error: NoSeat, call: Call) -> None:

@@ -97,6 +97,7 @@ class Trip:
         return usage if usage.prompt_tokens else replace(usage, prompt_tokens=self.call.prompt_tokens)
 
     def receipt_at(self, now: float, outcome: Outcome, *, is_delivered: bool) -> Receipt:
+        has_moved = bool(self.moves)  # asked first: to tell a protocol takes long
         return make_receipt(
             self.grant,
             outcome,
@@ -108,7 +109,7 @@ class Trip:
             boardings=self.boardings,
             undelivered=self.work() if self.leaves_seat(outcome) and not is_delivered else None,
             moves=self.moves,
-            repeated_tokens=self.meter.repeated_tokens if isinstance(self.meter, ContinuableMeter) else 0,
+            repeated_tokens=self.meter.repeated_tokens if has_moved and isinstance(self.meter, ContinuableMeter) else 0,
         )
 
     def cut(self) -> None:

@@ -28,6 +28,7 @@ class Trip:
     account: Account | None  # None if nothing is billed
     span: Span | None = None  # None if calls are not traced
     downgraded_at: float | None = None
+    downgraded_why: RefusalReason | None = None
     epoch: int = 0  # of the core that granted the seat (dispatch/base.py)
     is_sent: bool = False  # to the engine, since the last boarding
     boardings: int = 0
@@ -137,10 +138,11 @@ class Trip:
 
     def adopted(self, now: float) -> Adopted:
         """Where the call is, for a core that does not know it."""
+        reason = self.downgraded_why or self.grant.reason
         call = replace(
             self.call,
-            tier=self.grant.tier,
-            falls_back=self.call.falls_back and self.grant.reason is None,
+            tier="standard" if self.downgraded_why is not None else self.grant.tier,
+            falls_back=self.call.falls_back and reason is None,
             is_continuable=self.call.is_continuable and not self.is_fixed,
             moves=self.moves,
         )
@@ -150,7 +152,7 @@ class Trip:
         since = self.arrived_at if self.downgraded_at is None else self.downgraded_at
         if is_paused and self.meter.last_at is not None:
             since = self.meter.last_at
-        return Adopted(call, replica, now - since, is_delivering, self.grant.reason)
+        return Adopted(call, replica, now - since, is_delivering, reason)
 
     def refuse(self, no_seat: NoSeat) -> None:
         """It gets no seat. If a part of its answer was delivered, it ends by what its last engine failed with."""
@@ -158,8 +160,10 @@ class Trip:
         self.seat.set_exception(no_seat if self.lost is None else self.lost)
 
     def downgrade(self, reason: RefusalReason, now: float) -> None:
-        self.grant = replace(self.grant, tier="standard", reason=reason)
-        self.downgraded_at = now
+        """What was delivered before a pause stays billed at the tier that served it, unless the call goes on."""
+        self.downgraded_at, self.downgraded_why = now, reason
+        if not self.boardings:
+            self.grant = replace(self.grant, tier="standard", reason=reason)
 
     def stop_deadline(self) -> None:
         if self.deadline is not None:

@@ -28,7 +28,7 @@ HALF = Phase("0.5 times", 0.5, after_s=0.0)
 TEN = Phase("10 times", 10.0)
 LOADS = (HALF, *(Phase(f"{times:g} times", times) for times in (1.0, 1.5, 2.0, 5.0)), TEN)
 BURSTS = Phase("10 times, in bursts", 10.0, cv=4.0)
-STORM = Phase(STORM_NAME, 10.0, retries=2, sdk_per_s=20.0, after_s=14.0)
+STORM = Phase(STORM_NAME, 4.0, retries=2, sdk_per_s=20.0, after_s=14.0)  # with the retries, 10 times in attempts
 SLOW = Phase("slow readers", 0.4, slow=0.4)
 FLOOD = Phase("one tenant's flood", 0.5, flood=10.0)
 PHASES = (*LOADS, BURSTS, STORM, SLOW, FLOOD)

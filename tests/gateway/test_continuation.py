@@ -183,6 +183,20 @@ async def test_the_bill_is_of_what_was_delivered_and_what_was_read_again_is_besi
         assert row.repeated == served.repeated
 
 
+async def test_a_fast_stream_that_could_not_go_on_is_billed_as_fast(tmp_path: Path) -> None:
+    """While it waited it was downgraded. Nothing was served at that tier."""
+    slow = Script(model=MODEL, first_token_s=0.02, step_s=((1, 0.02),))
+    async with running(slow) as one, desk(tmp_path, [one], tier={"max_hold_s": 0.3}) as at:
+        with pytest.raises(openai.APIError):
+            async for _ in await chat(at.here, max_tokens=60, service_tier="fast"):
+                if one.record()["tokens_sent"] == 20:
+                    one.faults = Faults(die_after_tokens=1, refuse=True, unhealthy=True)
+        [served] = [entry for entry in await at.entries() if entry.kind == "served"]
+        assert (served.outcome, served.tier, served.prompt_tokens) == ("failed", "fast", 6)
+        assert served.amount == 3 * (6 + 10 * served.output_tokens)
+        assert served.output_tokens >= 20
+
+
 async def test_draining_moves_streams_in_place_of_waiting() -> None:
     async with two_engines(seats=40) as (engines, here):
         streams = [asyncio.create_task(collect(await chat(here, max_tokens=1000))) for _ in range(6)]

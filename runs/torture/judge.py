@@ -18,6 +18,9 @@ from runs.torture.callers import Ended
 from runs.torture.witness import Row, Slice, Stream
 from runs.torture.workload import KEYS
 
+UNREADY = "refused by the balancer while no engine ran"
+BACK_S = 3.0  # until probes and the balancer's checks have seen that an engine is back
+NO_RELAY = "<NOSRV>"  # as HAProxy says that none of its servers was ready
 NOTICE_S = 0.5  # a client may hear of a death a little later, and the harness may note it later
 WAKING_S = 0.25  # what was stopped between its check and its write writes within this time after it wakes
 LATE_S = 8.0  # above what a call may take: two busy cores are shared by all processes
@@ -68,6 +71,7 @@ class Evidence:
     rules: Rules
     engine_of: Mapping[str, str]  # the URL in the configuration -> the engine's own
     lies: Mapping[str, str] = field(default_factory=dict)  # the calls that an engine lied to
+    engines: Sequence[str] = ()  # all of them, where they may be out at once
 
     @cached_property
     def _by_second(self) -> dict[int, list[Done]]:
@@ -85,6 +89,12 @@ class Evidence:
 
     def touches(self, name: str, effect: str, from_s: float, until_s: float) -> bool:
         return any(fault.touches(name, effect, from_s, until_s) for fault in self.near(from_s, until_s))
+
+    def is_without_engines(self, at_s: float) -> bool:
+        """Whether none could run: then no relay is ready, as is documented, and the balancer answers in their place."""
+        faults = [one for one in self.near(at_s - BACK_S, at_s) if {"dies", "stands"} & set(one.effects)]
+        out = {name for one in faults if one.from_s <= at_s <= one.until_s + BACK_S for name in one.who}
+        return bool(self.engines) and out.issuperset(self.engines)
 
     def was_lied_to(self, call_id: str, streams: Sequence[Stream]) -> bool:
         """Whether an engine, or the way to it, told other figures than the engine's record has. Headway believes what
@@ -326,7 +336,9 @@ def _judge_ends(evidence: Evidence, found: Judgement) -> None:
             f"{call.call_id or 'no id'} {call.kind} {call.tier} of {call.relay or 'no relay'}, sent at "
             f"{call.sent_s:.2f}, {call.ended_s - call.sent_s:.2f} s: {call.words}"
         )
-        if call.how in ("cut", "no answer") and not _is_lost(call, evidence):
+        if call.relay == NO_RELAY and evidence.is_without_engines(call.sent_s):
+            found.explained[UNREADY].append(words)
+        elif call.how in ("cut", "no answer") and not _is_lost(call, evidence):
             found.findings[call.how].append(f"{words}; {lately(call.ended_s, evidence)}")
         elif call.how == "hangs" or call.ended_s - call.sent_s > _longest_s(call, evidence):
             found.findings["too late"].append(words)

@@ -24,7 +24,7 @@ from runs.continuation.service import without_autogroups
 from runs.measure.fetch import fetch
 from runs.measure.verdict import Verdict, at_least, finish, none_of
 from runs.torture.callers import Callers
-from runs.torture.judge import Done, Evidence, Judgement
+from runs.torture.judge import UNREADY, Done, Evidence, Judgement
 from runs.torture.part import Outcome, judge_all, outcome_of
 from runs.torture.run import (
     SHOWN,
@@ -176,7 +176,8 @@ def _running(url: str) -> float:
 def _judge(cell: RecordedCell, callers: Callers, doing: Faults) -> Judgement:
     streams = read_journals(cell.journals, {})
     rows, slices = read_rows(cell.database.url)
-    return judge_all(Evidence(callers.ended, streams, rows, slices, doing.done, RULES, {}), cell, callers)
+    evidence = Evidence(callers.ended, streams, rows, slices, doing.done, RULES, {}, engines=cell.replica_urls)
+    return judge_all(evidence, cell, callers)
 
 
 def verdict(figures: Figures) -> Verdict:
@@ -193,7 +194,8 @@ def verdict(figures: Figures) -> Verdict:
     figure = (
         f"{figures.streams:,} streams on two vLLM engines, {figures.faults[KILLED]} times killed and "
         f"{figures.faults[STOPPED]} times stopped, in {figures.parts} parts: {found_words(sums)}; "
-        f"{figures.with_floor:,} with a floor, {figures.refunded} refunded"
+        f"{figures.with_floor:,} with a floor, {figures.refunded} refunded; "
+        f"{figures.explained[UNREADY]:,} calls {UNREADY}"
     )
     return Verdict(figure, bars)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from runs.torture.callers import Ended, Proof
-from runs.torture.judge import Done, Evidence, Judgement, Rules, judge
+from runs.torture.judge import NO_RELAY, UNREADY, Done, Evidence, Judgement, Rules, judge
 from runs.torture.plan import KINDS, plan
 from runs.torture.shrink import shrink
 from runs.torture.witness import Row, Slice, Stream
@@ -66,6 +66,18 @@ def test_a_call_that_is_right(tier: str) -> None:
     judged = judge(evidence(tier))
     assert not any(judged.findings.values())
     assert judged.in_books == 1
+
+
+@pytest.mark.parametrize(("until_s", "how"), [(1.0, "explained"), (-9.0, "found")])
+def test_a_call_that_no_relay_was_ready_for(until_s: float, how: str) -> None:
+    """As is documented, if no engine runs."""
+    refused = call(how="no answer", call_id="", relay=NO_RELAY, proof=None)
+    out = [
+        Done("engine killed", [ENGINE], ["dies"], -10.0, 1.0),
+        Done("engine stopped", ["b"], ["stands"], -9.5, until_s),
+    ]
+    judged = judge(Evidence([refused], [], [], [], out, RULES, {}, engines=(ENGINE, "b")))
+    assert [bool(judged.explained[UNREADY]), bool(judged.findings["no answer"])] == [how == "explained", how == "found"]
 
 
 def _drop(kind: str) -> Callable[[Evidence], None]:

@@ -21,7 +21,7 @@ from runs.torture.left_over import idle_relays, left_over
 from runs.torture.plan import Fault
 from runs.torture.witness import read_journals, read_lies, read_rows
 
-CALLERS = 64
+CALLERS = 112
 
 
 class Outcome(msgspec.Struct):

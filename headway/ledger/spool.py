@@ -102,6 +102,9 @@ class Spool:
         # The last syncs of previous segments, each with the entries that wait for it.
         self._closing: list[tuple[Future[OSError | None], list[bytes]]] = []
         self._thread = ThreadPoolExecutor(1, "spool")
+        self._thread.submit(
+            lambda: None
+        ).result()  # it exists from now on, also if there is no memory for a thread later
         self._fd = -1
         self._size = self._head_bytes = 0
         try:
@@ -253,8 +256,12 @@ class Spool:
             # segment, which may contain the awaited lines.
             self._synced(waiting, lines, self._timed_sync(self._fd), loop)
             return
+        try:
+            syncing = loop.run_in_executor(self._thread, self._timed_sync, self._fd)
+        except (RuntimeError, MemoryError):
+            self._synced(waiting, lines, OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)), loop)
+            return
         self._is_syncing = True
-        syncing = loop.run_in_executor(self._thread, self._timed_sync, self._fd)
         syncing.add_done_callback(lambda done: self._synced(waiting, lines, done.result(), loop))
 
     def _timed_sync(self, fd: int) -> OSError | None:

@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import resource
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,40 @@ async def test_after_a_failed_sync_the_entries_are_written_to_another_segment(
     shipped = [entry.id for entry in all_entries(after)]
     assert shipped == [entry.id for entry in [*whole_call("before"), *whole_call("c1"), reserved("c2")]]
     after.stop()
+
+
+async def test_without_memory_for_a_thread_syncs_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool(tmp_path, QUOTA)
+    spool._sync_s = 1.0  # in a thread
+
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", start)
+        spool.reserve(reserved("c1"))
+        await spool.durable()
+    spool.stop()
+
+
+async def test_a_sync_that_cannot_begin_is_said_and_the_next_one_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every call waits for it for good, with its seat."""
+    spool = Spool(tmp_path, QUOTA)
+    spool._sync_s = 1.0
+
+    def submit(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as short:
+        short.setattr(spool._thread, "submit", submit)
+        spool.reserve(reserved("c1"))
+        with pytest.raises(OSError, match="allocate memory"):
+            await spool.durable()
+    await spool.durable()
+    assert not spool.is_full
+    spool.stop()
 
 
 async def test_a_sync_that_fails_at_the_end_is_made_up_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,7 +289,7 @@ async def test_a_recorded_run_gives_the_same_actions_again(tmp_path: Path) -> No
             await asyncio.gather(*calls)
     result = replay(record)
     assert result.first_difference is None
-    assert result.events >= 100
+    assert result.events > len(calls)  # each has arrived, and more happened
 
 
 async def test_metrics_count_what_was_served() -> None:

@@ -287,9 +287,11 @@ async def test_a_recorded_run_gives_the_same_actions_again(tmp_path: Path) -> No
             a.faults = Faults(die_after_tokens=3, times=4)
             calls = [here.raw(post("/v1/chat/completions", CHAT)) for _ in range(60)]
             await asyncio.gather(*calls)
+            for _ in range(20):  # one tick may have refused many of those
+                await here.raw(post("/v1/chat/completions", CHAT))
     result = replay(record)
     assert result.first_difference is None
-    assert result.events > len(calls)  # each has arrived, and more happened
+    assert result.events >= 100
 
 
 async def test_metrics_count_what_was_served() -> None:

@@ -98,7 +98,6 @@ class Trip:
         return usage if usage.prompt_tokens else replace(usage, prompt_tokens=self.call.prompt_tokens)
 
     def receipt_at(self, now: float, outcome: Outcome, *, is_delivered: bool) -> Receipt:
-        has_moved = bool(self.moves)  # asked first: to tell a protocol takes long
         return make_receipt(
             self.grant,
             outcome,
@@ -110,7 +109,9 @@ class Trip:
             boardings=self.boardings,
             undelivered=self.work() if self.leaves_seat(outcome) and not is_delivered else None,
             moves=self.moves,
-            repeated_tokens=self.meter.repeated_tokens if has_moved and isinstance(self.meter, ContinuableMeter) else 0,
+            repeated_tokens=self.meter.repeated_tokens
+            if self.moves and isinstance(self.meter, ContinuableMeter)
+            else 0,
         )
 
     def cut(self) -> None:
@@ -141,7 +142,7 @@ class Trip:
         reason = self.downgraded_why or self.grant.reason
         call = replace(
             self.call,
-            tier="standard" if self.downgraded_why is not None else self.grant.tier,
+            tier=self.grant.tier if self.downgraded_at is None else "standard",
             falls_back=self.call.falls_back and reason is None,
             is_continuable=self.call.is_continuable and not self.is_fixed,
             moves=self.moves,

@@ -102,9 +102,7 @@ class Spool:
         # The last syncs of previous segments, each with the entries that wait for it.
         self._closing: list[tuple[Future[OSError | None], list[bytes]]] = []
         self._thread = ThreadPoolExecutor(1, "spool")
-        self._thread.submit(
-            lambda: None
-        ).result()  # it exists from now on, also if there is no memory for a thread later
+        self._thread.submit(lambda: None).result()  # so that the thread exists: later memory may be short
         self._fd = -1
         self._size = self._head_bytes = 0
         try:

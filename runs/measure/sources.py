@@ -26,6 +26,8 @@ COMMANDS = {
     "serve": "headway.run",
     "mock-engine": "headway.engines.scripted.server",
     "auto": "headway.auto.calibration",
+    "relay": "headway.cli.relay",
+    "dispatch": "headway.cli.dispatch",
 }
 DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

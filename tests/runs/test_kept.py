@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from runs.measure.kept import Stage, content_hash, once
-from runs.measure.sources import Sources
+from runs.measure.sources import ROOT, Sources
 from runs.mistakes import by_speed
 from runs.students import drafter, stages
 
@@ -127,6 +127,11 @@ def test_a_command_that_is_started_counts(root: Path) -> None:
     before = Sources(root).hash("runs.stage", "serve")
     edit(root, "headway/run.py", "8000", "9000")
     assert Sources(root).hash("runs.stage", "serve") != before
+
+
+@pytest.mark.parametrize("name", ["gateway/trip.py", "ledger/spool.py", "dispatch/leading.py"])
+def test_a_cell_counts_that_is_started_as_processes(name: str) -> None:
+    assert ROOT / "headway" / name in {one.path for one in REAL.reached("runs.torture.on_vllm")}
 
 
 @pytest.mark.parametrize("name", ["first", "second"])

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from math import inf
 from operator import itemgetter
 from typing import Final
 
@@ -174,6 +175,12 @@ class FairQueue:
         """Add what another core has served."""
         for one in tenants[:MAX_TENANTS]:
             self.charge(one.name, within(one.served, 0.0, MOST_SERVED))
+
+    def next_deadline(self) -> float:
+        """When the first of the held calls has waited for too long; infinite if none is held."""
+        while self._deadlines and not self._is_held(self._deadlines[0][2]):
+            heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else inf
 
     def expired(self, now: float) -> list[Call]:
         """Remove and return the calls whose deadline has passed."""

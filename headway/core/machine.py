@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from headway.core.boarding import board_held
@@ -130,6 +131,10 @@ class Machine:
     def calls(self) -> int:
         """The number of calls that have arrived and not ended."""
         return len(self._journeys)
+
+    def next_deadline(self) -> float:
+        """When the first of the held calls has waited for too long: time for a Ticked."""
+        return min([pool.waiting.next_deadline() for pool in self.pools.values()], default=inf)
 
     def learnt(self, now: float) -> Learnt:
         """What the core that follows this one should know beside calls and replicas."""

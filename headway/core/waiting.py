@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Set
 from itertools import chain
+from math import inf
 
 from headway.core.fairness import FairQueue, HeldCall
 from headway.core.learnt import LearntQueue, LearntWaiting, within
@@ -86,6 +87,11 @@ class WaitingRoom:
 
     def _count_returned(self, call: Call, change: int) -> None:
         self.returned_seats += 0 if call.tier in EXPRESS else change * call.choices
+
+    def next_deadline(self) -> float:
+        """When the first of the held calls has waited for too long; infinite if none is held."""
+        returned = [held.until for calls in self.returned.values() for held in calls.values()]
+        return min([*returned, *[queue.next_deadline() for queue in self.queues.values()]], default=inf)
 
     def expired(self, now: float) -> list[Call]:
         """Remove and return the held calls whose deadline has passed."""

@@ -70,6 +70,7 @@ log = logging.getLogger("headway.dispatch")
 
 REPORT_S = 1.0  # after which a listed relay that was not heard is taken for dead
 MAX_EARLY = 1000  # orders of operators
+MIN_SLEEP_S = 0.005  # however many calls' deadlines pass
 SILENT_TICKS = 10  # after which a relay that sends no beats is taken for lost
 # Kinds of events and actions. Tuples: `isinstance` with A | B makes a new union each time, and this is for every event.
 UNDER_WAY = (Delivering, Finished, Failed, Left, ReplicaCacheLost)  # most events; core alone decides what follows
@@ -108,6 +109,7 @@ class Dispatcher:
         # Orders that came before it was known which replicas have streams: an answer would leave some of them out.
         self._early: list[tuple[RelaySession, AdminOrder | RegisterOrder]] = []
         self._lag = TickLag()
+        self._tick_due_at = self._began_at + TICK_S
         self.cell.fleet.want(members)
 
     # --- relays ---
@@ -290,8 +292,19 @@ class Dispatcher:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            sleep_s = self.wake()
+            await asyncio.sleep(sleep_s)
+
+    def wake(self) -> float:
+        """Do what is due by now. Returns the seconds to sleep: to the next tick, or to the deadline of a held call."""
+        now = self._clock()
+        if now >= self._tick_due_at:
+            self._tick_due_at = now + TICK_S
             self.tick()
+        elif now >= self.machine.next_deadline():
+            self.step(Ticked())
+        due_at = min(self._tick_due_at, self.machine.next_deadline())
+        return max(MIN_SLEEP_S, due_at - self._clock())
 
     def tick(self) -> None:
         self._lag.tick(self._clock())

@@ -93,8 +93,8 @@ class LeaseCandidate:
         renewing = asyncio.create_task(self._renew())
         try:
             while not (why := term.why_over()):
-                await asyncio.sleep(TICK_S)
-                term.tick()
+                sleep_s = term.wake()
+                await asyncio.sleep(sleep_s)
             log.warning("leads no longer, epoch %d: %s", epoch, why)
         finally:
             renewing.cancel()
@@ -176,11 +176,13 @@ class Term:
             return "it reaches too few relays"
         return ""
 
-    def tick(self) -> None:
+    def wake(self) -> float:
+        """Do what is due by now, if it may. Returns the seconds to sleep."""
         if self._may_decide():
             self._decide()
             if self.has_begun:
-                self.dispatcher.tick()
+                return self.dispatcher.wake()
+        return TICK_S
 
     def close(self) -> None:
         self._is_closed = True

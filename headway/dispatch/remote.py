@@ -179,7 +179,7 @@ class RemoteDispatch:
             self._driver.do(Hold(call_id, self._max_hold_s[call_id]))
 
     def deadline(self, call_id: str) -> None:
-        """The dispatcher knows it too, and answers at its next tick. If it does not, this relay decides."""
+        """The dispatcher knows it too, and answers now. If it does not, this relay decides."""
         self._overdue.add(call_id)
         if self._link is None:
             self._decide_overdue(call_id)

@@ -186,17 +186,13 @@ class DispatchedSimulation(Simulation):
             self._deadlines.pop(call_id, None)
             if action.replica in self._down:
                 return self._goes_on(trip, "connect")
-            takeover = self._dispatchers[cell].takeover
-            if takeover is not None and takeover.boarded_at is None and self._dispatchers[cell].is_alive:
-                takeover.boarded_at = self.now
+            self._dispatchers[cell].has_boarded(self.now)
             self._do(action, trip, ended)
-        elif isinstance(action, Hold):
-            if not self._hand_on(trip, is_held=True):
-                self._hold(call_id, action.for_s)
-        elif isinstance(action, Refuse):
-            if not self._hand_on(trip, is_held=False):
-                self._forget(call_id)
-                self._do(action, trip, ended)
+        elif isinstance(action, Hold) and not self._hand_on(trip, is_held=True):
+            self._hold(call_id, action.for_s)
+        elif isinstance(action, Refuse) and not self._hand_on(trip, is_held=False):
+            self._forget(call_id)
+            self._do(action, trip, ended)
         elif isinstance(action, Downgrade):
             self._do(action, trip, ended)
         elif isinstance(action, Preempt) and call_id in self._aboard and self._may_go_on(trip):
@@ -226,13 +222,14 @@ class DispatchedSimulation(Simulation):
         return True
 
     def _deadline(self, deadline: Deadline) -> list[SimTrip]:
-        """The dispatcher knows the deadline too and answers at its next tick. If it does not, the relay decides."""
+        """The dispatcher knows the deadline too, and answers now. If it does not, the relay decides."""
         call_id = deadline.call_id
         if self._deadlines.get(call_id) != deadline.at:
             return []
         trip = self.trips[call_id]
         if self._is_linked[trip.relay] and not deadline.is_overdue:
             self._push(self.now + ANSWER_S, Deadline(call_id, deadline.at, is_overdue=True))
+            self._tick_in(trip.relay // RELAYS)
             return []
         if self._hand_on(trip, is_held=True):
             return []
@@ -258,11 +255,14 @@ class DispatchedSimulation(Simulation):
     # --- a dispatcher ---
 
     def _tick(self) -> list[SimTrip]:
-        for cell, dispatcher in enumerate(self._dispatchers):
-            if dispatcher.is_alive:
-                dispatcher.queue.append(Ticked())
-                self._go_on(cell)
+        for cell in range(len(self._dispatchers)):
+            self._tick_in(cell)
         return []
+
+    def _tick_in(self, cell: int) -> None:
+        if self._dispatchers[cell].is_alive:
+            self._dispatchers[cell].queue.append(Ticked())
+            self._go_on(cell)
 
     def _go_on(self, cell: int) -> None:
         """Decide the next item of the queue, unless another one is being decided."""

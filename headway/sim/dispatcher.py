@@ -70,6 +70,11 @@ class SimDispatcher:
         self.strangers: dict[str, int] = {}  # by replica; no zeros
         self.takeover: Takeover | None = None  # until it is complete
 
+    def has_boarded(self, now: float) -> None:
+        """One of its calls has boarded."""
+        if self.is_alive and self.takeover is not None and self.takeover.boarded_at is None:
+            self.takeover.boarded_at = now
+
     def end(self) -> None:
         """It dies, with all that it has not decided. Messages to it are for an epoch that is over."""
         self.epoch += 1

@@ -6,8 +6,10 @@ was fast, the client got it at its floor.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 from headway.bench.load import quantile
 from runs.torture.overload_callers import Made
@@ -60,7 +62,8 @@ class Point:
     broken: int  # neither served nor refused
     served: float  # share of the calls that were good
     late_s: float  # p99 of how late the callers themselves were
-    normal_s: float = 0.0  # until all was normal again
+    retried_s: float = 0.0  # after the last new call of the overload, more than the capacity was asked for
+    normal_s: float = 0.0  # after that, until all was normal again
 
 
 def is_good(made: Made) -> bool:
@@ -82,7 +85,7 @@ def refusal_s(made: Made) -> float:
     return made.ended_s - made.due_s - held_s
 
 
-def point(phase: Phase, made: Sequence[Made], from_s: float, normal_s: float = 0.0) -> Point:
+def point(phase: Phase, made: Sequence[Made], from_s: float, retried_s: float = 0.0, normal_s: float = 0.0) -> Point:
     begin_s, end_s = from_s + min(WARM_UP_S, phase.for_s / 4), from_s + phase.for_s
     calls = [one for one in made if one.what in ("call", "sdk")]
     due = [one for one in made if begin_s <= one.due_s < end_s]
@@ -106,6 +109,7 @@ def point(phase: Phase, made: Sequence[Made], from_s: float, normal_s: float = 0
         broken=sum(one.how not in ("complete", "refused") for one in made),
         served=sum(map(is_good, counted)) / len(counted) if counted else float("nan"),
         late_s=_quantile([one.sent_s - one.due_s for one in due], 0.99),
+        retried_s=retried_s,
         normal_s=normal_s,
     )
 
@@ -115,6 +119,12 @@ def normal(idle: Iterable[Made], half: Iterable[Made]) -> Normal:
     waits = {tier: [one.first_s - one.wanted_s for one in served if one.tier == tier] for tier in MAX_HOLD_S}
     refusals = [refusal_s(one) for one in idle if one.how == "refused"]
     return Normal({tier: _quantile(found, 0.99) for tier, found in waits.items()}, _quantile(refusals, 0.99))
+
+
+def retried_s(later: Iterable[Made], ended_s: float, capacity: float) -> float:
+    """For how many whole seconds after its last new call an overload goes on, by the retries of its callers."""
+    due = Counter(int(one.due_s - ended_s) for one in later if one.due_s >= ended_s and one.what != "probe")
+    return next(second for second in count() if due[second] <= capacity)
 
 
 def normal_after_s(after: Sequence[Made], ended_s: float, usual: Normal) -> float:

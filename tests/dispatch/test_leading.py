@@ -199,7 +199,7 @@ def test_a_relay_that_is_silent_is_dropped(term: Term, clock: FakeTime) -> None:
         clock.now += TICK_S
         for relay in relays[1:]:
             relay.beat()
-        term.tick()
+        term.wake()
     assert [relay.line.closed for relay in relays] == ["it is silent", "", ""]
 
 

@@ -8,15 +8,18 @@ import pytest
 
 from headway.core.machine import Machine
 from headway.core.types import (
+    TICK_S,
     Arrived,
     Call,
+    Left,
     ModelPolicy,
+    Refuse,
     Replica,
     ReplicaUp,
     TierPolicy,
     own_pools,
 )
-from headway.dispatch.dispatcher import Dispatcher
+from headway.dispatch.dispatcher import MIN_SLEEP_S, Dispatcher
 from headway.dispatch.fleet import Member
 from headway.dispatch.frames import (
     PROTOCOL,
@@ -44,18 +47,20 @@ POLICY = ModelPolicy(tiers={"standard": TierPolicy(max_held=10, max_hold_s=10.0)
 
 
 class Line:
-    """A link that remembers what was sent on it, apart from actions."""
+    """A link that remembers what was sent on it."""
 
     name = "a line"
 
     def __init__(self) -> None:
         self.sent: list[Any] = []
+        self.acted: list[Any] = []
         self.closed = ""
 
     def send(self, message: Any) -> None:
         self.sent.append(message)
 
-    def act(self, action: Any) -> None: ...
+    def act(self, action: Any) -> None:
+        self.acted.append(action)
 
     def close(self, reason: str) -> None:
         self.closed = reason
@@ -158,6 +163,29 @@ def test_a_replica_that_does_not_say_how_many_streams_it_runs_is_told_of_once(
     wait(1.0)
     assert (silent(), len(warnings())) == ([], 1)
     assert ask(dispatcher, clock).open_replicas == 2
+
+
+def test_a_held_call_is_refused_at_its_deadline_and_not_at_the_next_tick(clock: FakeTime) -> None:
+    pools, offers = own_pools({"m": POLICY})
+    dispatcher = Dispatcher(Machine(pools, offers), MEMBERS[:1], 1, "text", ["relay-1"], clock=clock)
+    relay, line = connect(dispatcher, clock, Hello(PROTOCOL, "relay-1", "run"), Reported())
+    relay.on_message(Events([ReplicaUp(REPLICAS[0])]))
+    relay.on_message(Counted("a", 0))
+    relay.on_message(Events([Arrived(Call("aboard", "m", "standard"))]))
+    clock.now += 0.033
+    until = clock.now + 10.0
+    relay.on_message(Events([Arrived(Call(name, "m", "standard")) for name in ("held", "left")]))
+    relay.on_message(Events([Left("left")]))
+    woken = 0
+    while True:
+        woken += 1
+        relay.on_message(Beat(woken, 0))
+        sleep_s = dispatcher.wake()
+        if any(isinstance(one, Refuse) for one in line.acted):
+            break
+        clock.now += sleep_s
+    assert until <= clock.now <= until + MIN_SLEEP_S
+    assert woken < 10.0 / TICK_S + 5
 
 
 def test_another_version_is_turned_away(term: Term, clock: FakeTime) -> None:

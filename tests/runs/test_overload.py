@@ -19,6 +19,7 @@ from runs.torture.overload_judge import (
     normal_after_s,
     point,
     refusal_s,
+    retried_s,
 )
 
 USUAL = Normal({"standard": 0.2, "fast": 0.1}, 0.005)
@@ -82,6 +83,15 @@ def test_normal_again_after_the_last_window_with_two_odd_calls() -> None:
     assert normal_after_s([*calls, *odd], 100.0, USUAL) == pytest.approx(1.4)
     assert not is_usual(refused(0.0, 0.05, what="probe"), USUAL)
     assert is_usual(refused(0.0, 0.02, what="probe"), USUAL)
+
+
+def test_an_overload_goes_on_while_its_callers_retry() -> None:
+    def due(*times: float) -> list[Made]:
+        return [served(at) for at in times]
+
+    assert retried_s([], 100.0, 2.0) == 0
+    assert retried_s(due(99.0, 99.5, 99.9, 100.1, 101.0), 100.0, 2.0) == 0
+    assert retried_s(due(100.1, 100.2, 100.3, 101.0, 102.1, 102.2, 102.3), 100.0, 2.0) == 1
 
 
 def test_arrivals_have_the_rate_and_the_variation_that_are_asked_for() -> None:

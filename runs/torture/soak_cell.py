@@ -17,17 +17,15 @@ from pathlib import Path
 
 import msgspec
 
-from headway.ledger.keys import key_hash
 from runs.failover.cell import Member
 from runs.failover.plan import DISPATCHERS, RELAYS
 from runs.failover.ports import free_ports
 from runs.measure.fetch import fetch
 from runs.measure.growth import buckets_of, open_files, rollup_mib, sum_of, threads
 from runs.torture.callers import Callers, Ended
-from runs.torture.cell import TortureCell
+from runs.torture.cell import OWNER, TortureCell
 from runs.torture.workload import draw
 
-OWNER = "hw-soak-owner"
 BALANCER, DATABASE = "HAProxy", "PostgreSQL"
 PROCESSES = (*RELAYS, *DISPATCHERS, BALANCER, DATABASE)
 LAG = b"headway_loop_lag_seconds"
@@ -56,11 +54,6 @@ class SoakCell(TortureCell):
     def _dispatch_command(self, name: str, port: int) -> Callable[[int], list[str]]:
         command = super()._dispatch_command(name, port)
         return lambda number: [*command(number), "--metrics", f"127.0.0.1:{self.metrics_ports[name]}"]
-
-    def _write_config(self) -> None:
-        super()._write_config()
-        owner = f'[gateway]\nkey_hashes = ["{key_hash(OWNER.encode())}"]\n'
-        self.config.write_text(self.config.read_text().replace("[gateway]\n", owner, 1))
 
 
 @dataclass(kw_only=True)

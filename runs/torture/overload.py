@@ -226,7 +226,7 @@ def draw(figures: Figures, out: Path) -> None:
         "y": {"field": "good", "type": "quantitative", "axis": axis, "title": "calls served in time per second"},
     }
     rule = {"mark": {"type": "rule", "color": GREY, "strokeDash": [4, 4]}}
-    text = {"type": "text", "dy": 18, "align": "right", "fontSize": 12, "color": ORANGE}
+    text = {"type": "text", "align": "right", "fontSize": 12, "color": ORANGE}
     write_picture(
         {
             "width": 700,
@@ -237,7 +237,11 @@ def draw(figures: Figures, out: Path) -> None:
                  "mark": {"type": "line", "point": {"size": 70, "color": BLUE}, "color": BLUE}},
                 {"data": {"values": others}, "mark": {"type": "point", "filled": True, "size": 80, "color": ORANGE},
                  "encoding": encoding},
-                {"data": {"values": others}, "mark": text, "encoding": encoding | {"text": {"field": "how"}}},
+                *[
+                    {"data": {"values": [one]}, "mark": text | {"dy": dy},  # both are near the same point
+                     "encoding": encoding | {"text": {"field": "how"}}}
+                    for one, dy in zip(others, (-14, 18), strict=True)
+                ],
             ],
         },
         {"text": "What is served, whatever is asked for", "subtitle": "dashed: the measured capacity"},

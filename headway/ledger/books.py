@@ -70,7 +70,8 @@ class Account:
         self._served: Entry | None = None
 
     def boards(self, grant: Grant, meter: Meter | None) -> None:
-        """Record that the call is sent to an engine. The first time, reserve its maximum cost."""
+        """Record that the call is sent to an engine, the first time with its maximum cost. Raises Refused if the disk
+        does not take that."""
         assert grant.price is not None
         self.attempt += 1
         self.replica, self._meter = grant.replica, meter
@@ -218,7 +219,8 @@ class Books:
             session=account.session.id,
             agent=account.session.agent,
         )
-        self.spool.reserve(entry)
+        if not self.spool.reserve(entry):
+            raise Refused("books_full", RETRY_AFTER_S)
         self._accounts[call.id] = account
         return entry
 
@@ -241,15 +243,13 @@ class Books:
                     account.counted = usage
                     tokens = (usage.prompt_tokens, usage.output_tokens)
                     rows.append((call_id, account.attempt, account.replica, *tokens))
-            if rows:
-                self.spool.seen(rows)
+            self.spool.seen(rows)
             self.budgets.give_back_idle()
 
     def _close_calls_of_last_run(self) -> None:
         lost = list(self.spool.open.values())
         for call in lost:
-            usage = (call.prompt_tokens, call.output_tokens)
-            self.spool.close_call(call.reserved.lost(call.attempt, call.replica, usage, now_us()))
+            self.spool.close_call(call.closing(now_us()))
         if lost:
             log.warning("closed %d calls that were running when this gateway was killed", len(lost))
 

@@ -133,6 +133,12 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
         return self._closed_by(served, due)
 
+    def closed_after(self, served: Entry) -> list[Entry]:
+        """Return the entries that end a call whose gateway died when it had written the first one of them. Nobody was
+        told yet whether the floor was kept, so it counts as missed. Entries that were written are not counted twice."""
+        tokens = (served.prompt_tokens, served.output_tokens, served.cached_tokens or 0)
+        return self._closed_by(served, bill(served.price, *tokens, is_missed=served.tier in EXPRESS))
+
     def _closed_by(self, served: Entry, due: Bill) -> list[Entry]:
         entries = [served]
         if due.refund:

@@ -25,6 +25,7 @@ Seen = tuple[str, Attempt, str, Count, Count]
 OpenRow = tuple[Entry, Attempt, str, Count, Count]
 
 NAMES = "*.jsonl"
+NEW = ".begun"  # of a segment that is being created
 BAD = "bad"
 UNREADABLE = ".unreadable"  # a whole segment that was set aside, because the disk gives an error
 
@@ -125,15 +126,19 @@ def read_batch(segment: Path, offset: int, most: int, bad: BadLines, *, is_newes
 
 
 def create_segment(path: Path, head: bytes) -> int:
-    """Create a segment and return its descriptor. Leaves no file if that fails."""
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_EXCL, 0o600)
+    """Create a segment and return its descriptor. Leaves no segment if that fails. A process that is killed meanwhile
+    leaves no part of one: its head says which calls are running, and a part of it would say that fewer are."""
+    new = path.with_suffix(NEW)
+    fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC, 0o600)
     try:
         if os.write(fd, head) < len(head):
             raise OSError(errno.ENOSPC, "no room for the head of a segment")
+        new.rename(path)
+        new = path
         os.fdatasync(fd)
     except OSError:
         os.close(fd)
-        path.unlink()
+        new.unlink()
         raise
     return fd
 

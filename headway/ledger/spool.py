@@ -54,6 +54,7 @@ log = logging.getLogger("headway.ledger")
 
 SEGMENT_BYTES = 4 * 2**20
 BATCH_ENTRIES = 1_000
+BLOCKED = "the spool's disk is full or fails"
 QUICK_SYNC_S = 0.0005  # below this a sync runs in the event loop, above it in a thread
 
 _encode = msgspec.json.Encoder().encode
@@ -68,6 +69,13 @@ class OpenCall:
     replica: str = ""
     prompt_tokens: int = 0
     output_tokens: int = 0
+    served: Entry | None = None  # its end had begun to be written
+
+    def closing(self, at_us: int) -> list[Entry]:
+        """The entries that end the call, whose gateway died."""
+        if self.served is not None:
+            return self.reserved.closed_after(self.served)
+        return self.reserved.lost(self.attempt, self.replica, (self.prompt_tokens, self.output_tokens), at_us)
 
 
 class Spool:
@@ -133,9 +141,15 @@ class Spool:
         """How many lines are set aside because they cannot be read."""
         return self._bad.count
 
-    def reserve(self, entry: Entry) -> None:
+    def reserve(self, entry: Entry) -> bool:
+        """Write that a call begins. False if the disk does not take it: then nobody would know of it."""
+        self.retry()
+        if self._is_blocked or not self._put(line := entry_line(entry)):
+            return False
+        self._unsynced.append(line)
         self.open[entry.call_id] = OpenCall(entry, entry.attempt, entry.replica)
-        self.add(entry)
+        self._end_segment_if_long()
+        return True
 
     def close_call(self, entries: list[Entry]) -> None:
         """Write the last entries of a call at once."""
@@ -146,10 +160,11 @@ class Spool:
         self._write(entry_line(entry))
 
     def seen(self, rows: list[Seen]) -> None:
-        """Write the progress of running calls."""
+        """Write the progress of running calls, and what the disk has not taken before. To be called often."""
         self._apply_progress(rows)
+        self.retry()
         # If this gateway dies while the disk takes nothing, the calls are billed without this progress.
-        if not self._is_blocked and self._put(b'["seen",' + _encode(rows) + b"]\n"):
+        if rows and not self._is_blocked and self._put(b'["seen",' + _encode(rows) + b"]\n"):
             self._end_segment_if_long()
 
     def _apply_progress(self, rows: list[Seen]) -> None:
@@ -233,7 +248,7 @@ class Spool:
         self.retry()
         if self._is_blocked:
             failed: asyncio.Future[None] = loop.create_future()
-            failed.set_exception(_blocked())
+            failed.set_exception(OSError(BLOCKED))
             return failed
         if self._waiting is None:
             self._waiting = loop.create_future()
@@ -246,7 +261,7 @@ class Spool:
         assert waiting is not None
         self.retry()
         if self._is_blocked:  # since the call of `durable`
-            self._answer(waiting, _blocked(), loop)
+            self._answer(waiting, OSError(BLOCKED), loop)
             return
         lines, self._unsynced = self._unsynced, []
         if self._sync_s <= QUICK_SYNC_S and all(closing.done() for closing, _ in self._closing):
@@ -364,7 +379,9 @@ class Spool:
         elif kind == "entry":
             if value.kind == "reserved":
                 self.open[value.call_id] = OpenCall(value, value.attempt, value.replica)
-            elif value.kind == "served":
+            elif value.kind == "served" and value.call_id in self.open:
+                self.open[value.call_id].served = value
+            elif value.kind == "released":  # the last one
                 self.open.pop(value.call_id, None)
 
     def stop(self) -> None:
@@ -381,7 +398,3 @@ class Spool:
         self._thread.shutdown()
         os.close(self._fd)
         os.close(self._lock)
-
-
-def _blocked() -> OSError:
-    return OSError("the spool's disk is full or fails")

@@ -24,6 +24,7 @@ from headway.engines.scripted import Faults, Script, ScriptedEngine, running
 from headway.errors import Refused, SetupError
 from headway.ledger import books as books_module
 from headway.ledger import reading
+from headway.ledger import spool as spool_module
 from headway.ledger.bill import make_bill
 from headway.ledger.entries import DAY_US, Entry
 from headway.ledger.keys import Key, key_hash
@@ -461,6 +462,33 @@ async def test_an_end_is_released_only_when_what_it_cost_is_on_the_disk(tmp_path
         assert b"[DONE]" not in before
         assert b"[DONE]" in await reader.read()
         writer.close()
+
+
+async def test_a_call_that_waited_while_the_disk_failed_is_refused_and_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nobody would know of it if the gateway was killed before the disk takes something again."""
+
+    def fail(*_: object) -> int:
+        raise OSError("the disk fails")
+
+    async with running(SLOW) as engine, desk(tmp_path, [engine], seats=1) as at:
+        books = at.here.gateway.books
+        assert books is not None
+        first = await at.here.openai.completions.create(model=MODEL, prompt="one", max_tokens=20, stream=True)
+        second = asyncio.create_task(at.here.openai.completions.create(model=MODEL, prompt="two", max_tokens=5))
+        while not at.here.gateway.machine.pool_of(MODEL).waiting.is_anyone_held("standard"):
+            await asyncio.sleep(0.01)
+        with monkeypatch.context() as patch:
+            patch.setattr(spool_module, "create_segment", fail)
+            books.spool._is_broken = True
+            await first.close()
+            with pytest.raises(openai.InternalServerError) as refused:
+                await second
+        assert (refused.value.status_code, refused.value.code) == (503, "books_full")
+        asked = [name for name in engine.record()["requests"] if len(name) > len("0000000000000001")]  # not the probe's
+        assert len(asked) == 1
+        assert {entry.outcome for entry in await at.entries() if entry.kind == "served"} == {"left"}
 
 
 async def test_a_killed_gateways_streams_are_billed_by_its_next_run(tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ from tests.ledger.test_store import reserved, whole_call
 pytestmark = pytest.mark.anyio
 
 
+def fail(*_: object) -> Any:
+    raise OSError(errno.EIO, "Input/output error")
+
+
 def bad_lines(spool: Path) -> list[bytes]:
     lines = [line for path in (spool / "bad").glob("*") for line in path.read_bytes().removesuffix(b"\n").split(b"\n")]
     return [line.split(b" ", 1)[1] for line in lines]
@@ -290,4 +294,63 @@ async def test_a_segment_that_the_disk_cannot_read_is_set_aside_after_what_comes
     assert shipped == [*(entry.id for entry in whole_call("c0")[:3]), "c2:1:reserved"]
     assert (tmp_path / "bad" / f"{broken.name}.unreadable").exists()
     assert spool.bad_lines == 1
+    spool.stop()
+
+
+async def test_no_call_begins_that_the_disk_does_not_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = Spool(tmp_path, QUOTA)
+    assert spool.reserve(reserved("c1"))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fail)
+        assert not spool.reserve(reserved("c2"))
+        spool.close_call(whole_call("c1")[1:])
+        assert not spool.reserve(reserved("c3"))
+        assert list(spool.open) == []
+    assert spool.reserve(reserved("c4"))
+    await spool.durable()
+    assert [entry.call_id for entry in all_entries(spool)] == ["c1"] * 4 + ["c4"]
+    spool.stop()
+
+
+async def test_a_segment_that_was_being_begun_when_the_process_died_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first line says which calls are running: the ends of the others may be in what was not written any more."""
+    spool = Spool(tmp_path, QUOTA)
+    spool.reserve(reserved("c1"))
+    real_write = os.write
+
+    def killed(fd: int, data: bytes) -> int:
+        real_write(fd, data[: len(data) - 10])
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", fail)
+        patch.setattr(os, "ftruncate", fail)
+        spool.close_call(whole_call("c1")[1:])  # now a segment must be begun
+        patch.setattr(os, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            spool.retry()
+    drop(spool)
+    spool = Spool(tmp_path, QUOTA)
+    assert list(spool.open) == ["c1"]
+    assert [entry.kind for entry in all_entries(spool)] == ["reserved"]
+    spool.stop()
+
+
+@pytest.mark.parametrize("written", [1, 2, 3])
+async def test_an_end_of_which_a_part_was_written_is_written_whole(tmp_path: Path, written: int) -> None:
+    first, *end = whole_call("c1")
+    spool = Spool(tmp_path, QUOTA)
+    spool.reserve(first)
+    for entry in end[:written]:
+        spool.add(entry)
+    drop(spool)
+    spool = Spool(tmp_path, QUOTA)
+    for call in list(spool.open.values()):
+        spool.close_call(call.closing(2_000))
+    entries = {
+        entry.id: entry for entry in reversed(all_entries(spool))
+    }  # of two with the same id the first one counts
+    assert sorted(entries.values(), key=lambda one: one.id) == sorted([first, *end], key=lambda one: one.id)
     spool.stop()

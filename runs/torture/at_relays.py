@@ -59,6 +59,7 @@ class AtRelays:
                 effects = ["dies"]
                 await self._restore_spool(name, fault)
             elif what.startswith("disk"):
+                effects = [] if what == "disk slow" else ["writes nothing"]
                 await self._at_disk(name, what, fault, chance)
             elif what.startswith("clock"):
                 name = chance.choice([one for one in self._cell.clocks if one in self._cell.relays])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -217,8 +217,9 @@ def _truth(served: Row, streams: Sequence[Stream], engine_of: Mapping[str, str])
 
 
 def _stood_tokens(call: Ended, evidence: Evidence) -> int:
-    """Tokens that a relay which stood still may have passed on without a checkpoint."""
-    return call.tokens if evidence.touches(call.relay, "stands", call.sent_s, call.ended_s) else 0
+    """Tokens that a relay may have passed on without a checkpoint, because it stood still or its disk took nothing."""
+    whys = ("stands", "writes nothing")
+    return call.tokens if any(evidence.touches(call.relay, why, call.sent_s, call.ended_s) for why in whys) else 0
 
 
 def _judge_floor(
@@ -279,7 +280,7 @@ def _judge_crowds(evidence: Evidence, found: Judgement) -> None:
     gateways = {row.call_id: row.gateway for row in evidence.rows if row.kind == "served"}
     relay_of = {gateways[name]: relay for name, relay in relays.items() if relay and name in gateways}
     rules = evidence.rules
-    for stream, present in _boardings(evidence.streams):
+    for stream, present in _boardings(_with_ends(evidence)):
         limit = min(rules.beside.get(tiers.get(one.call_id, "standard"), rules.seats) for one in present)
         found.filled += len(present) == limit
         if len(present) > limit:
@@ -292,6 +293,18 @@ def _judge_crowds(evidence: Evidence, found: Judgement) -> None:
                 f"{stream.engine}, by {stream.call_id} of {relay or 'unknown'}: "
                 + (why or lately(stream.received_s, evidence))
             )
+
+
+def _with_ends(evidence: Evidence) -> Iterator[Stream]:
+    """An engine that is killed may not have written that a stream had ended. If the client has the whole answer, it
+    ended with its last token."""
+    whole = {call.call_id for call in evidence.calls if call.how == "complete"}
+    last_s: dict[str, float] = {}
+    for stream in evidence.streams:
+        last_s[stream.call_id] = max(stream.received_s, last_s.get(stream.call_id, 0.0))
+    for stream in evidence.streams:
+        is_answer = stream.call_id in whole and stream.received_s == last_s[stream.call_id]
+        yield replace(stream, ended_s=stream.last_s) if is_answer and stream.state == "killed" else stream
 
 
 def _boardings(streams: Iterable[Stream]) -> Iterator[tuple[Stream, list[Stream]]]:

@@ -170,6 +170,24 @@ def test_a_stream_too_many_is_found_unless_its_relay_stood() -> None:
     assert len(judged.explained["streams above a limit"]) == 1
 
 
+@pytest.mark.parametrize(("how", "count"), [("complete", 0), ("cut", 1)])
+def test_the_end_of_a_stream_may_be_missing_from_the_record_of_a_killed_engine(how: str, count: int) -> None:
+    given = evidence()
+    given.calls = [call(how=how)]
+    given.streams = [replace(given.streams[0], state="killed", ended_s=3.0)]
+    last_s = given.streams[0].last_s
+    given.streams += [Stream(f"other-{n}", 0, ENGINE, 5, last_s + 0.01, state="killed", ended_s=3.0) for n in range(3)]
+    assert len(judge(given).findings["streams above a limit"]) == count
+
+
+@pytest.mark.parametrize("relay", ["relay-1", "relay-2"])
+def test_what_a_full_disk_did_not_take_is_not_billed_after_a_kill(relay: str) -> None:
+    rows = [replace(row, outcome="gateway_lost", output_tokens=1) for row in evidence().rows]
+    full = Done("relay disk full", [relay], ["writes nothing"], 1.1, 1.3)
+    given = Evidence([call(how="cut", received=20)], [stream()], rows, [], [full], RULES, {})
+    assert ("too little billed of a killed stream" in found(given)) == (relay == "relay-2")
+
+
 def test_a_fast_stream_makes_its_replica_light() -> None:
     given = evidence("fast")
     given.streams = [stream(), replace(stream(), call_id="o", received_s=1.06)]

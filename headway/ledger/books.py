@@ -335,7 +335,7 @@ class Books:
 
     def _claim(self, store: Store) -> None:
         identity = self.spool.identity
-        if not store.claim(identity.name, identity.before, identity.claim):
+        if not store.claim(identity.name, identity.known, identity.claim):
             raise identity.is_taken()
         identity.confirm()
 

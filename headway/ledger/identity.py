@@ -3,11 +3,12 @@
     lock      held while a gateway runs: one process for each directory
     place     the file system and the inode of the directory: a copy has others, and is refused
     gateway   the name of the gateway, the same in all its runs, and the number of this run; then why 0.1 stops here
-    claim     the last claim that the store has confirmed, and the one that is made next
+    claim     the last claim that the store has confirmed, and those that were made since, the newest first
 
 A copy can have the same place, as in a snapshot of a disk that is attached to another machine. So a gateway claims its
-name in the store each time it starts, as the successor of the claim in this directory. Of several copies the store
-confirms one; the others, and a gateway that runs, find a claim that they do not know, and stop.
+name in the store each time it starts, as the successor of the claims in this directory: any of them may have been
+confirmed, if the gateway was killed before it saw the answer. Of several copies the store confirms one; the others, and
+a gateway that runs, find a claim that they do not know, and stop.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ NOT_FOR_0_1 = (
     "later version ship what is here."
 )
 
+MOST_TRIED = 100  # starts without an answer of the store that are remembered
+
 
 class Claim(NamedTuple):
     number: int
@@ -41,7 +44,7 @@ class Identity:
         try:
             self._check_place()
             self.gateway = self._next_run()
-            self.before, self.claim = self._next_claim()
+            self.known, self.claim = self._next_claim()
         except SetupError:
             os.close(self.lock)
             raise
@@ -61,9 +64,9 @@ class Identity:
 
     def confirm(self) -> None:
         """Record that the store has confirmed the claim."""
-        if self.before != self.claim:
+        if self.known != [self.claim]:
             write_file(self._directory / "claim", f"{self.claim.number} {self.claim.nonce}")
-            self.before = self.claim
+            self.known = [self.claim]
 
     def is_taken(self) -> SetupError:
         """The error to raise if the store does not confirm the claim."""
@@ -91,15 +94,13 @@ class Identity:
         write_file(self._directory / "gateway", gateway + NOT_FOR_0_1)
         return gateway
 
-    def _next_claim(self) -> tuple[Claim, Claim]:
-        """Return the last confirmed claim and the next one. A claim is made again, unchanged, until it is confirmed:
-        a run that was killed may not have seen the answer."""
+    def _next_claim(self) -> tuple[list[Claim], Claim]:
+        """Return the claims that the store may have confirmed last, and the next one, which no copy has."""
         path = self._directory / "claim"
-        words = path.read_text().split() if path.exists() else ["0", "-"]
-        before = Claim(int(words[0]), words[1])
-        claim = Claim(before.number + 1, words[2] if len(words) > 2 else secrets.token_hex(8))
-        write_file(path, f"{before.number} {before.nonce} {claim.nonce}")
-        return before, claim
+        number, nonce, *tried = path.read_text().split() if path.exists() else ["0", "-"]
+        confirmed, claim = Claim(int(number), nonce), Claim(int(number) + 1, secrets.token_hex(8))
+        write_file(path, " ".join([number, nonce, claim.nonce, *tried[: MOST_TRIED - 1]]))
+        return [confirmed, *[Claim(claim.number, one) for one in tried]], claim
 
 
 def _read_name(directory: Path) -> list[str]:

@@ -180,8 +180,9 @@ class Store:
 
     # --- gateways (identity.py) ---
 
-    def claim(self, name: str, before: Claim, claim: Claim) -> bool:
-        """Make `claim` the last claim of a gateway's name, if `before` is. Returns whether it is now, or was already.
+    def claim(self, name: str, known: Sequence[Claim], claim: Claim) -> bool:
+        """Make `claim` the last claim of a gateway's name, if one of `known` is, of which the first one was confirmed.
+        Returns whether it is now, or was already.
 
         A store that was restored, or a standby that took over, may know only an older claim."""
         with self.transaction(lock=f"gateway {name}") as cursor:
@@ -190,7 +191,7 @@ class Store:
             last = Claim(int(row[0]), str(row[1])) if row is not None else None
             if last == claim:
                 return True
-            if last not in (None, before) and last.number >= before.number:
+            if last is not None and last not in known and last.number >= known[0].number:
                 return False
             cursor.execute(
                 "INSERT INTO gateways (name, number, nonce) VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE "

@@ -16,6 +16,7 @@ from headway.core.types import Call
 from headway.errors import Refused, SetupError
 from headway.ledger import books as books_module
 from headway.ledger.books import Books, BooksSettings
+from headway.ledger.identity import MOST_TRIED
 from headway.ledger.opening import open_store
 from headway.ledger.spool import Spool
 from headway.ledger.store import Store
@@ -102,11 +103,39 @@ async def test_a_claim_whose_answer_was_lost_is_made_again(tmp_path: Path, store
     await first.start(Supervisor())
     await first.stop()
     killed = Spool(tmp_path / "one", QUOTA)
-    assert store.claim(killed.identity.name, killed.identity.before, killed.identity.claim)  # and not recorded
+    assert store.claim(killed.identity.name, killed.identity.known, killed.identity.claim)  # and not recorded
     killed.stop()
     after = make_books(tmp_path / "one", store_url)
     await after.start(Supervisor())
     await after.stop()
+
+
+@pytest.mark.parametrize("was_confirmed", [True, False])
+async def test_of_copies_that_were_made_before_a_claim_was_answered_one_is_confirmed(
+    tmp_path: Path, store_url: str, store: Store, *, was_confirmed: bool
+) -> None:
+    """A gateway that starts while the store is away takes calls before its claim is answered."""
+    first = make_books(tmp_path / "one", store_url)
+    await first.start(Supervisor())
+    await first.stop()
+    killed = Spool(tmp_path / "one", QUOTA)
+    if was_confirmed:
+        assert store.claim(killed.identity.name, killed.identity.known, killed.identity.claim)
+    killed.stop()
+    snapshot(tmp_path / "one", tmp_path / "copy")
+    after = make_books(tmp_path / "one", store_url)
+    await after.start(Supervisor())
+    with pytest.raises(SetupError, match="Another gateway has used the spool"):
+        await make_books(tmp_path / "copy", store_url).start(Supervisor())
+    await after.stop()
+
+
+def test_starts_that_the_store_does_not_answer_leave_a_bounded_file(tmp_path: Path) -> None:
+    for _ in range(MOST_TRIED + 5):
+        spool = Spool(tmp_path, QUOTA)
+        spool.stop()
+    assert len((tmp_path / "claim").read_text().split()) == 2 + MOST_TRIED
+    assert spool.identity.claim.number == 1
 
 
 def test_a_full_disk_at_the_start_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -212,13 +212,16 @@ def test_an_entry_that_the_database_can_not_store_is_named_and_the_others_are_st
 
 def test_the_store_confirms_one_successor_of_a_claim(store: Store) -> None:
     first, mine, other = Claim(1, "a"), Claim(2, "b"), Claim(2, "c")
-    assert store.claim("gw", Claim(0, "-"), first)
-    assert store.claim("gw", first, mine)
-    assert store.claim("gw", first, mine)  # the answer was lost
-    assert not store.claim("gw", first, other)
-    assert not store.claim("gw", Claim(0, "-"), first)  # it has a successor
-    assert store.claim("gw", Claim(7, "g"), Claim(8, "h")), "a restored store knows only an older claim"
-    assert store.claim("another", Claim(0, "-"), Claim(1, "a"))
+    none = Claim(0, "-")
+    assert store.claim("gw", [none], first)
+    assert store.claim("gw", [first], mine)
+    assert store.claim("gw", [first], mine)  # a gateway that runs
+    assert not store.claim("gw", [first], other)
+    assert store.claim("gw", [first, mine], other)  # the answer was lost
+    assert not store.claim("gw", [first, mine], Claim(2, "d"))
+    assert not store.claim("gw", [none], first)  # it has a successor
+    assert store.claim("gw", [Claim(7, "g")], Claim(8, "h")), "a restored store knows only an older claim"
+    assert store.claim("another", [none], Claim(1, "a"))
 
 
 @pytest.mark.parametrize("user_info", ["user:pass@CANARY", "user:CAN%ARY", "user:CANARY@[", "user:CANARY?x=CANARY"])

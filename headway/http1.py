@@ -206,8 +206,8 @@ class Response:
         Raises ConnectionFailed if the body is cut off, and whatever `sink` raises.
         """
         early, self._early = self._early, []
-        for data in early:
-            sink(data)
+        if early:
+            sink(b"".join(early))  # at once: the times at which its pieces came are not known any more
         self._sink = sink
         await self._end
 

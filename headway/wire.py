@@ -312,11 +312,15 @@ class Request:
         return len(self.body) - self.images.chars + self.images.max_tokens + TEMPLATE_TOKENS
 
 
-def stream_speed_tps(output_tokens: int, first_at: float | None, last_at: float | None) -> float | None:
-    """(output tokens - 1) / (last token - first token). None if it cannot be computed."""
-    if first_at is None or last_at is None or last_at <= first_at or output_tokens < 2:
+def stream_speed_tps(
+    output_tokens: int, first_at: float | None, last_at: float | None, first_tokens: int
+) -> float | None:
+    """The tokens that came after the first read, over the time from that read to the last token: a read that comes late
+    has more than one. None if it cannot be computed."""
+    tokens = output_tokens - max(1, first_tokens)
+    if first_at is None or last_at is None or last_at <= first_at or tokens < 1:
         return None
-    return (output_tokens - 1) / (last_at - first_at)
+    return tokens / (last_at - first_at)
 
 
 def at_tier(request: Request, tier: Tier) -> Request:

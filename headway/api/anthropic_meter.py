@@ -71,6 +71,7 @@ class AnthropicMeter:
         "_collector",
         "_delta",
         "_deltas",
+        "_first_tokens",
         "_max_tokens",
         "_output",
         "_prompt",
@@ -94,7 +95,7 @@ class AnthropicMeter:
         self._splitter = EventSplitter()
         self._collector = MessageCollector() if form.collects else None
         self._prompt: int | None = None
-        self._cached = self._output = self._deltas = 0
+        self._cached = self._output = self._deltas = self._first_tokens = 0
         self._delta: dict[str, Any] | None = None  # the event with the last usage
         self._closing = b""  # the events after it
         # An answer in one piece, as cut by `cut_object`. Its usage is decoded.
@@ -109,13 +110,18 @@ class AnthropicMeter:
             and NO_TOKEN not in data
             and (data.isascii() or is_utf8(data))
         ):
-            if self.first_at is None:
-                self.first_at = now
-            self.last_at = now
-            self._deltas += tokens
+            self._count_tokens(tokens, now)
             return data
         with readable():
             return b"".join([self._read(event, now) for event in self._splitter.split(data)])
+
+    def _count_tokens(self, tokens: int, now: float) -> None:
+        if self.first_at is None:
+            self.first_at = now
+        self.last_at = now
+        self._deltas += tokens
+        if now == self.first_at:
+            self._first_tokens = self._deltas
 
     def _read(self, event: bytes, now: float) -> bytes:
         if not is_utf8(event):
@@ -126,10 +132,7 @@ class AnthropicMeter:
             raise ValueError("it went on after its last usage")
         if event.startswith(TOKEN):
             if NO_TOKEN not in event:
-                if self.first_at is None:
-                    self.first_at = now
-                self.last_at = now
-                self._deltas += 1
+                self._count_tokens(1, now)
         elif event.startswith(START):
             start = msgspec.json.decode(data_of(event))
             usage = start["message"].setdefault("usage", {})
@@ -194,7 +197,7 @@ class AnthropicMeter:
         return Usage((self._prompt or 0) + self._cached, self._cached, (output,))
 
     def speed_tps(self) -> float | None:
-        return stream_speed_tps(self.usage().output_tokens, self.first_at, self.last_at)
+        return stream_speed_tps(self.usage().output_tokens, self.first_at, self.last_at, self._first_tokens)
 
     def end(self, receipt: Receipt) -> bytes:
         proof = {"speed": self._speed, "headway": proof_of(receipt)}

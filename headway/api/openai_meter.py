@@ -108,6 +108,7 @@ class OpenAIMeter:
         "_collector",
         "_engine_speed_tps",
         "_fault",
+        "_first_tokens",
         "_form",
         "_is_fast",
         "_last",
@@ -147,6 +148,7 @@ class OpenAIMeter:
         self.has_usage = False  # some usage was read
         self._total: int | None = None  # output tokens in the engine's last usage
         self._choices = [_Choice() for _ in range(form.choices)]
+        self._first_tokens = 0
         self._engine_speed_tps: float | None = None
         self._fault: EngineLost | None = None  # found in a usage that has passed already
         # The event with the last usage, and an answer in one piece, as cut by `cut_object`. Usage is decoded.
@@ -169,7 +171,10 @@ class OpenAIMeter:
                 return shown
         self._read_last()  # what follows must not count less
         with readable():
-            return b"".join([self._read(event, now) for event in self._splitter.split(data)])
+            shown = b"".join([self._read(event, now) for event in self._splitter.split(data)])
+        if now == self.first_at:
+            self._first_tokens = self.usage().output_tokens
+        return shown
 
     def _cut(self, data: bytes, now: float) -> bytes:
         """Cut the usages of several tokens, or one. Returns b"" if `data` is anything but their complete events."""
@@ -333,7 +338,7 @@ class OpenAIMeter:
             return self._engine_speed_tps
         usage = self.usage()
         if self._form.choices == 1:
-            return stream_speed_tps(usage.output_tokens, self.first_at, self.last_at)
+            return stream_speed_tps(usage.output_tokens, self.first_at, self.last_at, self._first_tokens)
         speeds = [(choice.tokens, choice.speed_tps()) for choice in self._choices]
         known = [(tokens, speed) for tokens, speed in speeds if speed is not None]
         # Choices too short for a promise are ignored, unless all choices are.
@@ -362,6 +367,7 @@ class _Choice:
     counted: int = 0  # as in its last usage
     first_at: float | None = None
     last_at: float | None = None
+    first_tokens: int = 0
 
     def saw_token(self, usage: CompletionUsage | None, now: float) -> None:
         if self.first_at is None:
@@ -372,6 +378,8 @@ class _Choice:
             self.count(usage)
         else:
             self.tokens += 1
+        if now == self.first_at:
+            self.first_tokens = self.tokens
 
     def count(self, usage: CompletionUsage) -> None:
         if usage.completion_tokens < self.counted:
@@ -379,4 +387,4 @@ class _Choice:
         self.tokens = self.counted = usage.completion_tokens
 
     def speed_tps(self) -> float | None:
-        return stream_speed_tps(self.tokens, self.first_at, self.last_at)
+        return stream_speed_tps(self.tokens, self.first_at, self.last_at, self.first_tokens)

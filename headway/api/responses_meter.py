@@ -97,6 +97,7 @@ class ResponsesMeter:
         "_deltas",
         "_engine_speed_tps",
         "_final",
+        "_first_tokens",
         "_form",
         "_output",
         "_prompt",
@@ -121,7 +122,7 @@ class ResponsesMeter:
         self._so_far = form.so_far
         self._so_far.response, self._so_far.events = None, 0
         self._splitter = EventSplitter(MAX_LOGPROBS_EVENT_BYTES)  # the last event has the whole answer
-        self._prompt = self._cached = self._output = self._deltas = 0
+        self._prompt = self._cached = self._output = self._deltas = self._first_tokens = 0
         self._final: Response | None = None
         self._sequence_number: Any = 0  # of the last event
         self._engine_speed_tps: float | None = None
@@ -143,6 +144,8 @@ class ResponsesMeter:
             self.first_at = now
         self.last_at = now
         self._deltas += tokens
+        if now == self.first_at:
+            self._first_tokens = self._deltas
         self._so_far.events += tokens
 
     def _read(self, event: bytes, now: float) -> bytes:
@@ -209,7 +212,7 @@ class ResponsesMeter:
     def speed_tps(self) -> float | None:
         if self._engine_speed_tps is not None:
             return self._engine_speed_tps
-        return stream_speed_tps(self.usage().output_tokens, self.first_at, self.last_at)
+        return stream_speed_tps(self.usage().output_tokens, self.first_at, self.last_at, self._first_tokens)
 
     def end(self, receipt: Receipt) -> bytes:
         if self._final is None:

@@ -15,6 +15,7 @@ from headway.api.answers import read_fields
 from headway.api.anthropic_meter import AnthropicMeter, MessagesForm
 from headway.api.openai_meter import OpenAIForm, OpenAIMeter
 from headway.api.proof import proof_of
+from headway.api.responses_meter import ResponsesForm
 from headway.core.types import Tier
 from headway.errors import EngineLost, RefusalReason
 from headway.gateway.billing import make_receipt
@@ -378,6 +379,36 @@ def test_a_stream_without_a_token_cannot_be_collected() -> None:
 def choice_event(index: int, count: int) -> bytes:
     usage = f'"usage":{{"prompt_tokens":7,"total_tokens":{7 + count},"completion_tokens":{count}}}'
     return f'data: {{"choices":[{{"index":{index},"delta":{{"content":"x"}}}}],{usage}}}\n\n'.encode()
+
+
+def delta_events(count: int) -> bytes:
+    event = {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "x"}}
+    return b"event: content_block_delta\ndata: %b\n\n" % msgspec.json.encode(event) * count
+
+
+def output_events(count: int) -> bytes:
+    return b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta","delta":"x"}\n\n' * count
+
+
+def test_tokens_that_come_with_the_first_one_are_not_taken_for_fast() -> None:
+    """The engine made eight at its pace, and the gateway read them at once, late."""
+    both = b"".join(choice_event(index, count) for count in range(1, 9) for index in (0, 1))
+    one, two = openai_meter(wants_usage=True), OpenAIForm(choices=2).meter(STANDARD)
+    one.feed(b"".join(choice_event(0, count) for count in range(1, 9)), 5.0)
+    two.feed(both, 5.0)
+    messages, responses = anthropic_meter(), ResponsesForm(streaming=True).meter(STANDARD)
+    messages.feed(delta_events(8), 5.0)
+    responses.feed(output_events(8), 5.0)
+    for meter in (one, two, messages, responses):
+        assert meter.speed_tps() is None
+    for count in range(9, 17):
+        now = 5.0 + 0.5 * (count - 8)
+        one.feed(choice_event(0, count), now)
+        two.feed(choice_event(0, count) + choice_event(1, count), now)
+        messages.feed(delta_events(1), now)
+        responses.feed(output_events(1), now)
+    for meter in (one, two, messages, responses):
+        assert meter.speed_tps() == 2.0
 
 
 def test_each_choice_is_counted_and_timed_by_itself() -> None:

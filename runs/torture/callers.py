@@ -62,6 +62,22 @@ class Ended(msgspec.Struct, omit_defaults=True):
     proof: Proof | None = None
     retry_after: bool = False
     over_tls: bool = False
+    first_token_s: float = 0.0
+    last_token_s: float = 0.0
+    early: int = 0  # tokens that came with the first one
+
+    def saw(self, tokens: int, now: float) -> None:
+        """So many tokens by now."""
+        if tokens > (self.received or 0):
+            self.last_token_s = now
+            if not self.early:
+                self.first_token_s, self.early = now, tokens
+        self.received = tokens
+
+    def speed_tps(self) -> float | None:
+        if self.received is None or self.last_token_s <= self.first_token_s:
+            return None
+        return (self.received - self.early) / (self.last_token_s - self.first_token_s)
 
 
 @dataclass
@@ -137,7 +153,7 @@ class Callers:
             while data := await reader.read(65_536):
                 if kind.token:
                     tokens += (tail[1 - len(kind.token) :] + data).count(kind.token)
-                    ended.received = tokens
+                    ended.saw(tokens, time.monotonic())
                 if ask.leaves_after is not None:
                     events += data.count(b"data: ")
                     if events > ask.leaves_after:

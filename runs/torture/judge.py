@@ -241,11 +241,16 @@ def _judge_floor(
     found.missed += 1
     stood = evidence.touches(call.relay, "stands", call.sent_s, call.ended_s)
     is_slow_reader = proof is not None and proof.reader_was_slow
+    # The floor is what Headway reads and passes on: bytes that are late on their way there come faster then.
+    read_tps = call.speed_tps()
+    is_late = read_tps is not None and read_tps >= floor
     if not refund and not is_slow_reader:
-        where = found.explained if stood or evidence.was_lied_to(served.call_id, streams) else found.findings
+        is_explained = stood or is_late or evidence.was_lied_to(served.call_id, streams)
+        where = found.explained if is_explained else found.findings
         kept = proof.kept if proof is not None else None
         where["missed, not refunded"].append(
-            f"{served.call_id}: {speed:.1f} tok/s by its engine, floor {floor:g}, kept {kept}"
+            f"{served.call_id}: {speed:.1f} tok/s by its engine, {read_tps or 0:.1f} by its client, floor {floor:g}, "
+            f"kept {kept}"
         )
 
 

@@ -151,6 +151,16 @@ def test_a_missed_floor_needs_its_refund() -> None:
     given = evidence("fast", speed_tps=40.0)
     given.calls = [call("fast", proof=None)]
     assert "missed, not refunded" in found(given)
+    late = {
+        "received": 20,
+        "early": 1,
+        "first_token_s": 1.2,
+        "last_token_s": 1.5,
+    }  # on its way; the client got 63 tok/s
+    given.calls = [call("fast", proof=None, **late)]
+    assert found(given) == {}
+    assert judge(given).explained["missed, not refunded"]
+    given.calls = [call("fast", proof=None)]
     given.rows = [entry("refunded", -410, "fast"), *given.rows]
     assert found(given) == {}
     given.calls = [call("fast", proof=Proof(kept=True, billed_micro=205, refunded_micro=410))]

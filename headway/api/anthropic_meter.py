@@ -14,12 +14,13 @@ from msgspec import Struct
 
 from headway.api.answers import MAX_COUNT, Count, cut_object, join_object
 from headway.api.collect_stream import MessageCollector
+from headway.api.counted_deltas import CountedDeltas
 from headway.api.dialect import failure_in_stream
 from headway.api.proof import proof_of
 from headway.api.utf8 import is_utf8
 from headway.core.types import EXPRESS
 from headway.sse import EventSplitter, data_of, readable
-from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
+from headway.wire import GenerationTime, Grant, Receipt, Usage
 
 TOKEN = b"event: content_block_delta\n"
 NO_TOKEN = b'"signature_delta"'  # of a thinking block: the engine's mark, not the model's output
@@ -64,38 +65,33 @@ class MessagesForm:
         return AnthropicMeter(self, grant)
 
 
-class AnthropicMeter:
+class AnthropicMeter(CountedDeltas):
     __slots__ = (
         "_cached",
         "_closing",
         "_collector",
         "_delta",
-        "_deltas",
-        "_first_tokens",
         "_max_tokens",
         "_output",
         "_prompt",
         "_speed",
         "_splitter",
         "_whole",
-        "first_at",
         "is_complete",
         "is_final",
-        "last_at",
     )
 
     has_usage = False
 
     def __init__(self, form: MessagesForm, grant: Grant) -> None:
-        self.first_at: float | None = None
-        self.last_at: float | None = None
+        super().__init__()
         self.is_final = self.is_complete = False
         self._speed = "fast" if grant.tier in EXPRESS else "standard"  # the only two values of this dialect
         self._max_tokens = form.max_tokens
         self._splitter = EventSplitter()
         self._collector = MessageCollector() if form.collects else None
         self._prompt: int | None = None
-        self._cached = self._output = self._deltas = self._first_tokens = 0
+        self._cached = self._output = 0
         self._delta: dict[str, Any] | None = None  # the event with the last usage
         self._closing = b""  # the events after it
         # An answer in one piece, as cut by `cut_object`. Its usage is decoded.
@@ -110,18 +106,10 @@ class AnthropicMeter:
             and NO_TOKEN not in data
             and (data.isascii() or is_utf8(data))
         ):
-            self._count_tokens(tokens, now)
+            self._count_deltas(tokens, now)
             return data
         with readable():
             return b"".join([self._read(event, now) for event in self._splitter.split(data)])
-
-    def _count_tokens(self, tokens: int, now: float) -> None:
-        if self.first_at is None:
-            self.first_at = now
-        self.last_at = now
-        self._deltas += tokens
-        if now == self.first_at:
-            self._first_tokens = self._deltas
 
     def _read(self, event: bytes, now: float) -> bytes:
         if not is_utf8(event):
@@ -132,7 +120,7 @@ class AnthropicMeter:
             raise ValueError("it went on after its last usage")
         if event.startswith(TOKEN):
             if NO_TOKEN not in event:
-                self._count_tokens(1, now)
+                self._count_deltas(1, now)
         elif event.startswith(START):
             start = msgspec.json.decode(data_of(event))
             usage = start["message"].setdefault("usage", {})
@@ -197,7 +185,7 @@ class AnthropicMeter:
         return Usage((self._prompt or 0) + self._cached, self._cached, (output,))
 
     def speed_tps(self) -> float | None:
-        return stream_speed_tps(self.usage().output_tokens, self.first_at, self.last_at, self._first_tokens)
+        return self._stream_speed_tps(self.usage().output_tokens)
 
     def end(self, receipt: Receipt) -> bytes:
         proof = {"speed": self._speed, "headway": proof_of(receipt)}

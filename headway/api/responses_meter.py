@@ -14,12 +14,13 @@ import msgspec
 from msgspec import Struct
 
 from headway.api.answers import MAX_COUNT, Count, read_fields
+from headway.api.counted_deltas import CountedDeltas
 from headway.api.dialect import failure_in_stream
 from headway.api.openai_meter import MAX_LOGPROBS_EVENT_BYTES, OpenAIForm
 from headway.api.proof import proof_of
 from headway.api.utf8 import is_utf8
 from headway.sse import EventSplitter, data_of, readable
-from headway.wire import GenerationTime, Grant, Receipt, Usage, stream_speed_tps
+from headway.wire import GenerationTime, Grant, Receipt, Usage
 
 TOKENS = (
     b"event: response.output_text.delta\n",
@@ -91,13 +92,11 @@ class ResponsesForm:
         return {"service_tier": tier, "previous_response_id": self.previous_response_id, "store": self.store}
 
 
-class ResponsesMeter:
+class ResponsesMeter(CountedDeltas):
     __slots__ = (
         "_cached",
-        "_deltas",
         "_engine_speed_tps",
         "_final",
-        "_first_tokens",
         "_form",
         "_output",
         "_prompt",
@@ -105,24 +104,21 @@ class ResponsesMeter:
         "_so_far",
         "_splitter",
         "_told",
-        "first_at",
         "is_complete",
         "is_final",
-        "last_at",
     )
 
     has_usage = False
 
     def __init__(self, form: ResponsesForm, grant: Grant) -> None:
-        self.first_at: float | None = None
-        self.last_at: float | None = None
+        super().__init__()
         self.is_final = self.is_complete = False
         self._form = form
         self._told = form.told(grant)
         self._so_far = form.so_far
         self._so_far.response, self._so_far.events = None, 0
         self._splitter = EventSplitter(MAX_LOGPROBS_EVENT_BYTES)  # the last event has the whole answer
-        self._prompt = self._cached = self._output = self._deltas = self._first_tokens = 0
+        self._prompt = self._cached = self._output = 0
         self._final: Response | None = None
         self._sequence_number: Any = 0  # of the last event
         self._engine_speed_tps: float | None = None
@@ -140,12 +136,7 @@ class ResponsesMeter:
             return b"".join([self._read(event, now) for event in self._splitter.split(data)])
 
     def _count_tokens(self, tokens: int, now: float) -> None:
-        if self.first_at is None:
-            self.first_at = now
-        self.last_at = now
-        self._deltas += tokens
-        if now == self.first_at:
-            self._first_tokens = self._deltas
+        self._count_deltas(tokens, now)
         self._so_far.events += tokens
 
     def _read(self, event: bytes, now: float) -> bytes:
@@ -212,7 +203,7 @@ class ResponsesMeter:
     def speed_tps(self) -> float | None:
         if self._engine_speed_tps is not None:
             return self._engine_speed_tps
-        return stream_speed_tps(self.usage().output_tokens, self.first_at, self.last_at, self._first_tokens)
+        return self._stream_speed_tps(self.usage().output_tokens)
 
     def end(self, receipt: Receipt) -> bytes:
         if self._final is None:
